@@ -1,0 +1,1 @@
+"""One script per claim: `python -m benchmarks.<name> [--quick]`."""

@@ -1,0 +1,1 @@
+"""What our benchmarks are measured against."""

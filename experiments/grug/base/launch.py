@@ -1,0 +1,161 @@
+"""The base run: what to train, on what, for how long. Start here.
+
+    uv run experiments/grug/base/launch.py            train (or say where the result is)
+    uv run experiments/grug/base/launch.py --plan     show the steps, run nothing
+    uv run experiments/grug/base/launch.py -o train.steps=200 -o optim.lr=1e-3
+
+Three kinds of step: a tokenizer, one token store per component and split, the training run.
+"""
+
+from __future__ import annotations  # a launch config may hold markers until the executor runs it
+
+import os
+from dataclasses import dataclass, field, replace
+
+from chomp.checkpoint import CheckpointConfig
+from chomp.config import Config, setting, validated
+from chomp.data import (
+    EmbeddedSource,
+    LmComponentConfig,
+    LmDataConfig,
+    TokenizerConfig,
+    with_data_steps,
+)
+from chomp.errors import require
+from chomp.executor import ExecutorStep, this_output_path, versioned
+from chomp.hooks import LoggingConfig, print_run_table
+from chomp.launch import executor_main
+from chomp.mesh import MeshConfig
+from chomp.optim import AdamConfig, GrugOptimizerConfig
+from experiments.grug.base.model import GrugModelConfig
+from experiments.grug.base.train import (
+    GrugEvalConfig,
+    GrugRunConfig,
+    GrugTrainerConfig,
+    run_grug,
+)
+
+VARIANT = "base"
+VOCAB_SIZE = 2048
+
+
+def default_run_id() -> str:
+    """`GRUG_RUN_ID` or the variant's name, then `-$FERRY_DATE` if that is set."""
+    run_id = os.environ.get("GRUG_RUN_ID") or VARIANT
+    ferry_date = os.environ.get("FERRY_DATE")
+    return f"{run_id}-{ferry_date}" if ferry_date else run_id
+
+
+def embedded_mixture() -> LmDataConfig:
+    """Python's own standard library: its source, and what people wrote about it."""
+    return LmDataConfig(
+        tokenizer=TokenizerConfig(kind="bpe", vocab_size=VOCAB_SIZE),
+        components={
+            "code": LmComponentConfig(source=EmbeddedSource(part="code"), weight=0.6),
+            "prose": LmComponentConfig(source=EmbeddedSource(part="prose"), weight=0.4),
+        },
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class GrugBaseLaunchConfig(Config):
+    """The knobs of a base run; the defaults train on two CPU cores in about two minutes."""
+
+    run_id: str = field(default_factory=default_run_id)
+    model: GrugModelConfig = field(
+        default_factory=lambda: GrugModelConfig(
+            vocab_size=VOCAB_SIZE,
+            hidden_dim=128,
+            intermediate_dim=512,
+            num_layers=4,
+            num_heads=4,
+            num_kv_heads=4,
+            max_seq_len=512,
+        )
+    )
+    data: LmDataConfig = field(default_factory=embedded_mixture)
+    optimizer: GrugOptimizerConfig = setting(
+        default_factory=lambda: GrugOptimizerConfig(
+            lr=5e-3,
+            weight_decay=0.1,
+            warmup_steps=20,
+            min_lr_ratio=0.05,
+            adam=AdamConfig(b2=0.95),
+        ),
+        aliases=("optim",),
+    )
+    trainer: GrugTrainerConfig = setting(
+        default_factory=lambda: GrugTrainerConfig(
+            steps=240, batch_size=32, seq_len=128, z_loss_weight=1e-4, log_every=5
+        ),
+        aliases=("train",),
+    )
+    eval: GrugEvalConfig | None = field(default_factory=GrugEvalConfig)
+    checkpoint: CheckpointConfig = field(
+        default_factory=lambda: CheckpointConfig(save_interval_s=15.0)
+    )
+    logging: LoggingConfig = field(default_factory=LoggingConfig)
+    mesh: MeshConfig = field(default_factory=MeshConfig)
+    output_path: str = ""  # filled in by the executor
+
+
+def run_config(launch: GrugBaseLaunchConfig) -> GrugRunConfig:
+    """The complete config of the training run that `launch` asks for."""
+    tokenizer = launch.data.tokenizer
+    require(
+        tokenizer.kind != "bpe" or tokenizer.vocab_size <= launch.model.vocab_size,
+        given=f"data.tokenizer.vocab_size={tokenizer.vocab_size} with "
+        f"model.vocab_size={launch.model.vocab_size}",
+        allowed="a model vocabulary that holds every id of the tokenizer",
+        fix=f"set model.vocab_size={tokenizer.vocab_size}",
+    )
+    return validated(
+        GrugRunConfig(
+            model=launch.model,
+            data=launch.data,
+            optimizer=launch.optimizer,
+            trainer=launch.trainer,
+            eval=launch.eval,
+            checkpoint=launch.checkpoint,
+            logging=launch.logging,
+            mesh=launch.mesh,
+            run_id=launch.run_id,
+            output_path=launch.output_path,
+        )
+    )
+
+
+def train_base(launch: GrugBaseLaunchConfig) -> None:
+    """The executor's entry point: the config arrives with every path filled in."""
+    run_grug(run_config(launch))
+
+
+def steps(launch: GrugBaseLaunchConfig) -> list[ExecutorStep]:
+    """All steps of the run. `versioned` marks what would make it another run."""
+    run_config(launch)  # a bad config is refused here, before anything is built
+    config = replace(
+        launch,
+        model=versioned(launch.model),
+        data=versioned(with_data_steps(launch.data)),
+        optimizer=versioned(launch.optimizer),
+        trainer=versioned(launch.trainer),
+        mesh=versioned(launch.mesh),
+        output_path=this_output_path(),
+    )
+    return [
+        ExecutorStep(
+            name=f"grug/{launch.run_id}",
+            description="train the model",
+            fn=train_base,
+            config=config,
+        )
+    ]
+
+
+if __name__ == "__main__":
+    executor_main(
+        steps,
+        GrugBaseLaunchConfig(),
+        description="Train the base model on Python's standard library.",
+        report=print_run_table,
+    )

@@ -1,0 +1,76 @@
+"""A state as a flat mapping of named arrays, and the receipt that proves they came back whole."""
+
+import hashlib
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from chomp.errors import NonFiniteError, message
+
+
+def named_leaves(state: Any) -> dict[str, Any]:
+    """Leaf path -> array. Typed random keys become their data, which Orbax and hashes can take."""
+    flat, _ = jax.tree_util.tree_flatten_with_path(state)
+    return {_name(path): _plain(leaf) for path, leaf in flat}
+
+
+def with_leaves(abstract_state: Any, leaves: dict[str, Any]) -> Any:
+    """The state of `abstract_state`'s shape whose leaves are `leaves`, random keys typed again."""
+
+    def find(path: jax.tree_util.KeyPath[Any], leaf: Any) -> Any:
+        value = leaves[_name(path)]
+        return _as_key(value, leaf) if _is_key(leaf) else value
+
+    return jax.tree_util.tree_map_with_path(find, abstract_state)
+
+
+def receipt_of(leaves: dict[str, Any]) -> dict[str, str]:
+    """SHA-256 of each leaf's dtype, shape and bytes."""
+    receipt = {}
+    for name, leaf in leaves.items():
+        array = np.asarray(leaf)
+        digest = hashlib.sha256(f"{array.dtype} {array.shape}".encode())
+        # As plain bytes: Python's buffers do not know bfloat16.
+        digest.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+        receipt[name] = digest.hexdigest()
+    return receipt
+
+
+def require_finite(leaves: dict[str, Any]) -> None:
+    """Raise `NonFiniteError` if any leaf holds NaN or infinity."""
+    for name, leaf in leaves.items():
+        if jnp.issubdtype(leaf.dtype, jnp.floating) and not np.isfinite(np.asarray(leaf)).all():
+            raise NonFiniteError(
+                message(
+                    given=f"state with NaN or infinity in {name}",
+                    allowed="finite states: nothing else is ever saved",
+                    fix="lower optim.lr or raise optim.warmup_steps; the last checkpoint is "
+                    "untouched",
+                )
+            )
+
+
+def _name(path: jax.tree_util.KeyPath[Any]) -> str:
+    return jax.tree_util.keystr(path, simple=True, separator="/")
+
+
+def _is_key(leaf: Any) -> bool:
+    return jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+
+
+def _as_key(data: Any, like: Any) -> Any:
+    """`data` as random keys of the kind `like` has: another generator would give other numbers."""
+    kinds: list[Any] = []
+    # JAX tells the kind of an array only, and `like` may be its shape: so it is asked in a trace.
+    jax.eval_shape(lambda key: kinds.append(jax.random.key_impl(key)), like)
+    return jax.random.wrap_key_data(data, impl=kinds[0])
+
+
+def _plain(leaf: Any) -> Any:
+    if not _is_key(leaf):
+        return leaf
+    if isinstance(leaf, jax.ShapeDtypeStruct):
+        return jax.eval_shape(jax.random.key_data, leaf)
+    return jax.random.key_data(leaf)

@@ -1,0 +1,34 @@
+"""Frozen dataclasses <-> YAML and JSON: checking, overrides, schema, fingerprints, differences.
+
+A config is a plain frozen, keyword-only dataclass that lives beside the code it configures. This
+room turns text and mappings into such dataclasses and back; it knows no config of its own and
+never imports JAX. The invariant: a config that came out of here holds only values of its declared
+types, at every depth, and reads back equal from its own mapping or YAML text.
+"""
+
+from chomp.config.difference import MISSING, Difference, config_difference
+from chomp.config.fields import Config, Mark, setting
+from chomp.config.files import config_to_yaml, load_config
+from chomp.config.fingerprint import canonical_json, config_hash, fingerprint
+from chomp.config.overrides import apply_overrides
+from chomp.config.parsing import config_from_mapping, config_to_mapping, validated
+from chomp.config.schema import config_schema
+
+__all__ = [
+    "MISSING",
+    "Config",
+    "Difference",
+    "Mark",
+    "apply_overrides",
+    "canonical_json",
+    "config_difference",
+    "config_from_mapping",
+    "config_hash",
+    "config_schema",
+    "config_to_mapping",
+    "config_to_yaml",
+    "fingerprint",
+    "load_config",
+    "setting",
+    "validated",
+]

@@ -1,0 +1,135 @@
+"""YAML as configs use it: safe, each key once, and without the surprises of YAML 1.1.
+
+`3e-4` is a number; `no`, `12:30`, `010` and `2026-01-31` are text. What is written out is quoted
+wherever a YAML 1.1 reader would see something else, so readers of both generations agree.
+"""
+
+import re
+from typing import Any
+
+import yaml
+
+from chomp.config.plain import Unquoted
+from chomp.errors import ConfigError, message
+
+_TAG = "tag:yaml.org,2002:"
+
+_FLOAT = re.compile(
+    r"""(?:[-+]?(?:[0-9][0-9_]*\.[0-9_]*(?:[eE][-+]?[0-9]+)?
+        |\.[0-9][0-9_]*(?:[eE][-+]?[0-9]+)?
+        |[0-9][0-9_]*[eE][-+]?[0-9]+
+        |\.(?:inf|Inf|INF))
+    |\.(?:nan|NaN|NAN))\Z""",
+    re.VERBOSE,
+)
+# No leading zeros: YAML 1.1 reads 010 as eight, most people as ten, and it may be a name.
+_INT = re.compile(r"(?:[-+]?(?:0|[1-9][0-9_]*)|0x[0-9a-fA-F]+)\Z")
+_BOOL = re.compile(r"(?:true|True|TRUE|false|False|FALSE)\Z")
+_NULL = re.compile(r"(?:~|null|Null|NULL|)\Z")
+_MERGE = re.compile(r"<<\Z")
+
+
+class _Loader(yaml.SafeLoader):
+    """PyYAML's safe loader with our scalars, each key once and no value inside itself."""
+
+    # Empty here, filled below: the inherited table is the one of YAML 1.1.
+    yaml_implicit_resolvers = {}  # noqa: RUF012 (PyYAML declares it without ClassVar)
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        """The mapping of a node. A key may override one merged by `<<`, not one beside it."""
+        lines: dict[Any, int] = {}
+        for key_node, _ in node.value:
+            # A key that is no scalar cannot be a dict key: PyYAML says so itself, below.
+            if key_node.tag == f"{_TAG}merge" or not isinstance(key_node, yaml.ScalarNode):
+                continue
+            key = self.construct_object(key_node, deep=True)
+            if key in lines:
+                problem = f"the key {key!r} is written twice, first in line {lines[key]}"
+                raise yaml.MarkedYAMLError(problem=problem, problem_mark=key_node.start_mark)
+            lines[key] = key_node.start_mark.line + 1
+        return super().construct_mapping(node, deep)
+
+
+class _OverrideLoader(_Loader):
+    """The loader for command lines, which leaves it open what an unquoted scalar means."""
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        value = super().construct_object(node, deep)
+        is_unquoted = isinstance(node, yaml.ScalarNode) and node.style is None
+        return value if isinstance(value, str) or not is_unquoted else Unquoted(node.value, value)
+
+
+class _Dumper(yaml.SafeDumper):
+    """PyYAML's safe dumper, which also quotes text that only our loader takes for a number."""
+
+
+def _represented_text(dumper: _Dumper, text: str) -> yaml.ScalarNode:
+    """Text in the style PyYAML picks, but with rare line ends escaped, which it would fold."""
+    style = '"' if set(text) & set("\x85\u2028\u2029") else None
+    return dumper.represent_scalar(f"{_TAG}str", text, style=style)
+
+
+def _constructed_whole(loader: _Loader, node: yaml.Node) -> Any:
+    """A list or mapping built in one go, which lets PyYAML refuse one that contains itself."""
+    if isinstance(node, yaml.MappingNode):
+        return loader.construct_mapping(node, deep=True)
+    assert isinstance(node, yaml.SequenceNode), "only lists and mappings are registered below"
+    return loader.construct_sequence(node, deep=True)
+
+
+for _kind, _pattern, _first in (
+    ("bool", _BOOL, "tTfF"),
+    ("int", _INT, "-+0123456789"),
+    ("float", _FLOAT, "-+.0123456789"),
+    ("null", _NULL, ["~", "n", "N", ""]),
+    ("merge", _MERGE, "<"),
+):
+    _Loader.add_implicit_resolver(_TAG + _kind, _pattern, list(_first))
+_Loader.add_constructor(f"{_TAG}map", _constructed_whole)
+_Loader.add_constructor(f"{_TAG}seq", _constructed_whole)
+_Dumper.add_representer(str, _represented_text)
+_Dumper.add_implicit_resolver(f"{_TAG}float", _FLOAT, list("-+.0123456789"))
+
+
+def parsed_yaml(text: str, *, source: str) -> Any:
+    """The one document in a YAML text. Raises `ConfigError` with line and column if it has none."""
+    return _parsed(text, _Loader, source)
+
+
+def parsed_override(text: str, *, source: str) -> Any:
+    """The value of an override; scalars without quotes come back as `Unquoted`."""
+    return _parsed(text, _OverrideLoader, source)
+
+
+def yaml_of(value: Any) -> str:
+    """Plain data as YAML text in block style, keys in the order given."""
+    text: str = yaml.dump(
+        value,
+        Dumper=_Dumper,
+        sort_keys=False,
+        default_flow_style=False,
+        allow_unicode=True,  # names and prompts stay readable
+        width=100,
+    )
+    return text
+
+
+def _parsed(text: str, loader: type[_Loader], source: str) -> Any:
+    try:
+        return yaml.load(text, Loader=loader)
+    except yaml.YAMLError as error:
+        raise ConfigError(
+            message(
+                given=f"{source} cannot be read as YAML: {_reason(error)}",
+                allowed="one YAML document of plain data, each key once",
+                fix="correct the text at that point",
+            )
+        ) from error
+
+
+def _reason(error: yaml.YAMLError) -> str:
+    """Where and why PyYAML stopped, on one line."""
+    if not isinstance(error, yaml.MarkedYAMLError) or error.problem_mark is None:
+        return " ".join(str(error).split())
+    mark = error.problem_mark
+    return f"line {mark.line + 1}, column {mark.column + 1}: {error.problem}"

@@ -1,0 +1,31 @@
+"""Experiments as content-addressed steps: describe, plan, run. Knows no runner of its own."""
+
+from chomp.executor.plan import PlannedStep, plan_steps
+from chomp.executor.run import StepFailure, run_plan
+from chomp.executor.status import StepState, StepStatus, read_status
+from chomp.executor.step import (
+    ExecutorStep,
+    InputName,
+    OutputName,
+    Versioned,
+    output_path_of,
+    this_output_path,
+    versioned,
+)
+
+__all__ = [
+    "ExecutorStep",
+    "InputName",
+    "OutputName",
+    "PlannedStep",
+    "StepFailure",
+    "StepState",
+    "StepStatus",
+    "Versioned",
+    "output_path_of",
+    "plan_steps",
+    "read_status",
+    "run_plan",
+    "this_output_path",
+    "versioned",
+]

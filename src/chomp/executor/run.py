@@ -1,0 +1,238 @@
+"""Running a plan: one lease and one status per step, failures kept to their own branch.
+
+How a step is run (in this process, in another, on a cluster) is the business of the `runner` that
+is handed in. Nothing is written to a step's folder by a process that does not hold its lease.
+"""
+
+import dataclasses
+import errno
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from chomp.errors import RunInterrupted, StorageError, message
+from chomp.executor.plan import PlannedStep
+from chomp.executor.source import function_name
+from chomp.executor.status import (
+    ERROR,
+    LOCK,
+    StepInfo,
+    StepState,
+    StepStatus,
+    read_status,
+    started_status,
+    write_info,
+    write_status,
+)
+from chomp.storage import (
+    Lease,
+    LeaseHolder,
+    join,
+    make_folder,
+    remove_tree,
+    rename_folder,
+    write_text_atomic,
+)
+
+Runner = Callable[[PlannedStep], None]
+OnWait = Callable[[PlannedStep, LeaseHolder], None]
+
+# Two processes that move one folder aside can get in each other's way once, not time and again.
+_TRIES_FOR_A_FOLDER = 5
+
+
+@dataclass(frozen=True)
+class StepFailure:
+    """A step that did not succeed, and why."""
+
+    planned: PlannedStep
+    error: BaseException | None  # None: a step it depends on failed
+
+
+def run_plan(
+    plan: list[PlannedStep],
+    runner: Runner,
+    *,
+    on_start: Callable[[PlannedStep], None] = lambda planned: None,
+    on_wait: OnWait = lambda planned, holder: None,
+    on_failure: Callable[[StepFailure], None] = lambda failure: None,
+    lock_timeout_s: float | None = None,
+) -> list[StepFailure]:
+    """Run what the plan says to run, in order; the failures come back, the rest is done.
+
+    A step held by another process is waited for, without a limit by default: a process that died
+    is replaced. `on_wait` is told once, before that. An interruption ends the whole run at once.
+    """
+    # By folder and not by step: a dependant may hold an equal step of its own.
+    failures: dict[str, StepFailure] = {}
+    for planned in plan:
+        if planned.action == "skip":
+            continue
+        failed = [path for path in planned.dependencies if path in failures]
+        # What another process is running had its dependencies when it began.
+        if failed and planned.action == "run":
+            _note_failed_dependency(planned, failed[0])
+            failure = StepFailure(planned, None)
+        else:
+            error = _run_step(planned, runner, on_start, on_wait, lock_timeout_s)
+            if error is None:
+                continue
+            failure = StepFailure(planned, error)
+        failures[planned.path] = failure
+        on_failure(failure)
+    return list(failures.values())
+
+
+def _run_step(
+    planned: PlannedStep,
+    runner: Runner,
+    on_start: Callable[[PlannedStep], None],
+    on_wait: OnWait,
+    timeout_s: float | None,
+) -> BaseException | None:
+    try:
+        while True:
+            with _lease_on(planned, on_wait, timeout_s) as lease:
+                status = read_status(planned.path)
+                if _is_in_the_way(planned, status):
+                    _move_aside(planned.path)
+                    continue  # the lease went with the folder; the new folder needs a new one
+                # Another process may have finished it since the plan was made.
+                if status is None or status.state != "SUCCESS":
+                    on_start(planned)
+                    _run_held(planned, runner, lease, status)
+                return None
+    except RunInterrupted:
+        raise
+    # A step that calls sys.exit has not done its work, and must not end the others'.
+    except (Exception, SystemExit) as error:
+        return error
+
+
+def _lease_on(planned: PlannedStep, on_wait: OnWait, timeout_s: float | None) -> Lease:
+    """The lease on the step's folder, which is made if need be."""
+    told = False
+
+    def tell_once(holder: LeaseHolder, waited_s: float) -> None:
+        nonlocal told
+        if not told:
+            on_wait(planned, holder)
+        told = True
+
+    for tries_left in reversed(range(_TRIES_FOR_A_FOLDER)):
+        make_folder(planned.path)
+        try:
+            lock = join(planned.path, LOCK)
+            return Lease.acquire(lock, timeout_s=timeout_s, on_wait=tell_once)
+        except StorageError as error:
+            # The folder was moved aside by another process while this one waited for its lock.
+            if error.errno != errno.ENOENT or not tries_left:
+                raise
+    raise AssertionError("the last try returns or raises")
+
+
+def _is_in_the_way(planned: PlannedStep, status: StepStatus | None) -> bool:
+    """Whether what the folder holds is neither the result nor something to continue."""
+    if status is None:
+        return False
+    if status.identity != planned.identity.hash:
+        return True
+    # A run that began after the plan was made is one more run, which is what `force` asked for.
+    is_known = planned.found is not None and planned.found.started == status.started
+    return planned.is_forced and is_known
+
+
+def _move_aside(path: str) -> None:
+    """Move an earlier result out of the way; nothing is deleted."""
+    # A time and not a number counted up, which two processes could both arrive at.
+    aside = f"{path}.replaced-{time.time_ns()}"
+    rename_folder(path, aside)
+    remove_tree(join(aside, LOCK))
+
+
+def _run_held(
+    planned: PlannedStep, runner: Runner, lease: Lease, earlier: StepStatus | None
+) -> None:
+    status = started_status(earlier, planned.identity.hash)
+    write_status(planned.path, status)
+    try:
+        write_info(planned.path, _info(planned, status))
+        runner(planned)
+        # The fence: whoever slept through the takeover of its lease must not say "done".
+        if not lease.still_held():
+            raise _lost_lease(planned)
+    except (RunInterrupted, KeyboardInterrupt) as stop:
+        _record_end(planned, lease, status, "INTERRUPTED", stop)
+        raise
+    except BaseException as error:
+        _record_end(planned, lease, status, "FAILED", error)
+        raise
+    write_status(planned.path, dataclasses.replace(status, state="SUCCESS", finished=time.time()))
+
+
+def _record_end(
+    planned: PlannedStep, lease: Lease, status: StepStatus, state: StepState, error: BaseException
+) -> None:
+    """Record how a step ended early; trouble with that becomes a note on the error itself."""
+    text = f"{type(error).__name__}: {error}" if state == "FAILED" else str(error) or "interrupted"
+    ended = dataclasses.replace(status, state=state, finished=time.time(), error=text)
+    try:
+        if not lease.still_held():
+            return  # the folder is another process's by now
+        # The status first: on a disk that is nearly full it is the one that matters.
+        write_status(planned.path, ended)
+        if state == "FAILED":
+            trace = "".join(traceback.format_exception(error))
+            write_text_atomic(join(planned.path, ERROR), trace)
+    except StorageError as trouble:
+        error.add_note(f"This end is not recorded in the step's folder: {trouble}")
+
+
+def _info(planned: PlannedStep, status: StepStatus) -> StepInfo:
+    return StepInfo(
+        name=planned.step.name,
+        identity=planned.identity.hash,
+        values=planned.identity.values,
+        fn=function_name(planned.step.fn),
+        config=planned.plain_config,
+        description=planned.step.description,
+        dependencies=list(planned.dependencies),
+        output_path=planned.path,
+        sources=dict(planned.sources),
+        started=status.started,
+    )
+
+
+def _note_failed_dependency(planned: PlannedStep, dependency: str) -> None:
+    try:
+        make_folder(planned.path)
+        lease = Lease.try_acquire(join(planned.path, LOCK))
+        if lease is None:
+            return  # another process is at it, and will say itself what becomes of it
+        with lease:
+            earlier = read_status(planned.path)
+            is_other = earlier is not None and earlier.identity != planned.identity.hash
+            if earlier is not None and (is_other or earlier.state == "SUCCESS"):
+                return  # a result that was to be replaced stays what it is
+            begun = started_status(earlier, planned.identity.hash)
+            status = dataclasses.replace(
+                begun,
+                state="DEP_FAILED",
+                attempt=begun.attempt - 1,  # nothing was tried
+                finished=begun.started,
+                error=f"{dependency} failed",
+            )
+            write_status(planned.path, status)
+    except StorageError:
+        pass  # the folder cannot be written; the dependency's own failure is reported
+
+
+def _lost_lease(planned: PlannedStep) -> StorageError:
+    return StorageError(
+        message(
+            given=f"another process took over {planned.path} while this one was running it",
+            allowed="one process per step",
+            fix="leave it to the other process; this result is not marked as done",
+        )
+    )

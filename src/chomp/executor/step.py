@@ -1,0 +1,173 @@
+"""A step, and the markers its config may hold until it runs.
+
+A marker stands where its value will be: `versioned(x)` for x itself, and part of the step's
+identity; `this_output_path()` for the step's own folder; `output_path_of(step)` for another's.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, TypeVar, cast
+
+from chomp.config.paths import KeyPath, dotted
+from chomp.errors import ConfigError, message, require
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, eq=False)
+class ExecutorStep:
+    """One unit of work: `fn(config)` fills the step's output folder.
+
+    The folder is `<prefix>/<name>-<hash of what is versioned>`, or `override_output_path`.
+    """
+
+    name: str
+    fn: Callable[[Any], Any]
+    config: Any
+    description: str = ""
+    resources: Mapping[str, float] | None = None
+    override_output_path: str | None = None
+
+    def __post_init__(self) -> None:
+        require(
+            # Paths leave such parts out or refuse them; two names would mean one folder.
+            isinstance(self.name, str) and not {"", ".", ".."} & set(self.name.split("/")),
+            given=f"a step with the name {self.name!r}",
+            allowed="text such as 'tokens' or 'grug/base', with something between the slashes",
+            fix="name the step for what it makes",
+        )
+        require(
+            callable(self.fn),
+            given=f"step {self.name!r} with fn={self.fn!r}",
+            allowed="a function of one argument, the config",
+            fix="pass the function itself, not its result",
+        )
+
+    def __truediv__(self, sub: str) -> str:
+        """A path inside this step's output, for another step's config."""
+        return output_path_of(self, sub)
+
+
+@dataclass(frozen=True)
+class Versioned:
+    """A value that is part of its step's identity."""
+
+    value: Any
+
+    def __post_init__(self) -> None:
+        for path, found in markers(self.value):
+            require(
+                not isinstance(found, Versioned),
+                given="versioned(...) inside versioned(...)"
+                + (f", at {dotted(path)}" if path else ""),
+                allowed="one mark around a value",
+                fix="mark the outer value only: everything in it counts",
+            )
+
+
+@dataclass(frozen=True)
+class OutputName:
+    """A path inside the output folder of the step whose config holds it."""
+
+    sub: str | None
+
+
+@dataclass(frozen=True)
+class InputName:
+    """A path inside the output of another step, or (no step) one relative to the prefix."""
+
+    step: ExecutorStep | None
+    sub: str | None
+
+    @staticmethod
+    def hardcoded(path: str) -> str:
+        """A path below the prefix that no step of this plan makes. Its text enters the identity."""
+        return cast(str, InputName(None, path))
+
+
+def versioned(value: T) -> T:
+    """`value`, marked as part of the step's identity: if it changes, the output folder does.
+
+    Typed as the value it stands for; the executor puts that value back before the step runs.
+    """
+    return cast(T, Versioned(value))
+
+
+def this_output_path(sub: str | None = None) -> str:
+    """The output folder of the step whose config this stands in, or a path inside it."""
+    return cast(str, OutputName(sub))
+
+
+def output_path_of(step: ExecutorStep, sub: str | None = None) -> str:
+    """The output folder of `step`, or a path inside it; makes `step` a dependency."""
+    return cast(str, InputName(step, sub))
+
+
+def markers(
+    value: Any, path: KeyPath = ()
+) -> Iterator[tuple[KeyPath, Versioned | OutputName | InputName]]:
+    """Every marker in a config with its path; a versioned value is not looked into."""
+    if isinstance(value, Versioned | OutputName | InputName):
+        yield path, value
+        return
+    if isinstance(value, ExecutorStep):
+        raise ConfigError(
+            message(
+                given=f"{dotted(path)} is the step {value.name!r} itself",
+                allowed="the path of what a step makes",
+                fix="write output_path_of(step), or step / 'a path inside it'",
+            )
+        )
+    for part, child in _children(value):
+        yield from markers(child, (*path, part))
+
+
+def inputs(value: Any) -> Iterator[InputName]:
+    """Every path from outside the step in a config, those inside versioned values too."""
+    for _, marker in markers(value):
+        if isinstance(marker, InputName):
+            yield marker
+        elif isinstance(marker, Versioned):
+            yield from inputs(marker.value)
+
+
+def replaced(value: Any, replacement: Callable[[InputName | OutputName], Any]) -> Any:
+    """`value` with every path marker put through `replacement` and versions unwrapped.
+
+    What holds no marker comes back as it is; the rest is rebuilt, mappings as dicts.
+    """
+    if isinstance(value, Versioned):
+        return replaced(value.value, replacement)
+    if isinstance(value, OutputName | InputName):
+        return replacement(value)
+    old = list(_children(value))
+    new = [(part, replaced(child, replacement)) for part, child in old]
+    if all(after is before for (_, before), (_, after) in zip(old, new, strict=True)):
+        return value
+    items = [item for _, item in new]
+    if isinstance(value, Mapping):
+        return dict(zip(value, items, strict=True))
+    if isinstance(value, list):
+        return items
+    if isinstance(value, tuple):
+        # A NamedTuple takes its items one by one.
+        return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
+    return dataclasses.replace(value, **{str(part): item for part, item in new})
+
+
+def _children(value: Any) -> Iterator[tuple[str | int, Any]]:
+    """What a config value consists of, with the name of each part; nothing for a leaf."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        # Derived fields are left out: their class makes them anew from the others.
+        for field in dataclasses.fields(value):
+            if field.init:
+                yield field.name, getattr(value, field.name)
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            yield str(key.value if isinstance(key, Enum) else key), item
+    elif isinstance(value, list | tuple):
+        yield from enumerate(value)

@@ -1,0 +1,23 @@
+"""What a loop calls besides the step: clocks, evaluation, signals. Handed in, never inlined."""
+
+from chomp.hooks.clock import LoopClock
+from chomp.hooks.environment import environment
+from chomp.hooks.evaluate import EvalCallback, build_tagged_eval_callback
+from chomp.hooks.interruption import StopSignal
+from chomp.hooks.run_folder import LoggingConfig, RunFolder, print_run_table
+from chomp.hooks.step_log import TRAINED_TOKENS, StepLog
+from chomp.hooks.throughput import Throughput
+
+__all__ = [
+    "TRAINED_TOKENS",
+    "EvalCallback",
+    "LoggingConfig",
+    "LoopClock",
+    "RunFolder",
+    "StepLog",
+    "StopSignal",
+    "Throughput",
+    "build_tagged_eval_callback",
+    "environment",
+    "print_run_table",
+]

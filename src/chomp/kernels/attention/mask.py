@@ -1,0 +1,73 @@
+"""Who may attend to whom, described as data rather than as a dense matrix.
+
+A backend that can skip masked work reads the description; the reference turns it into booleans.
+Padding carries segment id -1; what padded positions compute is finite and meaningless.
+"""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Int
+
+from chomp.errors import require
+
+# Axes: B batch, Q query positions, T key positions.
+
+PAD_SEGMENT = -1
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class AttentionMask:
+    """Causality, window and documents of one batch of rows."""
+
+    is_causal: bool = dataclasses.field(default=True, metadata={"static": True})
+    # How many keys a query sees looking back, itself included; None: the whole prefix.
+    sliding_window: int | None = dataclasses.field(default=None, metadata={"static": True})
+    # Document of each position, [.., S] with any leading axes; None: one document a row.
+    # Any array kind: rows are built in numpy and become device arrays later.
+    segment_ids: Any = None
+
+    def __post_init__(self) -> None:
+        require(
+            self.sliding_window is None or self.sliding_window > 0,
+            given=f"sliding_window={self.sliding_window}",
+            allowed="a positive number of tokens, or None for no window",
+            fix="set sliding_window=None to see the whole prefix",
+        )
+
+    @staticmethod
+    def causal(*, sliding_window: int | None = None, segment_ids: Any = None) -> "AttentionMask":
+        """Each position sees itself and what came before it, in its own document."""
+        return AttentionMask(sliding_window=sliding_window, segment_ids=segment_ids)
+
+    def with_sliding_window(self, sliding_window: int | None) -> "AttentionMask":
+        """The same mask under another window."""
+        return dataclasses.replace(self, sliding_window=sliding_window)
+
+    def allowed(
+        self, query_len: int, key_len: int, *, query_offset: int | Int[Array, ""] = 0
+    ) -> Bool[Array, "#B Q T"]:
+        """Dense form: True where the query may see the key.
+
+        Query i stands at position `query_offset + i` of the keys' line (decoding with a cache).
+        """
+        query = query_offset + jnp.arange(query_len)[:, None]
+        key = jnp.arange(key_len)[None, :]
+        allowed = jnp.ones((query_len, key_len), bool)
+        if self.is_causal:
+            allowed &= key <= query
+        if self.sliding_window is not None:
+            allowed &= key > query - self.sliding_window
+        if self.segment_ids is None:
+            return allowed[None]
+        ids = self.segment_ids
+        require(
+            ids.ndim == 2 and ids.shape[1] == query_len == key_len,
+            given=f"segment_ids of shape {ids.shape} for {query_len} queries and {key_len} keys",
+            allowed="[batch, length] with length equal to both",
+            fix="pass one id per position; decoding with a cache takes no segment ids",
+        )
+        return allowed[None] & (ids[:, :, None] == ids[:, None, :])

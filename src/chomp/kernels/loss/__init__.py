@@ -1,0 +1,5 @@
+"""Next-token loss from hidden states."""
+
+from chomp.kernels.loss.reference import Reduction, linear_cross_entropy
+
+__all__ = ["Reduction", "linear_cross_entropy"]

@@ -1,0 +1,65 @@
+"""Which dtype the parameters are kept in and which dtype the computation runs in.
+
+The policy is data (`params=float32,compute=bfloat16`), so it can stand in a config and a metric.
+Losses, softmax and norms are float32 whatever the policy says; that is the kernels' business.
+"""
+
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+
+from chomp.errors import require
+
+Tree = TypeVar("Tree")
+
+_DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16, "float16": jnp.float16}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Precision:
+    """Dtypes of one run: `params` at rest (and in the optimizer), `compute` inside the step."""
+
+    params: str = "float32"
+    compute: str = "float32"
+
+    def __post_init__(self) -> None:
+        for part, name in (("params", self.params), ("compute", self.compute)):
+            require(
+                name in _DTYPES,
+                given=f"precision {part}={name}",
+                allowed=f"one of {sorted(_DTYPES)}",
+                fix=f"write for example {part}=float32",
+            )
+
+    @staticmethod
+    def parse(text: str) -> "Precision":
+        """The policy written as `params=float32,compute=bfloat16`; a part left out is float32."""
+        parts: dict[str, str] = {}
+        for item in filter(None, (piece.strip() for piece in text.split(","))):
+            name, equals, dtype = item.partition("=")
+            require(
+                equals == "=" and name in ("params", "compute") and name not in parts,
+                given=f"precision {text!r}",
+                allowed="comma-separated params=DTYPE and compute=DTYPE, each once",
+                fix="write for example 'params=float32,compute=bfloat16'",
+            )
+            parts[name] = dtype
+        return Precision(**parts)
+
+    def for_params(self, tree: Tree) -> Tree:
+        """`tree` with its floating-point arrays in the parameter dtype."""
+        return _cast(tree, _DTYPES[self.params])
+
+    def for_compute(self, tree: Tree) -> Tree:
+        """`tree` with its floating-point arrays in the compute dtype."""
+        return _cast(tree, _DTYPES[self.compute])
+
+
+def _cast(tree: Any, dtype: Any) -> Any:
+    def cast(leaf: Any) -> Any:
+        is_float = isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jnp.floating)
+        return leaf.astype(dtype) if is_float else leaf
+
+    return jax.tree.map(cast, tree)

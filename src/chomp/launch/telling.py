@@ -1,0 +1,126 @@
+"""What a launch command says: the plan, what begins, what differs, what went wrong.
+
+Results go to stdout, notes and errors to stderr. Nothing is wrapped: a path or a command that is
+broken over two lines cannot be copied.
+"""
+
+import re
+import traceback
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.text import Text
+
+from chomp.errors import ChompError, LaunchError, message
+from chomp.executor import PlannedStep, StepFailure
+from chomp.storage import LeaseHolder
+
+_console = Console(soft_wrap=True)
+_errors = Console(stderr=True, soft_wrap=True)
+_ACTION_STYLES = {"run": "bold", "skip": "green", "wait": "yellow"}
+_VERBS = {"run": "continued", "skip": "reused", "wait": "waited for"}
+
+
+def tell_plan(planned: Sequence[PlannedStep]) -> None:
+    """One line for each step: action, name, where, why."""
+    width = max(len(item.step.name) for item in planned)
+    for item in planned:
+        _say(
+            _console,
+            _ACTION_STYLES[item.action],
+            f"{item.action:<4}",
+            f" {item.step.name:<{width}}  {item.path}  ({item.reason})",
+        )
+    _console.print("This is the plan; nothing was run.")
+
+
+def tell_start(planned: PlannedStep) -> None:
+    """A step begins."""
+    parts = [planned.step.description, f"({planned.reason})"]
+    _say(_console, "bold", planned.step.name, "  ".join(filter(None, parts)))
+
+
+def tell_wait(planned: PlannedStep, holder: LeaseHolder) -> None:
+    """Another process is at a step, and this one waits."""
+    _say(_console, "yellow", "Waiting", f"for {planned.title}, held by {holder}")
+
+
+def tell_done(planned: PlannedStep) -> None:
+    """There was nothing to do."""
+    _say(_console, "green", "Already done:", f"{planned.step.name} is at {planned.path}")
+
+
+def tell_stop(why: str) -> None:
+    """The command was interrupted."""
+    _say(_errors, "yellow", "Stopped.", why)
+
+
+def tell_error(error: ChompError) -> None:
+    """The command cannot go on."""
+    _say(_errors, "red", "Error:", _with_notes(error))
+
+
+def tell_failure(failure: StepFailure) -> None:
+    """A step failed; others may go on. A bug is told with its traceback."""
+    planned, error = failure.planned, failure.error
+    if error is None:
+        _say(_errors, "red", "Not run:", f"{planned.title}, since a step it depends on failed")
+    elif isinstance(error, ChompError):
+        _say(_errors, "red", "Error:", f"{planned.title}: {_with_notes(error)}")
+    else:
+        # Python's own, since rich would cut lines and hide what a bug report needs.
+        traceback.print_exception(error)
+        _say(_errors, "red", "Error:", f"{planned.title} failed; its folder is {planned.path}")
+
+
+def tell_differences(planned: Sequence[PlannedStep]) -> None:
+    """What is reused or continued though it was made with other source or settings."""
+    for item in _differing(planned):
+        _say(
+            _errors,
+            "yellow",
+            "Note:",
+            f"{item.title} is {_VERBS[item.action]}, but it was made with other source or settings:"
+            f"\n  {_listed(item)}\n  To run it again from the start: {_force_flag(item)}",
+        )
+
+
+def refuse_differences(planned: Sequence[PlannedStep]) -> None:
+    """Raise `LaunchError` if anything would be reused or continued that differs."""
+    differing = _differing(planned)
+    if not differing:
+        return
+    flags = " ".join(_force_flag(item) for item in differing)
+    raise LaunchError(
+        message(
+            given="\n".join(
+                f"{item.title} would be {_VERBS[item.action]} though it differs:\n  {_listed(item)}"
+                for item in differing
+            ),
+            allowed="with --strict, only results made with this source and these settings",
+            fix=f"run again from the start with {flags}, or leave out --strict",
+        )
+    )
+
+
+def _say(console: Console, style: str, label: str, text: str) -> None:
+    # As Text and not as markup: what is told may hold brackets of its own.
+    console.print(Text.assemble((label, style), " ", text))
+
+
+def _with_notes(error: ChompError) -> str:
+    return "\n".join([str(error), *getattr(error, "__notes__", [])])
+
+
+def _differing(planned: Sequence[PlannedStep]) -> list[PlannedStep]:
+    return [item for item in planned if item.differences]
+
+
+def _listed(planned: PlannedStep) -> str:
+    return "\n  ".join(planned.differences)
+
+
+def _force_flag(planned: PlannedStep) -> str:
+    # A hyphen needs no escape outside of brackets, and reads better without.
+    pattern = re.escape(planned.step.name).replace(r"\-", "-")
+    return f"--force '^{pattern}$'"

@@ -1,0 +1,104 @@
+"""The device mesh: four named axes, always all of them, all explicit.
+
+A length-1 axis is kept, so a `PartitionSpec` written for a cluster also runs on one device. The
+mesh says nothing about what is placed on it; specs stand beside the weights they place.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import jax
+import numpy as np
+from jax.sharding import AbstractMesh, AxisType, Mesh
+
+from chomp.config import Config
+from chomp.errors import ConfigError, divisors, message, require
+
+# replica: whole copies of the model; data: batch rows and parameter shards (FSDP);
+# expert: batch rows and experts; model: heads, MLP width, vocabulary (tensor parallel).
+AXES = ("replica", "data", "expert", "model")
+BATCH_AXES = ("replica", "data", "expert")
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeshConfig(Config):
+    """Size of each mesh axis. `data: null` takes every device the other axes leave."""
+
+    replica: int = 1
+    data: int | None = None
+    expert: int = 1
+    model: int = 1
+
+    def __post_init__(self) -> None:
+        for name in AXES:
+            size = getattr(self, name)
+            require(
+                size is None or size >= 1,
+                given=f"mesh.{name}={size}",
+                allowed="sizes of 1 or more",
+                fix=f"set mesh.{name}=1 to leave that axis out of use",
+            )
+
+    def shape(self, num_devices: int) -> tuple[int, int, int, int]:
+        """Axis sizes in the order of `AXES` for that many devices; they must use all of them."""
+        fixed = self.replica * self.expert * self.model
+        data = self.data if self.data is not None else max(num_devices // fixed, 1)
+        if fixed * data != num_devices:
+            raise ConfigError(self._mismatch(num_devices, data))
+        return (self.replica, data, self.expert, self.model)
+
+    def _mismatch(self, num_devices: int, data: int) -> str:
+        works = [
+            f"replica={r} data={num_devices // (r * e * m)} expert={e} model={m}"
+            for r, e, m in _near_sizes(num_devices, (self.replica, self.expert, self.model))
+        ]
+        return message(
+            given=f"mesh replica={self.replica} data={data} expert={self.expert} "
+            f"model={self.model} ({self.replica * data * self.expert * self.model} devices) "
+            f"on a machine with {num_devices}",
+            allowed=f"sizes whose product is {num_devices}",
+            fix="use one of: " + "; ".join(works),
+        )
+
+
+def _near_sizes(num_devices: int, wanted: tuple[int, int, int]) -> list[tuple[int, int, int]]:
+    """Up to five (replica, expert, model) that fit, the nearest to what was wanted first."""
+    sizes_of_one = divisors(num_devices)
+    fits = [
+        (r, e, m)
+        for r in sizes_of_one
+        for e in sizes_of_one
+        for m in sizes_of_one
+        if num_devices % (r * e * m) == 0
+    ]
+
+    def distance(sizes: tuple[int, int, int]) -> float:
+        return sum(abs(math.log2(a / b)) for a, b in zip(sizes, wanted, strict=True))
+
+    return sorted(fits, key=lambda sizes: (distance(sizes), sizes))[:5]
+
+
+def create_mesh(config: MeshConfig, *, devices: Sequence[jax.Device] | None = None) -> Mesh:
+    """The explicit mesh of `config` over `devices` (default: all). Enter it with `jax.set_mesh`."""
+    devices = jax.devices() if devices is None else list(devices)
+    shape = config.shape(len(devices))
+    return Mesh(
+        np.asarray(devices, dtype=object).reshape(shape),
+        AXES,
+        axis_types=(AxisType.Explicit,) * len(AXES),
+    )
+
+
+def abstract_mesh(
+    *, replica: int = 1, data: int = 1, expert: int = 1, model: int = 1
+) -> AbstractMesh:
+    """A mesh without devices, for lowering a program that nobody here could run."""
+    return AbstractMesh(
+        (replica, data, expert, model), AXES, axis_types=(AxisType.Explicit,) * len(AXES)
+    )
+
+
+def batch_shards(mesh: Mesh) -> int:
+    """How many pieces the batch axis is cut into."""
+    return math.prod(mesh.shape[axis] for axis in BATCH_AXES)

@@ -1,0 +1,31 @@
+"""The byte tokenizer: one id per byte, one more for the end of a document. Nothing to train."""
+
+import hashlib
+from collections.abc import Sequence
+
+EOS_ID = 256
+
+
+class ByteTokenizer:
+    """Ids 0-255 are the bytes of the UTF-8 text; 256 ends a document."""
+
+    vocab_size = 257
+    eos_id = EOS_ID
+
+    @property
+    def content_hash(self) -> str:
+        """A constant: there is only one byte tokenizer."""
+        return hashlib.sha256(b"chomp byte tokenizer: id = byte, eos = 256").hexdigest()
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """The UTF-8 bytes of each text."""
+        return [list(text.encode()) for text in texts]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The bytes as text; ids that stand for no byte are left out."""
+        # A model may have more ids than its tokenizer, and an untrained one samples them.
+        return bytes(i for i in ids if i < EOS_ID).decode(errors="replace")
+
+    def token_bytes(self) -> list[bytes | None]:
+        """Each byte for itself, nothing for the end of a document."""
+        return [*(bytes([i]) for i in range(256)), None]

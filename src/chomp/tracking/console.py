@@ -1,0 +1,162 @@
+"""The console's view of a run: a progress bar on a terminal, one line a row everywhere else.
+
+It reads rows by their names and shows what it finds; a row with odd or missing keys is never an
+error. Steps are shown as people count them: after the row of step 0, one step is done.
+"""
+
+import logging
+import math
+import os
+import time
+from collections.abc import Mapping
+from datetime import timedelta
+from os import PathLike
+
+from rich.console import Console
+
+from chomp.tracking import names
+from chomp.tracking.bar import TrainingBar
+from chomp.tracking.pace import Pace
+from chomp.tracking.protocol import MetricValue
+
+_logger = logging.getLogger(__name__)
+
+_MAX_SHOWN_SECONDS = 1000 * 86400  # a longer estimate is a bad estimate, not a date
+
+
+class ConsoleTracker:
+    """Shows rows on `console` (standard output unless given); keeps nothing.
+
+    `start_step` is how many steps an earlier attempt has done. `tokens_per_step` gives a speed for
+    rows that do not carry one.
+    """
+
+    def __init__(
+        self,
+        total_steps: int,
+        *,
+        start_step: int = 0,
+        tokens_per_step: int | None = None,
+        console: Console | None = None,
+    ) -> None:
+        self._total_steps = total_steps
+        self._tokens_per_step = tokens_per_step
+        self._console = Console() if console is None else console
+        self._pace = Pace(total_steps)
+        self._bar: TrainingBar | None = None
+        # Under CI a terminal is often faked, and a redrawn bar fills the job's log.
+        if self._console.is_interactive and not _is_ci():
+            self._bar = TrainingBar(
+                self._console, total_steps=total_steps, completed_steps=start_step
+            )
+
+    def log(self, metrics: Mapping[str, MetricValue], *, step: int) -> None:
+        """Show the row: move the bar, or print a line. An evaluation is a line in both cases."""
+        completed_steps = step + 1
+        self._pace.observe(completed_steps, time.monotonic())
+        texts = self._texts(metrics)
+        if self._bar is not None:
+            self._bar.show(completed_steps=completed_steps, **_bar_fields(texts))
+        if self._bar is None or "eval loss" in texts:
+            self._print_line(completed_steps, texts)
+
+    def log_summary(self, metrics: Mapping[str, MetricValue]) -> None:
+        """Nothing is shown."""
+
+    def log_artifact(self, path: str | PathLike[str], *, name: str, kind: str) -> None:
+        """Nothing is shown."""
+
+    def finish(self) -> None:
+        """Leave the terminal clean: the bar stays as it was last, the cursor is below it."""
+        if self._bar is not None:
+            self._bar.stop()
+
+    def _texts(self, metrics: Mapping[str, MetricValue]) -> dict[str, str]:
+        """What the row has to show, by label, in the order of the line."""
+        loss = _number(metrics, names.TRAIN_LOSS, "loss")
+        step_time = _number(metrics, names.DURATION)
+        if step_time is None and loss is not None:  # an evaluation has no step time of its own
+            step_time = self._pace.seconds_per_step
+        numbers = {
+            "loss": (loss, "{:.4f}"),
+            "grad norm": (_number(metrics, names.GRAD_NORM, "grad_norm"), "{:.3g}"),
+            "lr": (_number(metrics, names.LEARNING_RATE, "lr"), "{:.2e}"),
+            "time": (step_time, "{:.3f} s"),
+            "tokens/s": (self._tokens_per_second(metrics, step_time), ""),
+            "eval loss": (_number(metrics, names.EVAL_LOSS, "eval_loss"), "{:.4f}"),
+            "eval bpb": (_number(metrics, names.EVAL_BPB), "{:.4f}"),
+            "packing": (_number(metrics, names.PACKING_UTILIZATION), "{:.1%}"),
+            "memory": (_number(metrics, names.PEAK_MEMORY_GB), "{:.1f} GB"),
+        }
+        texts = {
+            label: form.format(number) if form else compact(number)
+            for label, (number, form) in numbers.items()
+            if number is not None
+        }
+        return {**texts, "ETA": clock(self._pace.seconds_left(step_time))}
+
+    def _tokens_per_second(
+        self, metrics: Mapping[str, MetricValue], step_time: float | None
+    ) -> float | None:
+        given = _number(metrics, names.TOKENS_PER_SECOND, names.TOKENS_PER_SEC)
+        if given is None and self._tokens_per_step is not None and step_time:
+            return self._tokens_per_step / step_time
+        return given
+
+    def _print_line(self, completed_steps: int, texts: Mapping[str, str]) -> None:
+        # A row of other things, such as watched norms, is not worth a line of its own.
+        if "loss" not in texts and "eval loss" not in texts:
+            return
+        parts = [f"step {completed_steps}/{self._total_steps}"]
+        parts += [
+            f"{text} {label}" if label == "tokens/s" else f"{label} {text}"
+            for label, text in texts.items()
+        ]
+        try:
+            self._console.print(" | ".join(parts), markup=False, highlight=False, soft_wrap=True)
+        except SystemExit:
+            # Rich ends the program when nobody reads its output any more (`| head`), and mutes the
+            # console. A run does not end because its watcher has left.
+            _logger.warning("nobody reads the console any more; it shows no further rows")
+
+
+def compact(number: float) -> str:
+    """Three significant digits with k, M, G or T: 950, 12.3k, 1.05M."""
+    if not math.isfinite(number):
+        return str(number)
+    for suffix in ("", "k", "M", "G"):
+        if abs(number) < 999.5:
+            return f"{number:.3g}{suffix}"
+        number /= 1000
+    return f"{number:.3g}T"
+
+
+def clock(seconds: float | None) -> str:
+    """Hours, minutes and seconds (days before them where needed); `-` if that is not known."""
+    if seconds is None or not 0 <= seconds < _MAX_SHOWN_SECONDS:
+        return "-"
+    return str(timedelta(seconds=round(seconds)))
+
+
+def _bar_fields(texts: Mapping[str, str]) -> dict[str, str]:
+    """The texts the bar shows, by its field names; what a row lacks stays as it was."""
+    fields = {"loss": "loss", "tokens_per_second": "tokens/s", "eta": "ETA"}
+    return {field: texts[label] for field, label in fields.items() if label in texts}
+
+
+def _number(metrics: Mapping[str, MetricValue], *keys: str) -> float | None:
+    """The first of `keys` that holds a number, NaN included; None where none does."""
+    for key in keys:
+        value: object = metrics.get(key)
+        # A text or a flag under a number's name is passed over, not read as a number.
+        if value is None or isinstance(value, str | bool):
+            continue
+        try:
+            return float(value.item() if hasattr(value, "item") else value)  # type: ignore[arg-type]
+        except (TypeError, ValueError, OverflowError):
+            continue
+    return None
+
+
+def _is_ci() -> bool:
+    return os.environ.get("CI", "").lower() not in ("", "0", "false")

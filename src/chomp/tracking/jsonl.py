@@ -1,0 +1,221 @@
+"""The record of a run: `metrics.jsonl`, appended line by line, and the ways to read it back.
+
+A step's line is `step`, `global_step`, `attempt`, `time` and then the metrics. Lines with a `kind`
+are not of a step: `summary` values describe the run, an `artifact` names a file of it. Each start
+of a run is an attempt, counted from 1; steps that a resumed run repeats are in the file twice.
+"""
+
+import logging
+import os
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from os import PathLike
+from pathlib import Path
+
+from chomp.errors import StorageError, message
+from chomp.tracking.lines import (
+    NONFINITE_SUFFIX,
+    Row,
+    json_line,
+    row_of_line,
+    set_aside_torn_line,
+)
+from chomp.tracking.protocol import MetricValue, PlainValue, flat_metrics
+
+# Keys of the line itself. A metric may repeat a step key, if it says the same.
+_STEP_KEYS = ("step", "global_step")
+_LINE_KEYS = ("attempt", "time", "kind")
+
+_logger = logging.getLogger(__name__)
+
+
+class JsonlTracker:
+    """Appends every row to a local file, each with a single write, so a kill tears at most one.
+
+    Opening repairs what a killed attempt left: a torn last line moves to `<path>.torn`. A line that
+    cannot be written raises `StorageError`; the next row then opens and repairs the file again.
+    Rows outlive the process at once, and a power cut once `finish` has returned.
+    """
+
+    def __init__(self, path: str | PathLike[str], *, attempt: int) -> None:
+        self._path = Path(path)
+        self._attempt = attempt
+        self._descriptor: int | None = None
+        self._open()  # now rather than at the first row: a run must not train to find it cannot log
+
+    def log(self, metrics: Mapping[str, MetricValue], *, step: int) -> None:
+        """Append one row of the completed step with 0-based index `step`."""
+        row = flat_metrics(metrics)
+        own = dict.fromkeys(_STEP_KEYS, int(step))
+        _refuse_other_values(row, own)
+        self._append({**own, **self._stamp(), **{key: row[key] for key in row if key not in own}})
+
+    def log_summary(self, metrics: Mapping[str, MetricValue]) -> None:
+        """Append values that describe the whole run."""
+        row = flat_metrics(metrics)
+        _refuse_other_values(row, {})
+        self._append({"kind": "summary", **self._stamp(), **row})
+
+    def log_artifact(self, path: str | PathLike[str], *, name: str, kind: str) -> None:
+        """Append where the artifact is; the file itself is neither read nor copied."""
+        artifact = {"name": name, "artifact_kind": kind, "path": os.fspath(path)}
+        self._append({"kind": "artifact", **self._stamp(), **artifact})
+
+    def finish(self) -> None:
+        """Flush to the disk and close. A row that still comes later opens the file again."""
+        if self._descriptor is None:
+            return
+        try:
+            os.fsync(self._descriptor)
+        except OSError as error:
+            raise self._unwritable(error) from error
+        finally:
+            self._close()
+
+    def _stamp(self) -> dict[str, PlainValue]:
+        # Microseconds are as fine as a float of this size can tell.
+        return {"attempt": self._attempt, "time": round(time.time(), 6)}
+
+    def _open(self) -> int:
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            if self._path.exists():
+                set_aside_torn_line(self._path)
+            # Append: should a forgotten process still write, no row can land on another.
+            self._descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        except OSError as error:
+            raise self._unwritable(error) from error
+        return self._descriptor
+
+    def _append(self, row: Mapping[str, PlainValue]) -> None:
+        line = json_line(row)
+        descriptor = self._open() if self._descriptor is None else self._descriptor
+        try:
+            # One write takes the whole line. A full disk takes what fits; the write of the rest
+            # then makes the system say why it will not.
+            while line:
+                line = line[os.write(descriptor, line) :]
+        except OSError as error:
+            self._close()  # the next row has to set the fragment aside before it appends
+            raise self._unwritable(error) from error
+
+    def _close(self) -> None:
+        descriptor, self._descriptor = self._descriptor, None
+        if descriptor is not None:
+            os.close(descriptor)
+
+    def _unwritable(self, error: OSError) -> StorageError:
+        return StorageError(
+            message(
+                given=f"cannot write the metrics file {self._path}: {error.strerror or error}",
+                allowed="a local file that this user may append to, on a disk with room",
+                fix=f"free space or correct the permissions under {self._path.parent}, then start "
+                "the run again: rows already written are kept",
+            )
+        )
+
+
+def read_metrics(path: str | PathLike[str]) -> list[Row]:
+    """Every row of the file in order, summaries and artifacts included, as written.
+
+    A torn last line is left out and reported in the log: the run may be writing it right now. A
+    broken line before the last raises `StorageError` with its number.
+    """
+    rows: list[Row] = []
+    broken: int | None = None
+    for number, row in _numbered_rows(Path(path)):
+        # Only now is it known that the broken line was not the last.
+        if broken is not None:
+            raise StorageError(
+                message(
+                    given=f"line {broken} of {path} is not a JSON object",
+                    allowed="strict JSON, one object a line; only the last line may be torn",
+                    fix=f"look at it with `sed -n {broken}p {path}` and delete it",
+                )
+            )
+        if row is None:
+            broken = number
+        else:
+            rows.append(row)
+    if broken is not None:
+        _logger.warning("%s: line %d, the last, is torn and was left out", path, broken)
+    return rows
+
+
+def last_attempt(path: str | PathLike[str]) -> int:
+    """The highest attempt in the file, 0 when there is none.
+
+    Lines that cannot be read are passed over: a damaged record must not keep a run from resuming.
+    """
+    if not Path(path).exists():
+        return 0
+    attempts = (row.get("attempt") for _, row in _numbered_rows(Path(path)) if row is not None)
+    return max((attempt for attempt in attempts if isinstance(attempt, int)), default=0)
+
+
+def latest_rows(rows: Iterable[Row]) -> list[Row]:
+    """One row for each step, by step: that of the newest attempt which logged it.
+
+    Rows that one attempt logged for the same step (training, then evaluation) are put together.
+    """
+    by_step: dict[int, Row] = {}
+    for row in rows:
+        if "kind" in row or "step" not in row:
+            continue
+        known = by_step.get(row["step"])
+        if known is None or _attempt_of(row) > _attempt_of(known):
+            by_step[row["step"]] = dict(row)
+        elif _attempt_of(row) == _attempt_of(known):
+            _overlay(known, row)
+    return [by_step[step] for step in sorted(by_step)]
+
+
+def summary_of(rows: Iterable[Row]) -> Row:
+    """The run's summary values; where a name was logged again, the later value."""
+    summary: Row = {}
+    for row in rows:
+        if row.get("kind") == "summary":
+            _overlay(summary, {key: row[key] for key in row if key not in _LINE_KEYS})
+    return summary
+
+
+def _numbered_rows(path: Path) -> Iterator[tuple[int, Row | None]]:
+    """Each line's number from 1, and its row, or None where the line is torn or broken."""
+    try:
+        with path.open("rb") as file:
+            for number, line in enumerate(file, start=1):
+                yield number, row_of_line(line)
+    except OSError as error:
+        raise StorageError(
+            message(
+                given=f"cannot read the metrics file {path}: {error.strerror or error}",
+                allowed="the metrics.jsonl of a run that has logged a row",
+                fix="check the run folder's path",
+            )
+        ) from error
+
+
+def _refuse_other_values(row: Mapping[str, PlainValue], own: Mapping[str, int]) -> None:
+    """Raise if a metric would replace one of the line's own keys; one that repeats it may stay."""
+    clashes = [key for key in row if key in _LINE_KEYS or (key in own and row[key] != own[key])]
+    if clashes:
+        key = clashes[0]
+        raise ValueError(
+            message(
+                given=f"a row of step {own.get('step')} has a metric {key!r} = {row[key]!r}",
+                allowed=f"names other than {[*own, *_LINE_KEYS]}, which describe the line itself",
+                fix=f"give the metric a namespace, such as 'train/{key}'",
+            )
+        )
+
+
+def _attempt_of(row: Row) -> int:
+    attempt = row.get("attempt", 0)
+    return attempt if isinstance(attempt, int) else 0
+
+
+def _overlay(known: Row, newer: Row) -> None:
+    """Write `newer` over `known`; a value that is finite again loses its non-finite companion."""
+    for key in newer:
+        known.pop(key + NONFINITE_SUFFIX, None)
+    known.update(newer)

@@ -1,0 +1,179 @@
+"""The metric names, written down once: in code as constants, for readers as the table `METRICS`.
+
+A name with `<word>` or `*` in it is a pattern; each stands for one or more characters, slashes
+included, since datasets and tags are often named like paths. A short key is the second name under
+which a row also carries a value, for readers who know chomp's first `metrics.jsonl`.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+
+from chomp.errors import message
+from chomp.tracking.protocol import MetricValue
+
+TRAIN_LOSS = "train/loss"
+GLOBAL_STEP = "global_step"
+RUN_PROGRESS = "run_progress"
+GRAD_NORM = "grad/norm/total"
+OPTIM = "optim/*"
+LEARNING_RATE = "optim/learning_rate"
+TOKENS_SEEN = "tokens_seen"
+TOKENS_PER_SEC = "tokens_per_sec"
+PACKING_MODE = "packing_mode"
+PACKING_UTILIZATION = "packing_utilization"
+FIRST_STEP_COMPILE_TIME_S = "first_step_compile_time_s"
+PEAK_MEMORY_GB = "peak_memory_gb"
+DURATION = "throughput/duration"
+EXAMPLES_PER_SECOND = "throughput/examples_per_second"
+TOKENS_PER_SECOND = "throughput/tokens_per_second"
+TOTAL_TOKENS = "throughput/total_tokens"
+GFLOPS_PER_SECOND = "throughput/gflops_per_second"
+TOTAL_GFLOPS = "throughput/total_gflops"
+MFU = "throughput/mfu"
+HOOK_TIME = "throughput/hook_time"
+LOADING_TIME = "throughput/loading_time"
+CHECKPOINT_TIME = "throughput/checkpoint_time"
+COMPILE_TIME = "throughput/compile_time"
+FLOPS_PER_TOKEN_ANALYTIC = "throughput/flops_per_token_analytic"
+FLOPS_PER_EXAMPLE_ANALYTIC = "throughput/flops_per_example_analytic"
+FLOPS_PER_EXAMPLE = "throughput/flops_per_example"
+DEVICE_KIND = "throughput/device_kind"
+THEORETICAL_FLOPS_PER_DEVICE = "throughput/theoretical_flops_per_device"
+THEORETICAL_FLOPS = "throughput/theoretical_flops"
+MIXTURE_STAGE = "mixture/stage"
+MIXTURE_WEIGHT = "mixture/weight/<dataset_name>"
+EVAL_LOSS = "eval/loss"
+EVAL_LOADING_TIME = "eval/loading_time"
+EVAL_TOTAL_TIME = "eval/total_time"
+EVAL_MACRO_LOSS = "eval/macro_loss"
+EVAL_BPB = "eval/bpb"
+EVAL_MACRO_BPB = "eval/macro_bpb"
+EVAL_EMA = "eval/ema/*"
+EVAL_TAG_LOSS = "eval/<tag>/loss"
+EVAL_TAG_MICRO_LOSS = "eval/<tag>/micro_loss"
+EVAL_TAG_MACRO_LOSS = "eval/<tag>/macro_loss"
+EVAL_TAG_BPB = "eval/<tag>/bpb"
+EVAL_TAG_MACRO_BPB = "eval/<tag>/macro_bpb"
+TENSORSTORE = "data/tensorstore/*"
+GRAD = "grad/*"
+PARAMS = "params/*"
+UPDATES = "updates/*"
+OPT_STATE = "opt_state/*"
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One line of the table: a name or a pattern, its unit, what it says, its short key if any."""
+
+    name: str
+    unit: str
+    meaning: str
+    short: str | None = None
+
+
+# Exact names and narrow patterns stand above the wider patterns that would also fit:
+# `metric_of` takes the first that does.
+METRICS: tuple[Metric, ...] = (
+    # The step.
+    Metric(TRAIN_LOSS, "nats/token", "training loss of the just-completed step", "loss"),
+    Metric(GLOBAL_STEP, "steps", "0-based index of the completed optimizer step"),
+    Metric(RUN_PROGRESS, "fraction", "completed steps over total steps; ends at 1"),
+    Metric(GRAD_NORM, "", "norm of the whole gradient, before clipping", "grad_norm"),
+    Metric(LEARNING_RATE, "", "learning rate of the completed step", "lr"),
+    Metric(OPTIM, "", "an optimizer hyperparameter of the completed step"),
+    # Known by seed 004's key alone: they count trained tokens, while throughput/* counts positions.
+    Metric(TOKENS_SEEN, "tokens", "tokens trained on so far, after masking", TOKENS_SEEN),
+    Metric(TOKENS_PER_SEC, "tokens/s", "tokens trained on per second of the step", TOKENS_PER_SEC),
+    Metric(PACKING_MODE, "", "how documents were put into rows", PACKING_MODE),
+    Metric(PACKING_UTILIZATION, "fraction", "tokens over positions in rows", PACKING_UTILIZATION),
+    Metric(
+        FIRST_STEP_COMPILE_TIME_S,
+        "s",
+        "compile time of the first step; on the first logged row only",
+        FIRST_STEP_COMPILE_TIME_S,
+    ),
+    Metric(PEAK_MEMORY_GB, "GB", "peak device memory, where the device tells", PEAK_MEMORY_GB),
+    # Throughput. The times of a step sum to wall clock.
+    Metric(DURATION, "s", "time per step, less loading, hooks, eval, checkpoint and compile"),
+    Metric(EXAMPLES_PER_SECOND, "examples/s", "examples processed per second"),
+    Metric(TOKENS_PER_SECOND, "tokens/s", "positions processed per second"),
+    Metric(TOTAL_TOKENS, "tokens", "positions processed so far, by the batch schedule"),
+    Metric(GFLOPS_PER_SECOND, "GFLOP/s", "model FLOPs per second, from the analytic count"),
+    Metric(TOTAL_GFLOPS, "GFLOP", "model FLOPs so far, from the analytic count"),
+    Metric(MFU, "%", "model FLOPs per second over the devices' theoretical peak"),
+    Metric(HOOK_TIME, "s", "time in hooks and logging after the step"),
+    Metric(LOADING_TIME, "s", "time the step waited for its batch"),
+    Metric(CHECKPOINT_TIME, "s", "time the step loop was blocked by a checkpoint"),
+    Metric(COMPILE_TIME, "s", "time spent compiling"),
+    Metric(FLOPS_PER_TOKEN_ANALYTIC, "FLOP/token", "forward pass of one token (summary)"),
+    Metric(FLOPS_PER_EXAMPLE_ANALYTIC, "FLOP/example", "forward and backward pass (summary)"),
+    Metric(FLOPS_PER_EXAMPLE, "FLOP/example", "the value the throughput hook uses (summary)"),
+    Metric(DEVICE_KIND, "", "accelerator type as JAX names it (summary)"),
+    Metric(THEORETICAL_FLOPS_PER_DEVICE, "FLOP/s", "peak of one device (summary)"),
+    Metric(THEORETICAL_FLOPS, "FLOP/s", "peak of all devices (summary)"),
+    # Data.
+    Metric(MIXTURE_STAGE, "", "index of the data mixture's current stage"),
+    Metric(MIXTURE_WEIGHT, "fraction", "sampling weight of a dataset in that stage"),
+    Metric(TENSORSTORE, "", "TensorStore cache and IO counters, when asked for"),
+    # Evaluation. `eval/ema/*` repeats every name below it for the averaged weights.
+    Metric(EVAL_LOSS, "nats/token", "loss over all evaluation tokens", "eval_loss"),
+    Metric(EVAL_LOADING_TIME, "s", "time evaluation waited for batches"),
+    Metric(EVAL_TOTAL_TIME, "s", "time evaluation took in all"),
+    Metric(EVAL_MACRO_LOSS, "nats/token", "mean of the tags' losses, when there are several"),
+    Metric(EVAL_BPB, "bits/byte", "bits per byte over all evaluation tokens"),
+    Metric(EVAL_MACRO_BPB, "bits/byte", "mean of the tags' bits per byte"),
+    Metric(EVAL_EMA, "", "the same evaluation metric for the EMA weights"),
+    Metric(EVAL_TAG_LOSS, "nats/token", "loss of one tag"),
+    Metric(EVAL_TAG_MICRO_LOSS, "nats/token", "loss over all tokens of a tag's datasets"),
+    Metric(EVAL_TAG_MACRO_LOSS, "nats/token", "mean of the losses of a tag's datasets"),
+    Metric(EVAL_TAG_BPB, "bits/byte", "bits per byte of one tag"),
+    Metric(EVAL_TAG_MACRO_BPB, "bits/byte", "mean of the bits per byte of a tag's datasets"),
+    # Watch.
+    Metric(GRAD, "", "norms and histograms of gradients, when watched"),
+    Metric(PARAMS, "", "norms and histograms of parameters, when watched"),
+    Metric(UPDATES, "", "norms and histograms of updates, when watched"),
+    Metric(OPT_STATE, "", "norms and histograms of the optimizer state, when watched"),
+)
+
+SHORT_KEYS: dict[str, str] = {
+    metric.name: metric.short for metric in METRICS if metric.short is not None
+}
+
+_WILDCARD = re.compile(r"<\w+>|\*")
+
+
+def name_from(pattern: str, *parts: str) -> str:
+    """The name a pattern gives for `parts`: `name_from(EVAL_TAG_LOSS, "web")` = `eval/web/loss`."""
+    wildcards = len(_WILDCARD.findall(pattern))
+    if wildcards != len(parts) or not all(parts):
+        raise ValueError(
+            message(
+                given=f"{len(parts)} parts {parts} for the metric pattern {pattern!r}",
+                allowed=f"{wildcards} non-empty parts, one for each <word> or *",
+                fix="pass one string for each, in order",
+            )
+        )
+    remaining = iter(parts)
+    return _WILDCARD.sub(lambda _: next(remaining), pattern)
+
+
+def metric_of(name: str) -> Metric | None:
+    """The line of the table that describes a logged key, short keys included; None if none does."""
+    for metric in METRICS:
+        if name == metric.short or _regex(metric.name).fullmatch(name):
+            return metric
+    return None
+
+
+def with_short_keys(metrics: Mapping[str, MetricValue]) -> dict[str, MetricValue]:
+    """The row with its short keys added (`loss` for `train/loss`, …); a key already there stays."""
+    short = {SHORT_KEYS[name]: value for name, value in metrics.items() if name in SHORT_KEYS}
+    return {**metrics, **{key: value for key, value in short.items() if key not in metrics}}
+
+
+@cache
+def _regex(pattern: str) -> re.Pattern[str]:
+    literals = _WILDCARD.split(pattern)
+    return re.compile(".+".join(re.escape(literal) for literal in literals), re.DOTALL)

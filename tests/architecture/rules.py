@@ -1,0 +1,451 @@
+"""The architecture as functions: each takes a repository's root and returns its violations.
+
+A violation has three parts (given, allowed, fix) and starts with `file:line`. Source is read, never
+run, except in `rooms_that_load_jax`. A room is what lies directly under `src/chomp`, a folder or a
+file; a variant is a folder under `experiments/grug`. Either may be absent.
+"""
+
+import ast
+import os
+import subprocess
+import sys
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from chomp.errors import message
+
+# A room imports only rooms of a strictly lower layer. The package's own `__init__` runs before any
+# room, and `errors` is used by all of them, so these two stand below the rest.
+LAYERS = {
+    "__init__": -2,
+    "errors": -1,
+    "config": 0,
+    "storage": 1,
+    "mesh": 1,
+    "tokenize": 2,
+    "kernels": 2,
+    "optim": 2,
+    "tracking": 2,
+    "executor": 2,
+    "data": 3,
+    "checkpoint": 3,
+    "launch": 3,
+    "evaluation": 4,
+    "hooks": 5,
+    "cli": 6,
+}
+NO_JAX_ROOMS = ("errors", "config", "storage", "tracking", "executor", "launch", "cli")
+# jax, and what imports jax as soon as it is imported itself.
+JAX_LIBRARIES = frozenset(
+    {"chex", "equinox", "flax", "jax", "jaxlib", "megalodon_jax", "optax", "orbax", "tokamax"}
+)
+OUTSIDE_THE_LIBRARY = ("experiments", "tests", "benchmarks")
+FORBIDDEN_NAMES = ("utils", "common", "helpers", "misc", "core", "components")
+LIBRARY_BUDGET = 600
+TEMPLATE_BUDGETS = {
+    "experiments/grug/base/model.py": 300,
+    "experiments/grug/base/train.py": 450,
+    "experiments/grug/base/launch.py": 200,
+}
+
+
+@dataclass(frozen=True)
+class Import:
+    """One imported module, by its absolute name, and how the statement stands in its file."""
+
+    target: str
+    line: int
+    is_relative: bool
+    runs_on_import: bool  # neither inside a function nor under `if TYPE_CHECKING:`
+
+
+@dataclass(frozen=True)
+class Module:
+    """One Python file: its dotted name, its path from the root, and what it imports."""
+
+    name: str
+    path: str
+    imports: tuple[Import, ...]
+
+    @property
+    def room(self) -> str:
+        """The part of the name below `chomp`; `__init__` for the package itself."""
+        return _room_of(self.name)
+
+
+def upward_imports(root: Path) -> list[str]:
+    """Imports of a room from a layer that is not strictly higher, and rooms without a layer.
+
+    Imports inside functions and under `TYPE_CHECKING` count: they hide a direction, they do not
+    change it.
+    """
+    violations = []
+    for module in _library(root):
+        if module.room not in LAYERS:
+            violations.append(_unknown_room(f"{module.path}:1", module.room))
+        for line, room in _room_imports(module):
+            where = f"{module.path}:{line}"
+            if room not in LAYERS:
+                violations.append(_unknown_room(where, room))
+            elif module.room in LAYERS and LAYERS[room] >= LAYERS[module.room]:
+                violations.append(
+                    message(
+                        given=f"{where}: {_with_layer(module.room)} imports {_with_layer(room)}",
+                        allowed="rooms of a strictly lower layer",
+                        fix="move the shared piece down, or pass it in as an argument",
+                    )
+                )
+    return violations
+
+
+def import_cycles(root: Path) -> list[str]:
+    """Modules of the library that reach themselves by imports, one violation for each circle.
+
+    Imports inside functions and under `TYPE_CHECKING` count here too. That a submodule runs its
+    package's `__init__` first does not count, or every re-export would be a circle.
+    """
+    modules = {module.name: module for module in _library(root)}
+    edges = {
+        name: {entry.target: entry.line for entry in module.imports if entry.target in modules}
+        for name, module in modules.items()
+    }
+    violations = []
+    seen: set[frozenset[str]] = set()
+    for start in sorted(edges):
+        circle = _shortest_circle(start, edges)
+        if not circle or frozenset(circle) in seen:
+            continue
+        seen.add(frozenset(circle))
+        steps = [
+            f"{modules[name].path}:{edges[name][after]} imports {after}"
+            for name, after in zip(circle, [*circle[1:], start], strict=True)
+        ]
+        violations.append(
+            message(
+                given=", ".join(steps),
+                allowed="imports without a circle",
+                fix="move what both sides need into a module of its own",
+            )
+        )
+    return violations
+
+
+def outside_imports(root: Path) -> list[str]:
+    """Imports of templates, tests or benchmarks by the library."""
+    return [
+        message(
+            given=f"{module.path}:{entry.line}: {module.name} imports {entry.target}",
+            allowed="the library's own lower rooms and third parties",
+            fix="load a template by path at run time, or move the code into a room of src/chomp",
+        )
+        for module in _library(root)
+        for entry in module.imports
+        if entry.target.split(".")[0] in OUTSIDE_THE_LIBRARY
+    ]
+
+
+def relative_imports(root: Path) -> list[str]:
+    """Relative imports in the library."""
+    return [
+        message(
+            given=f"{module.path}:{entry.line}: {module.name} imports {entry.target} relatively",
+            allowed="absolute imports",
+            fix=f"write the import from {entry.target}",
+        )
+        for module in _library(root)
+        for entry in module.imports
+        if entry.is_relative
+    ]
+
+
+def imports_across_variants(root: Path) -> list[str]:
+    """Imports by a variant of anything under `experiments` that is not its own folder."""
+    violations = []
+    for module in _modules(root, root, root / "experiments" / "grug"):
+        if len(Path(module.path).parts) < 4:  # experiments/grug/__init__.py belongs to no variant
+            continue
+        own = ".".join(module.name.split(".")[:3])
+        for entry in module.imports:
+            is_own = entry.target == own or entry.target.startswith(own + ".")
+            if entry.target.split(".")[0] != "experiments" or is_own:
+                continue
+            violations.append(
+                message(
+                    given=f"{module.path}:{entry.line}: {own} imports {entry.target}",
+                    allowed=f"chomp, third parties and modules of {own}",
+                    fix="copy the code into the variant; put `# verbatim: base` above a copy "
+                    "that must stay equal",
+                )
+            )
+    return violations
+
+
+def jax_imports_of_no_jax_rooms(root: Path) -> list[str]:
+    """Module-level chains of imports that lead from a no-JAX room to JAX, by reading the source."""
+    modules = {module.name: module for module in _library(root)}
+    violations = []
+    for module in modules.values():
+        if module.room not in NO_JAX_ROOMS:
+            continue
+        chain = _chain_to_jax(module, modules)
+        if chain:
+            violations.append(_loads_jax(", ".join(chain), module.room))
+    return violations
+
+
+def rooms_that_load_jax(root: Path) -> list[str]:
+    """No-JAX rooms that have JAX in `sys.modules` once imported, or that cannot be imported.
+
+    Each is imported in a fresh interpreter, which also sees what third parties import.
+    """
+    violations = []
+    for room in NO_JAX_ROOMS:
+        path = root / "src" / "chomp" / room
+        if not (path / "__init__.py").is_file() and not path.with_suffix(".py").is_file():
+            continue
+        probe = f"import sys, chomp.{room}; print('jax' in sys.modules)"
+        done = subprocess.run(
+            [sys.executable, "-c", probe],
+            cwd=root,
+            env={**os.environ, "PYTHONPATH": str(root / "src")},
+            capture_output=True,
+            text=True,
+        )
+        where = f"src/chomp/{room}:1: `import chomp.{room}`"
+        if done.returncode != 0:
+            last_line = done.stderr.strip().rpartition("\n")[2]
+            violations.append(
+                message(
+                    given=f"{where} fails with {last_line}",
+                    allowed="rooms that can be imported on their own",
+                    fix=f"run python -c 'import chomp.{room}' and read the traceback",
+                )
+            )
+        elif done.stdout.split()[-1] == "True":
+            violations.append(_loads_jax(f"{where} loads jax", room))
+    return violations
+
+
+def files_over_budget(root: Path) -> list[str]:
+    """Library files and base template files with more lines than they may have."""
+    budgets = {path: LIBRARY_BUDGET for path in sorted((root / "src" / "chomp").rglob("*.py"))}
+    budgets |= {root / path: lines for path, lines in TEMPLATE_BUDGETS.items()}
+    violations = []
+    for path, budget in budgets.items():
+        lines = len(path.read_bytes().splitlines()) if path.is_file() else 0
+        if lines > budget:
+            name = path.relative_to(root).as_posix()
+            is_template = name in TEMPLATE_BUDGETS
+            violations.append(
+                message(
+                    given=f"{name}:{budget + 1}: {lines} lines",
+                    allowed=f"at most {budget}",
+                    fix="move the feature to a hook or a variant"
+                    if is_template
+                    else "split the file into two ideas, each with its own name",
+                )
+            )
+    return violations
+
+
+def drawer_names(root: Path) -> list[str]:
+    """Modules and folders of the library named for being a drawer instead of for what they hold."""
+    library = root / "src" / "chomp"
+    files = sorted(library.rglob("*.py"))
+    named = {path for file in files for path in [file, *file.parents] if library in path.parents}
+    return [
+        message(
+            given=f"{path.relative_to(root).as_posix()}:1: the name {path.stem}",
+            allowed=f"any name but {', '.join(FORBIDDEN_NAMES)}",
+            fix="name it for the one idea it holds",
+        )
+        for path in sorted(named)
+        if path.stem.strip("_") in FORBIDDEN_NAMES
+    ]
+
+
+RULES = (
+    upward_imports,
+    import_cycles,
+    outside_imports,
+    relative_imports,
+    imports_across_variants,
+    jax_imports_of_no_jax_rooms,
+    rooms_that_load_jax,
+    files_over_budget,
+    drawer_names,
+)
+
+
+# --- messages shared by two rules ---------------------------------------------------------------
+
+
+def _with_layer(room: str) -> str:
+    name = "chomp" if room == "__init__" else f"chomp.{room}"
+    return f"{name} (layer {LAYERS[room]})"
+
+
+def _unknown_room(where: str, room: str) -> str:
+    return message(
+        given=f"{where}: chomp.{room} is a room without a layer",
+        allowed=", ".join(name for name in LAYERS if name != "__init__"),
+        fix="add it to the table LAYERS in tests/architecture/rules.py, or correct the name",
+    )
+
+
+def _loads_jax(given: str, room: str) -> str:
+    return message(
+        given=given,
+        allowed=f"chomp.{room} without JAX, so that a command answers at once",
+        fix="import it inside the one function that needs it",
+    )
+
+
+# --- walking the graph --------------------------------------------------------------------------
+
+
+def _room_of(name: str) -> str:
+    return name.split(".")[1] if "." in name else "__init__"
+
+
+def _room_imports(module: Module) -> list[tuple[int, str]]:
+    """Line and room of each import of another room, once a line.
+
+    The package itself may be imported by all rooms: it runs before them in any case.
+    """
+    found = [
+        (entry.line, _room_of(entry.target))
+        for entry in module.imports
+        if entry.target.split(".")[0] == "chomp"
+    ]
+    return [pair for pair in dict.fromkeys(found) if pair[1] not in (module.room, "__init__")]
+
+
+def _shortest_circle(start: str, edges: dict[str, dict[str, int]]) -> list[str]:
+    """Names along the shortest way from `start` back to itself; empty when there is none."""
+    ways = deque([[start]])
+    visited = set()
+    while ways:
+        way = ways.popleft()
+        for after in sorted(edges[way[-1]]):
+            if after == start:
+                return way
+            if after not in visited:
+                visited.add(after)
+                ways.append([*way, after])
+    return []
+
+
+def _chain_to_jax(module: Module, modules: dict[str, Module]) -> list[str]:
+    """The shortest chain of module-level imports to a JAX library, as `file:line imports name`."""
+    ways: deque[tuple[Module, list[str]]] = deque([(module, [])])
+    visited = {module.name}
+    while ways:
+        here, chain = ways.popleft()
+        # Importing a.b.c runs a and a.b first, so they are steps as well.
+        steps = [
+            (name, f"{here.path}:{entry.line} imports {entry.target}")
+            for entry in here.imports
+            if entry.runs_on_import
+            for name in [*_packages_above(entry.target), entry.target]
+        ]
+        steps += [(name, f"{here.path}:1 runs {name} first") for name in _packages_above(here.name)]
+        for name, step in steps:
+            if name.split(".")[0] in JAX_LIBRARIES:
+                return [*chain, step]
+            if name in modules and name not in visited:
+                visited.add(name)
+                ways.append((modules[name], [*chain, step]))
+    return []
+
+
+def _packages_above(name: str) -> list[str]:
+    parts = name.split(".")
+    return [".".join(parts[:length]) for length in range(1, len(parts))]
+
+
+# --- reading source -----------------------------------------------------------------------------
+
+
+def _library(root: Path) -> list[Module]:
+    return _modules(root, root / "src", root / "src" / "chomp")
+
+
+def _modules(root: Path, import_root: Path, folder: Path) -> list[Module]:
+    """Every Python file under `folder`, named as it is imported from `import_root`."""
+    return [_module(root, import_root, path) for path in sorted(folder.rglob("*.py"))]
+
+
+def _module(root: Path, import_root: Path, path: Path) -> Module:
+    parts = path.relative_to(import_root).with_suffix("").parts
+    package = parts[:-1]
+    name = ".".join(package if parts[-1] == "__init__" else parts)
+    tree = ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
+    is_module = partial(_is_module, import_root)
+    found = [
+        Import(target, node.lineno, is_relative, runs_on_import)
+        for node, runs_on_import in _nodes(tree, runs_on_import=True)
+        for target, is_relative in _targets(node, package, is_module)
+    ]
+    return Module(name, path.relative_to(root).as_posix(), tuple(found))
+
+
+def _nodes(
+    tree: ast.AST, *, runs_on_import: bool
+) -> Iterator[tuple[ast.Import | ast.ImportFrom | ast.Call, bool]]:
+    """Every import statement and every call, with whether importing the module executes it."""
+    for field, value in ast.iter_fields(tree):
+        for child in value if isinstance(value, list) else [value]:
+            if not isinstance(child, ast.AST):
+                continue
+            runs = runs_on_import
+            if field == "body" and _body_waits(tree):
+                runs = False
+            if isinstance(child, ast.Import | ast.ImportFrom | ast.Call):
+                yield child, runs
+            yield from _nodes(child, runs_on_import=runs)
+
+
+def _body_waits(tree: ast.AST) -> bool:
+    """Whether importing the module leaves the body of this node unexecuted."""
+    if isinstance(tree, ast.If):
+        test = tree.test  # TYPE_CHECKING, or typing.TYPE_CHECKING
+        return "TYPE_CHECKING" in (getattr(test, "id", None), getattr(test, "attr", None))
+    return isinstance(tree, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+
+
+def _targets(
+    node: ast.Import | ast.ImportFrom | ast.Call,
+    package: tuple[str, ...],
+    is_module: Callable[[str], bool],
+) -> list[tuple[str, bool]]:
+    """Absolute names of the modules one node imports, each with whether it was written relatively.
+
+    In `from a import b`, b may be a module or a name inside a; the files decide.
+    """
+    if isinstance(node, ast.Import):
+        return [(alias.name, False) for alias in node.names]
+    if isinstance(node, ast.Call):
+        return [(name, False) for name in _dynamic_target(node)]
+    above = package[: len(package) - node.level + 1] if node.level else ()
+    base = ".".join([*above, *([node.module] if node.module else [])])
+    full_names = [f"{base}.{alias.name}" for alias in node.names]
+    targets = [name if is_module(name) else base for name in full_names]
+    return [(target, node.level > 0) for target in dict.fromkeys(targets)]
+
+
+def _dynamic_target(call: ast.Call) -> list[str]:
+    """The name in `import_module("name")`: an import statement in disguise."""
+    function = getattr(call.func, "attr", getattr(call.func, "id", None))
+    if function not in ("import_module", "__import__") or not call.args:
+        return []
+    name = getattr(call.args[0], "value", None)
+    return [name] if isinstance(name, str) and not name.startswith(".") else []
+
+
+def _is_module(import_root: Path, name: str) -> bool:
+    path = import_root.joinpath(*name.split("."))
+    return path.is_dir() or path.with_suffix(".py").is_file()

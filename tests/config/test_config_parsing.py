@@ -1,0 +1,332 @@
+"""Mappings and Python instances become checked configs, and mappings again."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import FrozenInstanceError, dataclass, field
+from datetime import date
+from pathlib import Path
+from typing import Annotated, Any
+
+import pytest
+from config_samples import (
+    MODEL,
+    AdamConfig,
+    AttentionConfig,
+    BlockConfig,
+    ComponentConfig,
+    Level,
+    LoggingConfig,
+    ModelConfig,
+    MuonConfig,
+    Priority,
+    RunConfig,
+    run,
+)
+from pydantic import AfterValidator, Field
+from pydantic_core import PydanticCustomError
+
+from chomp.config import Config, config_from_mapping, config_to_mapping, setting, validated
+from chomp.errors import ConfigError
+
+
+def parsed(**fields: Any) -> RunConfig:
+    return config_from_mapping(RunConfig, {"model": MODEL, **fields})
+
+
+def test_a_mapping_fills_a_config_and_silence_means_the_default():
+    config = parsed(run_id="a", data={"components": {"web": {"weight": 1}}})
+    components = {"web": ComponentConfig(weight=1.0)}
+    assert config.run_id == "a"
+    assert config.data.components == components
+    assert config.optimizer == AdamConfig()
+    assert config.steps == 100
+
+
+@pytest.mark.parametrize("given", [3e-4, "3e-4", "0.0003", "3E-4"])
+def test_a_float_may_be_written_as_text(given):
+    assert parsed(optimizer={"kind": "muon", "lr": given}).optimizer.lr == 3e-4
+
+
+@pytest.mark.parametrize("given", [1000, 1e3, "1000", "1e3", "1_000", "1000.0"])
+def test_an_integer_may_be_written_in_any_way_that_is_whole(given):
+    steps = parsed(steps=given).steps
+    assert steps == 1000
+    assert type(steps) is int
+
+
+@pytest.mark.parametrize("given", [1.5, "1.5", "abc", "", True, None, 2.0**60, "inf", float("nan")])
+def test_an_integer_refuses_what_is_not_exactly_whole(given):
+    with pytest.raises(ConfigError, match=r"^config: steps=.* Allowed: an integer\."):
+        parsed(steps=given)
+
+
+@pytest.mark.parametrize("given", [True, "nan", "inf", "-inf", float("nan"), float("inf"), 10**400])
+def test_a_float_refuses_booleans_and_what_is_not_finite(given):
+    with pytest.raises(ConfigError, match=r"^config: ema_beta="):
+        parsed(ema_beta=given)
+
+
+@pytest.mark.parametrize("given", [0, 1, 1.0, "1", "maybe", None, []])
+def test_a_boolean_refuses_numbers_and_other_words(given):
+    with pytest.raises(ConfigError, match=r"^config: jit=.* Allowed: true or false\."):
+        parsed(jit=given)
+
+
+@pytest.mark.parametrize(("given", "meant"), [(False, False), ("no", False), ("On", True)])
+def test_a_boolean_takes_true_false_and_their_words(given, meant):
+    assert parsed(jit=given).jit is meant
+
+
+def test_a_boolean_is_no_number_for_an_enum_either():
+    assert parsed(priority=2).priority is Priority.HIGH
+    with pytest.raises(ConfigError, match=r"priority=true \(a boolean\)\. Allowed: one of 1, 2"):
+        parsed(priority=True)
+
+
+@pytest.mark.parametrize("given", [5, 1.5, True, None, ["a"]])
+def test_a_string_takes_only_text(given):
+    with pytest.raises(ConfigError, match=r"^config: run_id="):
+        parsed(run_id=given)
+
+
+@pytest.mark.parametrize("given", ["Bfloat16", "bfloat16 ", 16])
+def test_a_literal_is_exact(given):
+    with pytest.raises(ConfigError, match=r"model\.dtype=.*one of 'float32', 'bfloat16'"):
+        config_from_mapping(RunConfig, {"model": {**MODEL, "dtype": given}})
+
+
+def test_a_union_of_scalars_keeps_each_as_it_is():
+    assert parsed(width_or_name=5).width_or_name == 5
+    assert parsed(width_or_name="5").width_or_name == "5"
+
+
+def test_whole_numbers_become_floats_in_float_fields():
+    config = parsed(ema_beta=1, data={"components": {"web": {"weight": 1}}})
+    assert type(config.ema_beta) is float
+    assert type(config.data.components["web"].weight) is float
+
+
+def test_the_kind_chooses_the_member_of_a_union():
+    assert parsed(optimizer={"kind": "muon", "ns_steps": 3}).optimizer == MuonConfig(ns_steps=3)
+    assert parsed(fallback={"kind": "adamw"}).fallback == AdamConfig()
+    assert parsed(fallback=None).fallback is None
+
+
+def test_values_may_be_python_objects():
+    config = parsed(
+        optimizer=MuonConfig(lr=1),
+        logging={"level": Level.DEBUG, "tags": ("a", "b"), "log_file": Path("x/y.log")},
+    )
+    assert config.optimizer == MuonConfig(lr=1.0)
+    assert config.logging == LoggingConfig(
+        level=Level.DEBUG, tags=("a", "b"), log_file=Path("x/y.log")
+    )
+
+
+@pytest.mark.parametrize("spelling", ["lr", "learning_rate", "rate"])
+def test_every_spelling_of_a_field_means_that_field(spelling):
+    assert parsed(optim={"kind": "adamw", spelling: 1e-3}).optimizer == AdamConfig(lr=1e-3)
+
+
+def test_two_spellings_of_one_field_are_an_error():
+    with pytest.raises(ConfigError, match=r"optim\.lr and optim\.rate are the same field"):
+        parsed(optim={"kind": "adamw", "lr": 1e-3, "rate": 1e-3})
+    with pytest.raises(ConfigError, match=r"optimizer and optim are the same field"):
+        parsed(optimizer={"kind": "muon"}, optim={"kind": "muon"})
+
+
+def test_the_result_is_frozen_and_of_plain_dataclasses():
+    config = parsed()
+    assert type(config) is RunConfig
+    with pytest.raises(FrozenInstanceError):
+        config.steps = 3
+
+
+def test_an_instance_built_in_python_is_checked_at_every_depth():
+    deep = AttentionConfig(num_heads=8, num_kv_heads=4, window="many")
+    config = run(model=ModelConfig(vocab_size=256, block=BlockConfig(attention=deep)))
+    with pytest.raises(
+        ConfigError, match=r"^RunConfig: model\.block\.attention\.window='many' \(a string\)"
+    ):
+        validated(config)
+
+
+def test_validation_returns_an_equal_config_with_numbers_of_their_declared_type():
+    config = run(ema_beta=1, optimizer=AdamConfig(betas=(0, 1)))
+    again = validated(config)
+    assert again == config
+    assert type(again.ema_beta) is float
+    assert [type(beta) for beta in again.optimizer.betas] == [float, float]
+
+
+def test_a_subclass_is_refused_because_no_file_could_name_it():
+    @dataclass(frozen=True, kw_only=True)
+    class WiderConfig(ModelConfig):
+        pass
+
+    with pytest.raises(ConfigError, match=r"model is an instance of WiderConfig\. .*ModelConfig"):
+        validated(run(model=WiderConfig(vocab_size=1)))
+
+
+def test_a_check_of_a_class_is_told_once_with_its_path():
+    with pytest.raises(ConfigError) as caught:
+        config_from_mapping(
+            RunConfig, {"model": {**MODEL, "block": {"attention": {"num_kv_heads": 3}}}}
+        )
+    assert str(caught.value) == (
+        "config: model.block.attention: num_heads=8 with num_kv_heads=3. "
+        "Allowed: num_kv_heads that divides num_heads. "
+        "Fix: set num_kv_heads to a divisor of num_heads."
+    )
+
+
+def test_a_check_waits_until_the_fields_it_reads_are_right():
+    with pytest.raises(ConfigError) as caught:
+        config_from_mapping(
+            RunConfig,
+            {"model": {**MODEL, "block": {"attention": {"num_kv_head": 8, "num_heads": 6}}}},
+        )
+    assert "divides" not in str(caught.value)
+    assert "did you mean num_kv_heads?" in str(caught.value)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DerivedConfig(Config):
+    """A class with a field nobody gives and a check that is a plain ValueError."""
+
+    width: int = 1
+    doubled: int = field(init=False, default=0)
+
+    def __post_init__(self) -> None:
+        if self.width < 0:
+            raise ValueError("width is negative")
+        object.__setattr__(self, "doubled", 2 * self.width)
+
+
+def test_a_field_the_constructor_does_not_take_is_derived_and_not_written():
+    config = config_from_mapping(DerivedConfig, {"width": 3})
+    assert config.doubled == 6
+    assert config_to_mapping(config) == {"width": 3}
+    with pytest.raises(ConfigError, match="doubled is not a known key"):
+        config_from_mapping(DerivedConfig, {"doubled": 3})
+    with pytest.raises(ConfigError, match=r"^config: width is negative$"):
+        config_from_mapping(DerivedConfig, {"width": -3})
+
+
+def refuse_odd(number: int) -> int:
+    if number % 2:
+        raise PydanticCustomError("odd", "not odd")
+    return number
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShapesConfig:
+    """Container types beyond those of a run."""
+
+    by_number: dict[int, float] = field(default_factory=dict)
+    by_level: dict[Level, int] = field(default_factory=dict)
+    names: str | tuple[str, ...] = ()
+    grid: tuple[tuple[int, ...], ...] = ()
+    items: list[int] = field(default_factory=list)
+    pair: tuple[str, int] = ("a", 1)
+    stages: tuple[AdamConfig | MuonConfig, ...] = ()
+    tagged: Annotated[AdamConfig | MuonConfig, Field(discriminator="kind")] = field(
+        default_factory=AdamConfig
+    )
+    folders: tuple[Path, ...] = ()
+    table: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    day: date | None = None
+    even: Annotated[int, AfterValidator(refuse_odd)] = 2
+
+
+def test_other_containers_round_trip():
+    config = ShapesConfig(
+        by_number={3: 0.5},
+        by_level={Level.DEBUG: 2},
+        names=("a", "b"),
+        grid=((1, 2), ()),
+        items=[1],
+        pair=("b", 2),
+        stages=(MuonConfig(), AdamConfig()),
+    )
+    mapping = config_to_mapping(config)
+    assert mapping["by_number"] == {"3": 0.5}
+    assert mapping["by_level"] == {"debug": 2}
+    assert config_from_mapping(ShapesConfig, json.loads(json.dumps(mapping))) == config
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"by_number": {"x": 1}}, "by_number has the key 'x' (a string)"),
+        ({"by_number": {1: 1, "1": 2}}, "by_number has the key '1' as text and as a number"),
+        ({"by_number": {None: 1}}, "by_number has the key null"),
+        ({"by_level": {"loud": 1}}, "keys that are each one of 'info', 'debug'"),
+        ({"names": ["a", 5]}, "names=['a', 5] (a list). Allowed: a string or a list"),
+        ({"grid": [[1], [2, "x"]]}, "grid.1.1='x' (a string). Allowed: an integer"),
+        ({"pair": ["a"]}, "a list of 2 items: a string, an integer"),
+        ({"pair": ["a", 1, 2]}, "pair=['a', 1, 2] (a list)"),
+        ({"stages": [{"kind": "muon"}, {"kind": "adamw", "lr": "x"}]}, "stages.1.lr='x'"),
+        ({"tagged": {"kind": "muon", "lr": "x"}}, "tagged.lr='x' (a string)"),
+        ({"tagged": {"kind": "adamw", "lr": -1}}, "config: tagged: lr=-1.0. "),
+        ({"tagged": {"kind": "sgd"}}, "tagged.kind='sgd' (a string)"),
+        ({"even": 3}, "even=3 (an integer). Allowed: an integer, not odd. Fix: "),
+        ({"folders": [5]}, "folders.0=5 (an integer). Allowed: a path. Fix: write it in quotes"),
+        ({"folders": {}}, "folders={} (a mapping). Allowed: a list, each item a path"),
+        ({"table": [1]}, "Allowed: a mapping, each value a list, each item an integer"),
+        ({"table": {"a": [None]}}, "table.a.0=null"),
+        ({"day": "soon"}, "day='soon' (a string). Allowed: a date or null"),
+        ({"pair": Level.INFO}, "pair=<Level.INFO: 'info'> (a Level)"),
+    ],
+)
+def test_mistakes_in_other_containers_are_named(given, told):
+    with pytest.raises(ConfigError) as caught:
+        config_from_mapping(ShapesConfig, given)
+    assert told in str(caught.value)
+
+
+def test_a_mapping_has_plain_values_and_canonical_names():
+    config = run(
+        optimizer=MuonConfig(),
+        logging=LoggingConfig(level=Level.DEBUG, tags=("a",), log_file=Path("x")),
+    )
+    mapping = config_to_mapping(config)
+    assert mapping["optimizer"] == {"kind": "muon", "lr": 0.02, "ns_steps": 5}
+    assert mapping["logging"] == {"level": "debug", "tags": ["a"], "log_file": "x"}
+    assert json.loads(json.dumps(mapping)) == mapping
+
+
+def test_a_default_is_checked_like_a_given_value():
+    @dataclass(frozen=True, kw_only=True)
+    class WrongDefault:
+        size: int = "big"
+
+    with pytest.raises(ConfigError, match="size='big'"):
+        config_from_mapping(WrongDefault, {})
+
+
+def test_a_class_where_a_spelling_means_two_fields_is_refused():
+    @dataclass(frozen=True, kw_only=True)
+    class Ambiguous:
+        size: int = 1
+        width: int = setting(default=1, aliases=("size",))
+
+    with pytest.raises(TypeError, match="'size' means both size and width"):
+        config_from_mapping(Ambiguous, {})
+
+
+def test_a_union_of_configs_without_kinds_is_refused():
+    @dataclass(frozen=True, kw_only=True)
+    class NoKind:
+        part: ComponentConfig | AdamConfig = field(default_factory=AdamConfig)
+
+    with pytest.raises(TypeError, match=r"ComponentConfig .* needs a field kind"):
+        config_from_mapping(NoKind, {"part": {"weight": 1}})
+
+
+def test_a_setting_refuses_an_unknown_mark_and_a_bare_string_of_aliases():
+    with pytest.raises(TypeError, match="mark='vital'"):
+        setting(mark="vital")
+    with pytest.raises(TypeError, match=r"write aliases=\('optim',\)"):
+        setting(aliases="optim")

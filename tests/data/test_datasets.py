@@ -1,0 +1,255 @@
+"""Examples by number: pure, complete in every epoch, and named by what decides them."""
+
+import shutil
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from number_stores import EOS, NUMBERS, NumberTokenizer, counted_documents, number_data, write_store
+
+from chomp.data import (
+    LmComponentConfig,
+    LmDataConfig,
+    TokenizerConfig,
+    TrainDataset,
+    build_eval_datasets,
+    build_train_dataset,
+)
+from chomp.errors import ConfigError, DataError
+
+SEQ_LEN = 8
+# 10 rows and a rest, and 5 rows.
+LENGTHS = {"a": [30, 20, 28, 4], "b": [12, 26]}
+ROWS = {"a": 10, "b": 5}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("components")
+
+
+@pytest.fixture(scope="module")
+def dataset(folder: Path) -> TrainDataset:
+    return dataset_of(number_data(folder, LENGTHS, {"a": 0.75, "b": 0.25}))
+
+
+def dataset_of(data: LmDataConfig, *, seq_len: int = SEQ_LEN, seed: int = 0) -> TrainDataset:
+    return build_train_dataset(data, NUMBERS, seq_len=seq_len, seed=seed)
+
+
+def tokens_of(dataset: TrainDataset, start: int, stop: int) -> np.ndarray:
+    return dataset.examples(start, stop).tokens
+
+
+def rows_of(dataset: TrainDataset, name: str, epoch: int) -> list[tuple[int, ...]]:
+    """The rows of one epoch of one component, in the order they are served."""
+    size, index = ROWS[name], dataset.mixture.names.index(name)
+    components, positions = dataset.mixture.assign(0, 200)
+    mine = (components == index) & (positions // size == epoch)
+    assert mine.sum() == size
+    return [tuple(row) for row in tokens_of(dataset, 0, 200)[mine].tolist()]
+
+
+@settings(deadline=None, max_examples=30)
+@given(cuts=st.lists(st.integers(0, 120), min_size=2, max_size=5).map(sorted))
+def test_examples_are_the_same_however_they_are_asked_for(dataset: TrainDataset, cuts: list[int]):
+    whole = dataset.examples(0, 120)
+    for start, stop in pairwise(cuts):
+        piece = dataset.examples(start, stop)
+        np.testing.assert_array_equal(piece.tokens, whole.tokens[start:stop])
+        np.testing.assert_array_equal(piece.loss_weight, whole.loss_weight[start:stop])
+        np.testing.assert_array_equal(
+            piece.attn_mask.segment_ids, whole.attn_mask.segment_ids[start:stop]
+        )
+
+
+def test_an_example_far_into_a_run_is_found_at_once(dataset: TrainDataset):
+    again = dataset_of(dataset.config)
+    far = 10**12
+    np.testing.assert_array_equal(
+        tokens_of(dataset, far, far + 9), tokens_of(again, far - 3, far + 9)[3:]
+    )
+
+
+@pytest.mark.parametrize("name", ["a", "b"])
+def test_every_row_of_a_component_is_served_once_per_epoch_and_in_another_order(dataset, name):
+    first, second, third = (rows_of(dataset, name, epoch) for epoch in range(3))
+    assert len(set(first)) == ROWS[name]
+    assert sorted(first) == sorted(second) == sorted(third)
+    assert len({tuple(first), tuple(second), tuple(third)}) == 3
+
+
+def test_components_are_mixed_by_their_weights(dataset: TrainDataset):
+    from_b = (tokens_of(dataset, 0, 100).max(axis=1) > 10_000).sum()
+    assert from_b == 25
+    assert dataset.epochs(100) == {"a": 7.5, "b": 5.0}
+
+
+def test_rows_carry_the_weights_and_the_documents_of_the_rules(folder: Path):
+    data = number_data(folder, LENGTHS)
+    strict = dataset_of(replace(data, train_on_eos=False)).examples(0, 15)
+    loose = dataset_of(replace(data, mask_boundary_loss=False)).examples(0, 15)
+    np.testing.assert_array_equal(strict.tokens, loose.tokens)
+    assert (loose.loss_weight[:, :-1] == 1).all()
+    at_ends = strict.tokens[:, 1:] == EOS
+    assert at_ends.any()
+    assert not strict.loss_weight[:, :-1][at_ends].any()
+
+
+def test_the_seed_decides_the_order(dataset: TrainDataset):
+    same, other = dataset_of(dataset.config), dataset_of(dataset.config, seed=1)
+    np.testing.assert_array_equal(tokens_of(dataset, 0, 50), tokens_of(same, 0, 50))
+    assert rows_of(dataset, "a", 0) != rows_of(other, "a", 0)
+    assert sorted(rows_of(dataset, "a", 0)) == sorted(rows_of(other, "a", 0))
+
+
+def test_adding_a_component_leaves_the_order_within_the_others(dataset: TrainDataset, folder: Path):
+    more = dataset_of(number_data(folder, {**LENGTHS, "c": [40]}))
+    for name in ("a", "b"):
+        assert rows_of(more, name, 1) == rows_of(dataset, name, 1)
+
+
+def test_a_component_of_weight_0_changes_nothing_and_needs_no_train_store(dataset: TrainDataset):
+    idle = LmComponentConfig(weight=0.0)
+    data = replace(dataset.config, components={**dataset.config.components, "idle": idle})
+    more = dataset_of(data)
+    np.testing.assert_array_equal(tokens_of(more, 0, 60), tokens_of(dataset, 0, 60))
+    assert more.fingerprint() == dataset.fingerprint()
+
+
+def test_the_fingerprint_is_the_same_for_the_same_examples(dataset: TrainDataset, folder: Path):
+    data = dataset.config
+    turned = {name: data.components[name] for name in reversed(data.components)}
+    assert dataset_of(replace(data, components=turned)).fingerprint() == dataset.fingerprint()
+    scaled = number_data(folder, LENGTHS, {"a": 3.0, "b": 1.0})
+    assert dataset_of(scaled).fingerprint() == dataset.fingerprint()
+
+
+def test_the_fingerprint_changes_with_all_that_decides_the_examples(
+    dataset: TrainDataset, folder: Path, tmp_path: Path
+):
+    data = dataset.config
+    other_source, other_lengths = tmp_path / "source", tmp_path / "lengths"
+    write_store(other_source, counted_documents(LENGTHS["a"]), source_fingerprint="another")
+    write_store(other_lengths, counted_documents([29, 21, 28, 4]))
+
+    def with_store(path: Path) -> LmDataConfig:
+        changed = replace(data.components["a"], train_store=str(path))
+        return replace(data, components={**data.components, "a": changed})
+
+    renamed = dict(zip(["a", "c"], data.components.values(), strict=True))
+    found = [
+        dataset.fingerprint(),
+        dataset_of(data, seed=1).fingerprint(),
+        dataset_of(data, seq_len=SEQ_LEN + 1).fingerprint(),
+        dataset_of(number_data(folder, LENGTHS, {"a": 0.7, "b": 0.3})).fingerprint(),
+        dataset_of(replace(data, components=renamed)).fingerprint(),
+        dataset_of(with_store(other_source)).fingerprint(),
+        dataset_of(with_store(other_lengths)).fingerprint(),
+    ]
+    assert len(set(found)) == len(found)
+
+
+def test_held_out_rows_come_in_order_and_the_last_batch_is_filled_with_padding(folder: Path):
+    (held_out,) = build_eval_datasets(number_data(folder, {"b": LENGTHS["b"]}), NUMBERS, seq_len=8)
+    assert held_out.num_rows == 6  # 39 targets, 7 a row
+    batches = [held_out.batch(index, 4) for index in range(3)]
+    for batch in batches:
+        assert batch.tokens.shape == batch.loss_weight.shape == (4, 8)
+    assert batches[0].tokens[:, 0].tolist() == [10_001, 10_008, 10_014, 10_021]
+    segments = batches[1].attn_mask.segment_ids
+    assert (segments[:2] >= 0).any(axis=1).all()
+    for padding in (batches[1].tokens[2:], batches[1].loss_weight[2:], batches[2].tokens):
+        assert not padding.any()
+    assert (segments[2:] == -1).all()
+    assert (batches[2].attn_mask.segment_ids == -1).all()
+    assert sum(batch.loss_weight.sum() for batch in batches) == sum(LENGTHS["b"])
+
+
+def test_batch_sizes_do_not_change_what_is_evaluated(folder: Path):
+    (held_out,) = build_eval_datasets(number_data(folder, {"a": LENGTHS["a"]}), NUMBERS, seq_len=8)
+    sums = set()
+    for size in (1, 3, 100):
+        batches = [held_out.batch(i, size) for i in range(-(-held_out.num_rows // size))]
+        sums.add(sum(int((b.loss_weight * b.tokens).sum()) for b in batches))
+    assert len(sums) == 1
+
+
+def test_every_component_is_evaluated_under_its_name_and_tags(folder: Path):
+    data = number_data(folder, {"b": LENGTHS["b"], "a": LENGTHS["a"]}, {"b": 0.0, "a": 1.0})
+    tagged = replace(data.components["b"], tags=("text/web",))
+    data = replace(data, components={**data.components, "b": tagged})
+    found = build_eval_datasets(data, NUMBERS, seq_len=8)
+    assert [(dataset.name, dataset.tags) for dataset in found] == [
+        ("a", ("a",)),
+        ("b", ("b", "text/web")),
+    ]
+
+
+def test_evaluation_scores_ends_even_if_training_does_not(folder: Path):
+    data = replace(number_data(folder, {"b": LENGTHS["b"]}), train_on_eos=False)
+    (held_out,) = build_eval_datasets(data, NUMBERS, seq_len=50)
+    assert held_out.batch(0, 1).loss_weight.sum() == sum(LENGTHS["b"])
+
+
+def test_a_component_without_a_store_is_named(folder: Path):
+    data = number_data(folder, {"a": LENGTHS["a"]})
+    bare = replace(data, components={"a": LmComponentConfig()})
+    with pytest.raises(DataError, match=r"'a' has no train_store.*set data\.components\.a\.train_"):
+        dataset_of(bare)
+    with pytest.raises(DataError, match="'a' has no validation_store"):
+        build_eval_datasets(bare, NUMBERS, seq_len=8)
+
+
+def test_a_run_without_components_is_refused():
+    with pytest.raises(DataError, match=r"^mixture weights \{\}\. Allowed"):
+        dataset_of(LmDataConfig())
+
+
+def test_a_store_of_another_tokenizer_is_refused(folder: Path):
+    data = number_data(folder, {"a": LENGTHS["a"]})
+    with pytest.raises(DataError, match="made with this run's tokenizer"):
+        build_train_dataset(data, NumberTokenizer(60_000), seq_len=8, seed=0)
+
+
+def test_a_store_too_short_for_a_row_is_refused(folder: Path):
+    with pytest.raises(DataError, match=r"of 40 tokens for rows of 41\. Allowed"):
+        dataset_of(number_data(folder, {"b": LENGTHS["b"]}), seq_len=41)
+
+
+def test_a_lost_store_shows_before_the_first_step(folder: Path, tmp_path: Path):
+    shutil.copytree(folder, tmp_path / "copy")
+    data = number_data(tmp_path / "copy", LENGTHS)
+    shutil.rmtree(tmp_path / "copy/b/document_ends")
+    with pytest.raises(DataError, match="copy/b is damaged"):
+        dataset_of(data)
+
+
+@pytest.mark.parametrize("fraction", [0.0, 1.0, -0.1, float("nan")])
+def test_a_split_without_two_sides_is_refused(fraction: float):
+    with pytest.raises(ConfigError, match=r"data\.validation_fraction=.*\. Allowed: between 0 and"):
+        LmDataConfig(validation_fraction=fraction)
+
+
+@pytest.mark.parametrize("name", ["", " ", "code ", "/code", "code/"])
+def test_a_component_needs_a_name(name: str):
+    with pytest.raises(ConfigError, match=r"data\.components with the name .*\. Allowed: names"):
+        LmDataConfig(components={name: LmComponentConfig()})
+
+
+@pytest.mark.parametrize("weight", [-1.0, float("nan"), float("inf")])
+def test_a_weight_that_is_no_share_is_refused(weight: float):
+    with pytest.raises(ConfigError, match=r"weight=.* of a component\. Allowed: finite weights"):
+        LmComponentConfig(weight=weight)
+
+
+def test_a_bpe_vocabulary_too_small_for_bytes_is_refused_before_anything_is_built():
+    with pytest.raises(
+        ConfigError, match=r"data\.tokenizer\.vocab_size=256 of a BPE\. Allowed: 257"
+    ):
+        TokenizerConfig(vocab_size=256)
+    TokenizerConfig(kind="byte", vocab_size=256)

@@ -1,0 +1,27 @@
+"""Steps for the executor tests: each leaves a trace of having run."""
+
+from collections.abc import Callable
+from typing import Any
+
+from chomp import storage
+from chomp.executor import ExecutorStep, this_output_path, versioned
+
+
+def work(config: dict[str, Any]) -> None:
+    """The function of most steps: adds a line to its folder, and fails when told to."""
+    storage.append_line(storage.join(config["out"], "runs"), "ran")
+    if "error" in config:
+        raise ValueError(config["error"])
+
+
+def step(name: str, version: Any = 1, **config: Any) -> ExecutorStep:
+    """A step called `name` that does `work`; `config` holds what is not versioned."""
+    marked = {"out": this_output_path(), "version": versioned(version), **config}
+    return ExecutorStep(name=name, fn=work, config=marked)
+
+
+def calling(name: str, fn: Callable[[str], Any], **settings: Any) -> ExecutorStep:
+    """A step that calls `fn` with its output folder."""
+    return ExecutorStep(
+        name, lambda config: fn(config["out"]), {"out": this_output_path()}, **settings
+    )

@@ -1,0 +1,210 @@
+"""A run's folder describes the run, and its table is read from its files alone."""
+
+import io
+import json
+import logging
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from chomp.config import Config
+from chomp.errors import ConfigError, StorageError
+from chomp.hooks import LoggingConfig, RunFolder, environment, print_run_table
+from chomp.tokenize import ByteTokenizer, load_tokenizer
+from chomp.tracking import JsonlTracker, latest_rows, read_metrics
+
+
+@dataclass(frozen=True, kw_only=True)
+class Knobs(Config):
+    """A config with a nested one."""
+
+    lr: float = 0.1
+    logging: LoggingConfig = field(default_factory=LoggingConfig)
+
+
+def table_of(path: Path) -> str:
+    text = io.StringIO()
+    print_run_table(str(path), Console(file=text, width=100))
+    return text.getvalue()
+
+
+def log_run(path: Path, *, attempt: int = 1, steps: int = 3, with_eval: bool = True) -> None:
+    tracker = JsonlTracker(path / "metrics.jsonl", attempt=attempt)
+    for step in range(steps):
+        tracker.log({"train/loss": 4.0 - step, "tokens_seen": 1000 * (step + 1)}, step=step)
+    if with_eval:
+        metrics = {
+            "eval/loss": 2.5,
+            "eval/bpb": 1.25,
+            "eval/tokens": 3000.0,
+            "eval/text/code/loss": 2.125,
+            "eval/text/code/bpb": 1.0625,
+            "eval/text/code/tokens": 2000.0,
+            "eval/empty/tokens": 0.0,
+            "eval/ema/loss": 9.75,
+            "eval/ema/tokens": 3000.0,
+            "eval/ema/code/tokens": 2000.0,
+        }
+        tracker.log(metrics, step=steps - 1)
+    tracker.log_summary({"run/tokens_per_second": 12345.6})
+    tracker.finish()
+
+
+def test_the_table_has_losses_speed_places_and_the_newest_sample(tmp_path):
+    log_run(tmp_path)
+    (tmp_path / "checkpoints" / "step-3").mkdir(parents=True)
+    (tmp_path / "samples").mkdir()
+    for step, text in ((9, "older text"), (10, "[bold]newest[/bold] text")):
+        (tmp_path / "samples" / f"step-{step}.txt").write_text(text)
+    (tmp_path / "samples" / "notes.txt").write_text("somebody's notes")
+    shown = table_of(tmp_path)
+    lines = {line.split()[1]: line for line in shown.splitlines() if len(line.split()) > 4}
+    assert "2.1250" in lines["text/code"]
+    assert "1.0625" in lines["text/code"]
+    assert "2,000" in lines["text/code"]
+    assert "2.5000" in lines["all"]
+    assert "-" in lines["empty"]
+    for words in ("2.0000", "3,000", "12,346", str(tmp_path / "checkpoints"), "newest[/bold] text"):
+        assert words in shown
+    assert "older text" not in shown
+    assert "9.75" not in shown  # averaged weights are another model
+
+
+def test_a_run_without_evaluation_has_a_table_without_held_out_losses(tmp_path):
+    log_run(tmp_path, with_eval=False)
+    shown = table_of(tmp_path)
+    assert "held-out" not in shown
+    assert "train loss" in shown
+    assert "2.0000" in shown
+
+
+def test_a_torn_last_line_is_left_out_of_the_table(tmp_path, caplog):
+    log_run(tmp_path)
+    metrics = tmp_path / "metrics.jsonl"
+    whole = table_of(tmp_path)
+    with metrics.open("ab") as file:
+        file.write(b'{"step":3,"train/loss":99')
+    assert table_of(tmp_path) == whole
+    assert "torn" in caplog.text
+    assert metrics.read_bytes().endswith(b":99")  # a reader changes nothing
+
+
+def test_a_run_stopped_before_its_first_row_has_a_table(tmp_path):
+    JsonlTracker(tmp_path / "metrics.jsonl", attempt=1).finish()
+    assert "run folder" in table_of(tmp_path)
+
+
+def test_steps_that_a_second_attempt_repeated_are_shown_as_it_left_them(tmp_path):
+    log_run(tmp_path, with_eval=False)
+    tracker = JsonlTracker(tmp_path / "metrics.jsonl", attempt=2)
+    tracker.log({"train/loss": 1.5, "tokens_seen": 3000}, step=2)
+    tracker.finish()
+    assert "1.5000" in table_of(tmp_path)
+
+
+def test_a_folder_whose_name_looks_like_a_pattern_is_only_a_name(tmp_path):
+    folder = tmp_path / "run[1]*"
+    (folder / "samples").mkdir(parents=True)
+    (folder / "samples" / "step-3.txt").write_text("once upon a time")
+    log_run(folder)
+    assert "once upon a time" in table_of(folder)
+
+
+def test_a_folder_without_a_record_is_refused_by_its_path(tmp_path):
+    with pytest.raises(StorageError, match=r"metrics\.jsonl.*Allowed: .*Fix: "):
+        table_of(tmp_path)
+
+
+def test_each_opening_of_a_folder_that_logged_is_another_attempt(tmp_path):
+    for attempt in (1, 2, 3):
+        with RunFolder.open(str(tmp_path / "run")) as folder:
+            assert folder.attempt == attempt
+            with folder.tracker(
+                LoggingConfig(console=False), total_steps=5, start_step=0, step_tokens=8
+            ) as tracker:
+                tracker.log({"train/loss": 1.0 * attempt}, step=0)
+    rows = read_metrics(tmp_path / "run" / "metrics.jsonl")
+    assert [row["attempt"] for row in rows] == [1, 2, 3]
+    assert latest_rows(rows)[0]["train/loss"] == 3.0
+
+
+def test_the_console_shows_rows_only_when_asked(tmp_path, capsys):
+    with RunFolder.open(str(tmp_path)) as folder:
+        for console in (False, True):
+            with folder.tracker(
+                LoggingConfig(console=console), total_steps=5, start_step=0, step_tokens=8
+            ) as tracker:
+                tracker.log({"train/loss": 1.5}, step=0)
+            assert ("loss 1.5000" in capsys.readouterr().out) is console
+
+
+def test_the_log_takes_our_messages_and_the_warnings_of_all_while_it_is_open(tmp_path):
+    root = logging.getLogger()
+    handlers, level = list(root.handlers), logging.getLogger("chomp").level
+    with RunFolder.open(str(tmp_path)):
+        logging.getLogger("experiments.grug.base.train").info("starting from scratch")
+        logging.getLogger("chomp.data").warning("a store is small")
+        logging.getLogger("absl").info("chatter")
+        logging.getLogger("absl").warning("a warning of another library")
+    logging.getLogger("chomp.data").warning("after the end")
+    text = (tmp_path / "train.log").read_text()
+    for words in ("INFO experiments.grug.base.train: starting from scratch", "a store is small"):
+        assert words in text
+    assert "a warning of another library" in text
+    assert "chatter" not in text
+    assert "after the end" not in text
+    assert root.handlers == handlers
+    assert logging.getLogger("chomp").level == level
+
+
+def test_warnings_still_reach_the_terminal_where_nobody_else_shows_them(
+    tmp_path, capsys, monkeypatch
+):
+    monkeypatch.setattr(logging.getLogger(), "handlers", [])
+    with RunFolder.open(str(tmp_path)):
+        logging.getLogger("chomp.hooks").warning("saving after this step")
+        logging.getLogger("chomp.hooks").info("a detail")
+    shown = capsys.readouterr().err
+    assert "saving after this step" in shown
+    assert "a detail" not in shown
+
+
+def test_the_folder_holds_config_template_and_tokenizer(tmp_path):
+    template = tmp_path / "variant"
+    template.mkdir()
+    (template / "model.py").write_text("# a model\n")
+    (template / "notes.md").write_text("not source")
+    run = tmp_path / "run"
+    with RunFolder.open(str(run)) as folder:
+        folder.describe(Knobs(lr=0.25), template=template, tokenizer=ByteTokenizer())
+    assert json.loads((run / "config_resolved.json").read_text())["lr"] == 0.25
+    assert "lr: 0.25" in (run / "config_original.yaml").read_text()
+    assert (run / "template" / "model.py").read_text() == "# a model\n"
+    assert sorted(path.name for path in (run / "template").iterdir()) == ["model.py"]
+    assert load_tokenizer(str(run / "tokenizer")).content_hash == ByteTokenizer().content_hash
+    assert folder.checkpoints == str(run / "checkpoints")
+
+
+def test_samples_are_kept_by_step(tmp_path):
+    with RunFolder.open(str(tmp_path)) as folder:
+        path = folder.write_sample(12, "a text\nof two lines")
+    assert path == str(tmp_path / "samples" / "step-12.txt")
+    assert Path(path).read_text() == "a text\nof two lines"
+
+
+def test_a_folder_that_is_not_mounted_is_refused(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    refused = pytest.raises(ConfigError, match=r"output_path=memory://run\. Allowed: .* Fix: ")
+    with refused, RunFolder.open("memory://run"):
+        pass
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_environment_says_what_results_depend_on_bit_for_bit():
+    found = environment()
+    assert found["devices"] == 8
+    assert found["cores"] >= 1
+    assert {"python", "jax", "jaxlib", "numpy", "chomp", "device_kind"} <= set(found)
+    assert json.loads(json.dumps(found)) == found

@@ -1,0 +1,57 @@
+"""A precision policy is read from text, or refused, and casts floating-point arrays alone."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from chomp.errors import ConfigError
+from chomp.kernels.precision import Precision
+
+
+@pytest.mark.parametrize(
+    ("text", "params", "compute"),
+    [
+        ("params=float32,compute=bfloat16", "float32", "bfloat16"),
+        ("compute=float16, params=bfloat16", "bfloat16", "float16"),
+        ("compute=bfloat16", "float32", "bfloat16"),
+        ("params=bfloat16,", "bfloat16", "float32"),
+        ("", "float32", "float32"),
+    ],
+)
+def test_a_policy_is_read_part_by_part_and_a_part_left_out_is_float32(text, params, compute):
+    assert Precision.parse(text) == Precision(params=params, compute=compute)
+
+
+@pytest.mark.parametrize(
+    "text", ["bfloat16", "params:float32", "output=float32", "params=float32,params=bfloat16", "="]
+)
+def test_a_policy_that_cannot_be_read_is_shown_with_one_that_can(text):
+    with pytest.raises(ConfigError, match=rf"^precision '{text}'\. Allowed: .* Fix: write for"):
+        Precision.parse(text)
+
+
+@pytest.mark.parametrize("dtype", ["float64", "int8", "", "Float32"])
+def test_an_unknown_dtype_is_refused_with_the_known_ones(dtype):
+    with pytest.raises(ConfigError, match=r"compute=.*\['bfloat16', 'float16', 'float32'\]"):
+        Precision.parse(f"compute={dtype}")
+
+
+def test_only_floating_point_arrays_are_cast():
+    key = jax.random.key(0)
+    tree = {"w": jnp.ones(2), "step": jnp.int32(3), "key": key, "name": "a", "nothing": None}
+    policy = Precision(params="bfloat16", compute="float16")
+    stored, computed = policy.for_params(tree), policy.for_compute(tree)
+    assert (stored["w"].dtype, computed["w"].dtype) == (jnp.bfloat16, jnp.float16)
+    for cast in (stored, computed):
+        assert cast["step"].dtype == jnp.int32
+        assert cast["key"] is key
+        assert (cast["name"], cast["nothing"]) == ("a", None)
+
+
+def test_gradients_come_back_in_the_dtype_of_the_parameters():
+    policy = Precision(compute="bfloat16")
+    gradient = jax.grad(lambda w: jnp.sum(policy.for_compute(w) ** 2).astype(jnp.float32))
+    found = gradient(jnp.asarray([1.0, 2.0]))
+    assert found.dtype == jnp.float32
+    np.testing.assert_array_equal(found, [2.0, 4.0])

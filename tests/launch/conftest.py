@@ -1,0 +1,108 @@
+"""Shared by the launch tests: a small launch file, run as people run it."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+# Two steps, tokens and train, which needs them. `trouble` is not versioned and says how train ends.
+LAUNCH_FILE = """
+import signal
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from chomp.errors import DataError, RunInterrupted
+from chomp.executor import ExecutorStep, output_path_of, this_output_path, versioned
+from chomp.launch import executor_main
+
+
+@dataclass(frozen=True, kw_only=True)
+class Model:
+    width: int = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class Launch:
+    model: Model = field(default_factory=Model)
+    lr: float = 0.1
+    name: str = "train"
+    trouble: str = ""
+    has_steps: bool = True
+
+
+def tokens(config):
+    note_run(config)
+
+
+def train(config):
+    note_run(config)
+    match config["trouble"]:
+        case "bug":
+            raise ZeroDivisionError("a bug [/in] the step")
+        case "end of input":
+            raise EOFError("a bug that command lines take for Ctrl-D")
+        case "data":
+            raise DataError("no documents [bold]at all[/bold]" + "." * 100)
+        case "saved":
+            raise RunInterrupted("SIGTERM: the state is saved [/x].", exit_code=75)
+        case "ctrl-c":
+            signal.raise_signal(signal.SIGINT)
+
+
+def note_run(config):
+    with open(config["out"] + "/runs", "a") as file:
+        file.write("ran\\n")
+
+
+def steps(launch):
+    made = ExecutorStep("tokens", tokens, {"out": this_output_path()}, description="make tokens")
+    config = {
+        "model": versioned(launch.model),
+        "lr": versioned(launch.lr),
+        "trouble": launch.trouble,
+        "data": output_path_of(made),
+        "out": this_output_path(),
+    }
+    return [ExecutorStep(launch.name, train, config)] if launch.has_steps else []
+
+
+if __name__ == "__main__":
+    executor_main(
+        steps,
+        Launch(),
+        description="Train something small.",
+        report=lambda path: print("report:", path, Path(path, "runs").exists()),
+    )
+"""
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def launch_file(tmp_path: Path) -> Path:
+    """The launch file, alone in its folder."""
+    path = tmp_path / "template" / "launch.py"
+    path.parent.mkdir()
+    path.write_text(LAUNCH_FILE)
+    return path
+
+
+@pytest.fixture
+def launch(launch_file: Path, tmp_path: Path) -> Run:
+    """Runs the launch file with some arguments, in the test's own folder."""
+
+    def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        inherited = {key: value for key, value in os.environ.items() if key != "CHOMP_PREFIX"}
+        return subprocess.run(
+            [sys.executable, "-W", "error", str(launch_file), *arguments],
+            cwd=tmp_path,
+            env={**inherited, **environment},
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+
+    return run

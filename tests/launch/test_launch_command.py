@@ -1,0 +1,267 @@
+"""A launch file as a command: what it runs, what it says, and the exit code it ends with."""
+
+import os
+import pty
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import chomp.launch
+from chomp import storage
+from chomp.executor import read_status
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+
+def folder_of(name: str, prefix: Path) -> Path:
+    """The one output folder of the step called `name`."""
+    [folder] = [path for path in prefix.glob(f"{name}-*") if ".replaced-" not in path.name]
+    return folder
+
+
+def state_of(name: str, prefix: Path) -> str:
+    status = read_status(str(folder_of(name, prefix)))
+    assert status is not None
+    return status.state
+
+
+def test_the_public_names_are_exactly_these_and_need_no_jax():
+    assert chomp.launch.__all__ == ["executor_main"]
+    code = "import sys, chomp.launch; print(*{'jax', 'jaxlib', 'numpy'} & set(sys.modules))"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.split() == []
+
+
+def test_steps_run_once_and_the_report_comes_each_time(launch: Run, tmp_path: Path):
+    first = launch()
+    assert (first.returncode, first.stderr) == (0, "")
+    outputs = tmp_path / "outputs"
+    train = folder_of("train", outputs)
+    assert first.stdout.splitlines() == [
+        "tokens make tokens  (new)",
+        "train (new)",
+        f"report: outputs/{train.name} True",
+    ]
+    again = launch()
+    assert (again.returncode, again.stderr) == (0, "")
+    assert again.stdout.splitlines() == [
+        f"Already done: train is at outputs/{train.name}",
+        f"report: outputs/{train.name} True",
+    ]
+    assert (train / "runs").read_text() == "ran\n"
+
+
+def test_the_prefix_comes_from_the_flag_then_the_environment(launch: Run, tmp_path: Path):
+    assert launch(CHOMP_PREFIX="from env").returncode == 0
+    assert launch("--prefix", "from flag", CHOMP_PREFIX="from env 2").returncode == 0
+    assert sorted(os.listdir(tmp_path)) == ["from env", "from flag", "template"]
+    hashes = [folder_of("train", tmp_path / name).name for name in ("from env", "from flag")]
+    assert hashes[0] == hashes[1]
+
+
+def test_an_override_moves_the_folder_and_the_plan_names_the_field(launch: Run, tmp_path: Path):
+    assert launch().returncode == 0
+    old = folder_of("train", tmp_path / "outputs").name.partition("-")[2]
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
+    plan = launch("--plan", "-o", "model.width=16")
+    assert (plan.returncode, plan.stderr) == (0, "")
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
+    tokens, train, end = plan.stdout.splitlines()
+    assert tokens.split()[:2] == ["skip", "tokens"]
+    assert tokens.endswith("(done)")
+    assert train.split()[:2] == ["run", "train"]
+    assert train.endswith(f"(changed since {old}: model.width: 8 -> 16)")
+    assert end == "This is the plan; nothing was run."
+
+
+@pytest.mark.parametrize("is_terminal", [False, True], ids=["piped", "terminal"])
+def test_a_long_path_in_the_plan_can_be_copied(
+    launch: Run, launch_file: Path, tmp_path: Path, is_terminal: bool
+):
+    prefix = str(tmp_path / ("long" * 40))
+    if not is_terminal:
+        shown = launch("--plan", "--prefix", prefix).stdout
+    else:
+        ours, theirs = pty.openpty()
+        command = [sys.executable, str(launch_file), "--plan", "--prefix", prefix]
+        environment = {**os.environ, "TERM": "xterm", "COLUMNS": "80"}
+        process = subprocess.Popen(command, stdout=theirs, env=environment)
+        os.close(theirs)
+        assert process.wait(timeout=60) == 0
+        shown = os.read(ours, 100_000).decode()
+        os.close(ours)
+    assert f"{prefix}/tokens-" in shown
+    assert f"{prefix}/train-" in shown
+    assert not os.path.exists(prefix)
+
+
+def test_what_differs_is_listed_on_reuse_and_strict_refuses_it(
+    launch: Run, launch_file: Path, tmp_path: Path
+):
+    assert launch("-o", "name=a.b-c").returncode == 0
+    launch_file.write_text(launch_file.read_text() + "\n# edited\n")
+    noted = launch("-o", "name=a.b-c", "-o", "trouble=[bold]")
+    assert noted.returncode == 0
+    assert "Already done" in noted.stdout
+    [head, *rest] = noted.stderr.splitlines()
+    assert head.startswith("Note: a.b-c-")
+    assert head.endswith(" is reused, but it was made with other source or settings:")
+    flag = r"--force '^a\.b-c$'"
+    assert rest == [
+        "  trouble: recorded '', now '[bold]'",
+        "  template source launch.py: edited since the recorded run",
+        f"  To run it again from the start: {flag}",
+    ]
+    strict = launch("-o", "name=a.b-c", "--strict")
+    assert (strict.returncode, strict.stdout) == (1, "")
+    assert "would be reused though it differs" in strict.stderr
+    assert f"Fix: run again from the start with {flag}, or leave out --strict." in strict.stderr
+    # What it would be made from was made with other source, too.
+    half = launch("-o", "name=a.b-c", "--strict", "--force", r"^a\.b-c$")
+    assert half.returncode == 1
+    assert "--force '^tokens$'" in half.stderr
+    forced = launch("-o", "name=a.b-c", "--strict", "--force", ".")
+    assert (forced.returncode, forced.stderr) == (0, "")
+    assert "a.b-c (forced)" in forced.stdout
+    assert len(list((tmp_path / "outputs").glob("a.b-c-*.replaced-*"))) == 1
+
+
+def test_a_bug_in_a_step_keeps_its_traceback_and_its_repair_is_listed(launch: Run, tmp_path: Path):
+    broken = launch("-o", "trouble=bug")
+    assert broken.returncode == 1
+    assert "Traceback (most recent call last)" in broken.stderr
+    assert "ZeroDivisionError: a bug [/in] the step" in broken.stderr
+    train = folder_of("train", tmp_path / "outputs")
+    assert broken.stderr.splitlines()[-1].endswith(f"its folder is outputs/{train.name}")
+    assert "report:" not in broken.stdout
+    assert state_of("tokens", tmp_path / "outputs") == "SUCCESS"
+    assert "ZeroDivisionError" in storage.read_text(train / ".executor_error")
+    repaired = launch()
+    assert repaired.returncode == 0
+    assert "is continued, but" in repaired.stderr
+    assert "trouble: recorded 'bug', now ''" in repaired.stderr
+    assert "train (attempt 1 ended as failed; it continues)" in repaired.stdout
+    assert "report:" in repaired.stdout
+
+
+@pytest.mark.parametrize(
+    ("trouble", "code", "state", "words"),
+    [
+        ("end of input", 1, "FAILED", "EOFError: a bug that"),
+        ("saved", 75, "INTERRUPTED", "Stopped. SIGTERM: the state is saved [/x]."),
+        ("ctrl-c", 130, "INTERRUPTED", "Stopped. The same command continues."),
+    ],
+)
+def test_each_end_has_its_exit_code_and_its_record(
+    launch: Run, tmp_path: Path, trouble: str, code: int, state: str, words: str
+):
+    ended = launch("-o", f"trouble={trouble}")
+    assert ended.returncode == code
+    assert words in ended.stderr
+    assert ("Traceback" in ended.stderr) == (state == "FAILED")
+    assert state_of("train", tmp_path / "outputs") == state
+
+
+def test_an_expected_error_is_one_line_without_a_traceback(launch: Run, tmp_path: Path):
+    ended = launch("-o", "trouble=data")
+    assert ended.returncode == 1
+    [line] = ended.stderr.splitlines()
+    assert line.startswith("Error: train-")
+    assert line.endswith(": no documents [bold]at all[/bold]" + "." * 100)
+    assert "Traceback" in storage.read_text(
+        folder_of("train", tmp_path / "outputs") / ".executor_error"
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--plam"], "--plam"),
+        (["-o", "model.widht=1"], "did you mean width?"),
+        (["-o", "lr=fast"], "lr='fast'"),
+        (["--force", "nothing"], "found in no step's name"),
+    ],
+)
+def test_a_wrong_command_line_ends_with_two_and_one_message(
+    launch: Run, tmp_path: Path, arguments: list[str], words: str
+):
+    ended = launch(*arguments)
+    assert (ended.returncode, ended.stdout) == (2, "")
+    [line] = ended.stderr.splitlines()
+    assert line.startswith("Error: ")
+    assert words in line
+    assert "Allowed: " in line
+    assert "Fix: " in line
+    assert os.listdir(tmp_path) == ["template"]
+
+
+def test_help_says_what_the_launch_file_does(launch: Run):
+    shown = launch("--help")
+    assert shown.returncode == 0
+    for words in ("Train something small.", "--plan", "--set", "--force", "--prefix", "--strict"):
+        assert words in shown.stdout
+
+
+def test_a_launch_file_without_steps_is_an_error(launch: Run):
+    ended = launch("-o", "has_steps=false")
+    assert ended.returncode == 1
+    assert "Error: a launch file that gives no steps. Allowed: " in ended.stderr
+
+
+@pytest.mark.parametrize("where", ["below a file", "/sys"])
+def test_a_prefix_that_cannot_be_written_is_told_before_anything_runs(
+    launch: Run, launch_file: Path, where: str
+):
+    prefix = f"{launch_file}/outputs" if where == "below a file" else "/sys/outputs"
+    if where == "/sys" and not os.path.isdir(where):
+        pytest.skip("this system has no /sys")
+    ended = launch("--prefix", prefix)
+    assert (ended.returncode, ended.stdout) == (1, "")
+    [line] = ended.stderr.splitlines()
+    assert line.startswith(f"Error: cannot make {prefix}: ")
+    assert "Fix: " in line
+
+
+def test_a_bug_in_the_launch_file_keeps_its_traceback(launch: Run, launch_file: Path):
+    text = launch_file.read_text()
+    launch_file.write_text(text.replace("    made =", "    launch.no_such_field\n    made ="))
+    ended = launch("--plan")
+    assert ended.returncode == 1
+    assert ended.stderr.splitlines()[-1].startswith("AttributeError: ")
+
+
+def test_a_process_that_waits_for_another_says_for_whom(
+    launch: Run, launch_file: Path, tmp_path: Path
+):
+    text = launch_file.read_text()
+    blocking = "import os, time\n    open('begun', 'w').close()\n"
+    blocking += "    while not os.path.exists('go'):\n        time.sleep(0.01)\n"
+    launch_file.write_text(
+        text.replace("def tokens(config):\n", f"def tokens(config):\n    {blocking}")
+    )
+    command = [sys.executable, str(launch_file)]
+    first = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True)
+    processes = [first]
+    try:
+        while not (tmp_path / "begun").exists():
+            assert first.poll() is None
+            time.sleep(0.01)
+        second = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True)
+        processes.append(second)
+        assert second.stdout is not None
+        assert f"held by process {first.pid} on " in second.stdout.readline()
+        assert f"being run by process {first.pid} on " in launch("--plan").stdout
+        (tmp_path / "go").touch()
+        for process in processes:
+            assert "report:" in process.communicate(timeout=60)[0]
+        assert [process.returncode for process in processes] == [0, 0]
+    finally:
+        for process in processes:
+            process.kill()
+            process.communicate()
+    for name in ("tokens", "train"):
+        assert (folder_of(name, tmp_path / "outputs") / "runs").read_text() == "ran\n"

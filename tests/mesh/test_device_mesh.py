@@ -1,0 +1,122 @@
+"""The mesh keeps its four axes on any number of devices, and says which sizes would work."""
+
+import re
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import AxisType, PartitionSpec
+
+from chomp.errors import ConfigError
+from chomp.mesh import (
+    AXES,
+    BATCH_AXES,
+    MeshConfig,
+    abstract_mesh,
+    batch_shards,
+    batch_spec,
+    create_mesh,
+    place_batch,
+)
+
+OFFER = re.compile(r"replica=(\d+) data=(\d+) expert=(\d+) model=(\d+)")
+
+
+@pytest.mark.parametrize("num_devices", [1, 8])
+def test_all_four_axes_are_kept_and_explicit_on_any_number_of_devices(num_devices):
+    mesh = create_mesh(MeshConfig(), devices=jax.devices()[:num_devices])
+    assert mesh.axis_names == AXES == ("replica", "data", "expert", "model")
+    assert set(mesh.axis_types) == {AxisType.Explicit}
+    assert dict(mesh.shape) == {"replica": 1, "data": num_devices, "expert": 1, "model": 1}
+
+
+def test_without_devices_given_the_mesh_spans_all_of_them():
+    assert set(create_mesh(MeshConfig()).devices.flat) == set(jax.devices())
+
+
+@pytest.mark.parametrize(
+    ("config", "shape"),
+    [
+        (MeshConfig(), (1, 8, 1, 1)),
+        (MeshConfig(model=2), (1, 4, 1, 2)),
+        (MeshConfig(replica=2, expert=2, model=2), (2, 1, 2, 2)),
+        (MeshConfig(replica=2, data=2, expert=1, model=2), (2, 2, 1, 2)),
+    ],
+)
+def test_data_takes_the_devices_that_the_other_axes_leave(config, shape):
+    assert config.shape(8) == shape
+    assert create_mesh(config).devices.shape == shape
+
+
+@pytest.mark.parametrize(
+    ("config", "num_devices"),
+    [
+        (MeshConfig(data=4), 8),
+        (MeshConfig(data=16), 8),
+        (MeshConfig(model=3), 8),
+        (MeshConfig(replica=2, expert=2, model=4), 8),
+        (MeshConfig(model=2), 1),
+        (MeshConfig(expert=5), 7),
+        (MeshConfig(data=5, model=2), 12),
+    ],
+)
+def test_a_mesh_that_does_not_fit_is_answered_with_sizes_that_do(config, num_devices):
+    with pytest.raises(ConfigError) as refused:
+        config.shape(num_devices)
+    text = str(refused.value)
+    assert f"on a machine with {num_devices}. Allowed: sizes whose product is" in text
+    offers = OFFER.findall(text.partition("Fix:")[2])
+    assert 1 <= len(offers) <= 5
+    for sizes in offers:
+        works = MeshConfig(**dict(zip(AXES, map(int, sizes), strict=True)))
+        assert works.shape(num_devices) == tuple(map(int, sizes))
+
+
+def test_the_sizes_nearest_to_what_was_wanted_are_offered_first():
+    with pytest.raises(ConfigError, match="use one of: replica=2 data=1 expert=1 model=4;"):
+        MeshConfig(replica=2, data=3, model=4).shape(8)
+
+
+@pytest.mark.parametrize("axis", AXES)
+@pytest.mark.parametrize("size", [0, -1])
+def test_an_axis_without_devices_is_refused_by_name(axis, size):
+    with pytest.raises(ConfigError, match=rf"^mesh\.{axis}={size}\. Allowed: .* Fix: "):
+        MeshConfig(**{axis: size})
+
+
+def test_an_abstract_mesh_looks_like_the_real_one(eight_device_mesh):
+    real, abstract = eight_device_mesh, abstract_mesh(data=4, model=2)
+    assert dict(abstract.shape) == dict(real.shape)
+    assert abstract.axis_types == real.axis_types
+
+
+def test_the_batch_is_cut_over_all_axes_but_model():
+    mesh = create_mesh(MeshConfig(replica=2, expert=2, model=2))
+    assert BATCH_AXES == ("replica", "data", "expert")
+    assert batch_shards(mesh) == 4
+
+
+def test_a_batch_spec_cuts_one_axis_and_leaves_the_others_whole():
+    assert batch_spec(2) == PartitionSpec(BATCH_AXES, None)
+    assert batch_spec(3, batch_axis=1) == PartitionSpec(None, BATCH_AXES, None)
+
+
+def test_a_placed_batch_has_its_values_and_each_device_only_its_rows(eight_device_mesh):
+    tokens = np.arange(2 * 8 * 3, dtype=np.int32).reshape(2, 8, 3)
+    tree = {"tokens": tokens, "weight": tokens.astype(np.float32)}
+    placed = place_batch(tree, eight_device_mesh, batch_axis=1)
+    for name, leaf in tree.items():
+        assert placed[name].dtype == leaf.dtype
+        assert placed[name].sharding.spec == PartitionSpec(None, BATCH_AXES, None)
+        np.testing.assert_array_equal(np.asarray(placed[name]), leaf)
+    for shard in placed["tokens"].addressable_shards:
+        # Data over four, model over two: two devices hold the same two of eight rows.
+        assert shard.data.shape == (2, 2, 3)
+        np.testing.assert_array_equal(np.asarray(shard.data), tokens[shard.index])
+
+
+def test_on_one_device_a_placed_batch_is_whole(one_device_mesh):
+    rows = np.arange(6, dtype=np.int32).reshape(3, 2)
+    placed = place_batch(rows, one_device_mesh, batch_axis=0)
+    assert placed.sharding.spec == batch_spec(2)
+    np.testing.assert_array_equal(np.asarray(placed), rows)

@@ -1,0 +1,254 @@
+"""Atomic writes, exclusive creates and appended lines, under kill -9 and among processes."""
+
+import math
+import os
+import random
+import stat
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from chomp import storage
+from chomp.errors import StorageError
+from chomp.storage import join
+
+WRITE_FOREVER = """
+import itertools, sys
+from chomp import storage
+
+for turn in itertools.count():
+    content = bytes([65 + turn % 2]) * (2_000_000 + turn % 2)
+    storage.write_bytes_atomic(sys.argv[1], content)
+    if turn == 1:
+        print("writing", flush=True)
+"""
+
+CREATE_MANY = """
+import os, sys
+from chomp import storage
+
+folder, name, rounds = sys.argv[1], sys.argv[2], int(sys.argv[3])
+print("ready", flush=True)
+while not os.path.exists(f"{folder}/go"):
+    pass
+won = [storage.create_exclusive(f"{folder}/lock-{n}", name.encode() * 1000) for n in range(rounds)]
+print("".join("1" if mine else "0" for mine in won))
+"""
+
+APPEND_MANY = """
+import sys
+from chomp import storage
+
+for number in range(200):
+    storage.append_line(sys.argv[1], sys.argv[2] * 300 + f" {number}")
+"""
+
+
+def test_a_file_is_whole_after_every_kill(
+    tmp_path: Path, start: Callable[..., subprocess.Popen[str]]
+):
+    path = tmp_path / "state"
+    whole = {b"A" * 2_000_000, b"B" * 2_000_001}
+    moments = random.Random(7)
+    for _ in range(8):
+        process = start(WRITE_FOREVER, path)
+        assert process.stdout is not None
+        assert process.stdout.readline() == "writing\n"
+        # The kill must fall on an arbitrary point of the loop, so there is nothing to wait for.
+        time.sleep(moments.uniform(0, 0.03))
+        process.kill()
+        process.wait()
+        assert path.read_bytes() in whole
+        assert storage.list_folder(tmp_path) == ["state"]
+        assert storage.glob_files(tmp_path / "*") == [str(path)]
+
+
+def test_a_reader_never_sees_part_of_a_write(
+    tmp_path: Path, start: Callable[..., subprocess.Popen[str]]
+):
+    path = tmp_path / "state"
+    process = start(WRITE_FOREVER, path)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "writing\n"
+    for _ in range(100):
+        content = path.read_bytes()
+        assert len(content) == 2_000_000 + (content[:1] == b"B")
+
+
+def test_a_write_replaces_all_of_the_old_content(root: str):
+    path = join(root, "x")
+    storage.write_bytes_atomic(path, b"a long old content")
+    storage.write_bytes_atomic(path, b"new")
+    assert storage.read_bytes(path) == b"new"
+    storage.write_bytes_atomic(path, b"")
+    assert storage.read_bytes(path) == b""
+    assert storage.list_folder(root) == ["x"]
+
+
+def test_a_write_keeps_permissions_and_follows_links(tmp_path: Path):
+    private = tmp_path / "private"
+    private.write_text("old")
+    private.chmod(0o600)
+    (tmp_path / "link").symlink_to(private)
+    storage.write_text_atomic(tmp_path / "link", "new")
+    assert (tmp_path / "link").is_symlink()
+    assert private.read_text() == "new"
+    assert stat.S_IMODE(private.stat().st_mode) == 0o600
+
+
+def test_a_new_file_has_the_permissions_of_any_other_new_file(tmp_path: Path):
+    (tmp_path / "plain").touch()
+    storage.write_text_atomic(tmp_path / "ours", "x")
+    assert (tmp_path / "ours").stat().st_mode == (tmp_path / "plain").stat().st_mode
+
+
+def test_the_longest_name_a_filesystem_takes_can_be_written(tmp_path: Path):
+    storage.write_text_atomic(tmp_path / ("n" * 255), "x")
+    storage.write_text_atomic(tmp_path / ("ü" * 127), "x")
+    assert len(os.listdir(tmp_path)) == 2
+
+
+def test_text_that_utf8_cannot_hold_changes_nothing(root: str):
+    path = join(root, "x")
+    storage.write_text_atomic(path, "old")
+    with pytest.raises(StorageError, match="character 3"):
+        storage.write_text_atomic(path, "bad\udc80")
+    assert storage.read_text(path) == "old"
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
+    max_leaves=12,
+)  # fmt: skip
+
+
+@settings(deadline=None)  # a busy machine is no bug
+@given(json_values)
+def test_json_reads_back_as_it_was(value: object):
+    path = "memory://json-round-trip/x.json"
+    storage.write_json_atomic(path, value)
+    assert storage.read_json(path) == value
+
+
+def test_json_is_indented_ends_with_a_line_end_and_sorts_when_asked(root: str):
+    path = join(root, "x.json")
+    storage.write_json_atomic(path, {"b": 1, "a": (2,)})
+    assert storage.read_text(path) == '{\n  "b": 1,\n  "a": [\n    2\n  ]\n}\n'
+    storage.write_json_atomic(path, {"b": 1, "a": 2}, indent=None, sort_keys=True)
+    assert storage.read_text(path) == '{"a": 2, "b": 1}\n'
+
+
+itself: list[object] = []
+itself.append(itself)
+
+
+@pytest.mark.parametrize(
+    ("value", "fault"),
+    [
+        ({"train": {"loss": [1.0, math.nan]}}, r"train\.loss\[1\] is nan"),
+        ({"lr": -math.inf}, "lr is -inf"),
+        (math.nan, "the value itself is nan"),
+        ({"a": {1: "x"}}, "a is a dict with the key 1 of type int"),
+        ({"a": [Path("x")]}, r"a\[0\] is of type pathlib\."),
+        ({"a": itself}, r"a\[0\] is a container that holds itself"),
+    ],
+)
+def test_json_that_is_not_strict_is_refused_by_its_key_path(root: str, value: object, fault: str):
+    path = join(root, "x.json")
+    storage.write_json_atomic(path, "old")
+    with pytest.raises(StorageError, match=fault):
+        storage.write_json_atomic(path, value)
+    assert storage.read_json(path) == "old"
+
+
+def test_exclusive_create_tells_the_first_from_the_rest(root: str):
+    path = join(root, "lock")
+    assert storage.create_exclusive(path, b"first")
+    assert not storage.create_exclusive(path, b"second")
+    assert storage.read_bytes(path) == b"first"
+    if storage.is_local(path):
+        assert os.listdir(root) == ["lock"]
+
+
+def test_of_many_processes_exactly_one_creates_each_file(
+    tmp_path: Path, start: Callable[..., subprocess.Popen[str]]
+):
+    rounds, contenders = 30, "abcdef"
+    processes = [start(CREATE_MANY, tmp_path, name, rounds) for name in contenders]
+    for process in processes:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+    (tmp_path / "go").touch()
+    answers = [process.communicate(timeout=20)[0].strip() for process in processes]
+    for number in range(rounds):
+        winners = [
+            name for name, won in zip(contenders, answers, strict=True) if won[number] == "1"
+        ]
+        assert len(winners) == 1
+        assert (tmp_path / f"lock-{number}").read_text() == winners[0] * 1000
+    assert len(os.listdir(tmp_path)) == rounds + 1
+
+
+@pytest.fixture
+def eager_threads() -> Iterator[None]:
+    """Threads that take turns as often as they can, to fall into every gap."""
+    usual = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(usual)
+
+
+@pytest.mark.usefixtures("eager_threads")
+def test_of_many_threads_exactly_one_creates_a_file_in_memory(memory_root: str):
+    winners: list[int] = []
+    barrier = threading.Barrier(8)
+
+    def contend(number: int) -> None:
+        for round_number in range(20):
+            barrier.wait(timeout=5)
+            if storage.create_exclusive(join(memory_root, f"lock-{round_number}"), b"x"):
+                winners.append(round_number)
+
+    threads = [threading.Thread(target=contend, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(winners) == list(range(20))
+
+
+def test_a_filesystem_without_exclusive_create_says_so():
+    with pytest.raises(StorageError, match="has no exclusive create"):
+        storage.create_exclusive("sftp://host/lock", b"x")
+
+
+def test_lines_of_several_processes_never_mix(
+    tmp_path: Path, start: Callable[..., subprocess.Popen[str]]
+):
+    log = tmp_path / "log"
+    processes = [start(APPEND_MANY, log, letter) for letter in "abc"]
+    for process in processes:
+        assert process.wait(timeout=20) == 0
+    expected = {f"{letter * 300} {number}" for letter in "abc" for number in range(200)}
+    lines = [line for line in log.read_text().splitlines() if line]
+    assert set(lines) == expected
+    assert len(lines) == len(expected)
+
+
+def test_a_line_is_appended_as_it_is(root: str):
+    log = join(root, "log")
+    storage.append_line(log, "grüße")
+    storage.append_line(log, "")
+    storage.append_line(log, "bad \udc80")
+    assert storage.read_text(log) == "grüße\n\nbad \\udc80\n"
+    with pytest.raises(StorageError, match="one line without its line end"):
+        storage.append_line(log, "two\nlines")

@@ -1,0 +1,172 @@
+"""What a person reads when a filesystem says no: the path, the reason, the way out."""
+
+import errno
+import os
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from chomp import storage
+from chomp.errors import StorageError
+from chomp.storage import join
+
+three_parts = r"(?s).+\. Allowed: .+\. Fix: .+\.$"
+
+# Runs one call under a file-size limit, which the kernel enforces on root too.
+LIMITED = """
+import resource, sys
+from chomp import storage
+from chomp.errors import StorageError
+
+limit, call = int(sys.argv[1]), sys.argv[2]
+resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+try:
+    getattr(storage, call)(*(eval(argument) for argument in sys.argv[3:]))
+except StorageError as error:
+    print(error.errno, error)
+"""
+
+
+def test_a_missing_file_names_its_neighbours_and_the_nearest_name(root: str):
+    for name in ["metrics.jsonl", "train.log"]:
+        storage.write_bytes_atomic(join(root, name), b"")
+    with pytest.raises(StorageError, match=three_parts) as caught:
+        storage.read_bytes(join(root, "metric.jsonl"))
+    text = str(caught.value)
+    assert f"{join(root, 'metric.jsonl')}: 'metric.jsonl' does not exist" in text
+    assert "holds metrics.jsonl, train.log" in text
+    assert f"did you mean {join(root, 'metrics.jsonl')}" in text
+    assert isinstance(caught.value.__cause__, FileNotFoundError)
+
+
+def test_a_missing_folder_is_found_from_the_nearest_parent_that_exists(tmp_path: Path):
+    (tmp_path / "checkpoints").mkdir()
+    with pytest.raises(StorageError) as caught:
+        storage.list_folder(tmp_path / "checkpoint" / "step-1" / "x")
+    assert f"'checkpoint' does not exist in {tmp_path}" in str(caught.value)
+    assert f"did you mean {tmp_path}/checkpoints" in str(caught.value)
+    assert caught.value.errno == errno.ENOENT
+
+
+def test_a_long_listing_is_cut_short(tmp_path: Path):
+    for index in range(20):
+        (tmp_path / f"shard-{index:02}").touch()
+    with pytest.raises(StorageError, match=r"shard-07 and 12 more\. Allowed"):
+        storage.read_bytes(tmp_path / "zzz")
+
+
+def test_a_missing_relative_path_names_the_real_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(StorageError, match=rf"'runs' does not exist in {tmp_path}, which holds"):
+        storage.read_json("runs/x.json")
+
+
+def test_a_link_that_leads_nowhere_is_called_that(tmp_path: Path):
+    (tmp_path / "latest").symlink_to(tmp_path / "gone")
+    assert not storage.exists(tmp_path / "latest")
+    with pytest.raises(StorageError, match="'latest' leads nowhere"):
+        storage.read_bytes(tmp_path / "latest")
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda path: storage.write_text_atomic(path, "x"),
+        lambda path: storage.create_exclusive(path, b"x"),
+        lambda path: storage.append_line(path, "x"),
+        storage.make_folder,
+        storage.require_writable_folder,
+        lambda path: storage.Lease.try_acquire(path),
+    ],
+    ids=["write", "create", "append", "make", "require", "lease"],
+)
+@pytest.mark.parametrize("place", ["below a file", "/sys", "/proc"])
+def test_a_place_that_takes_no_files_is_explained(
+    tmp_path: Path, write: Callable[[str], object], place: str
+):
+    (tmp_path / "file").touch()
+    folder = str(tmp_path / "file") if place == "below a file" else place
+    if not os.path.exists(folder):
+        pytest.skip(f"this system has no {folder}")
+    with pytest.raises(StorageError, match=three_parts) as caught:
+        write(join(folder, "new"))
+    assert folder in str(caught.value)
+    assert isinstance(caught.value.__cause__, OSError)
+    assert storage.list_folder(tmp_path) == ["file"]
+
+
+def test_a_refused_permission_names_the_user_and_the_folder():
+    if not os.path.isdir("/sys"):
+        pytest.skip("this system has no /sys")
+    with pytest.raises(StorageError, match=rf"user .*uid {os.geteuid()}\).*folder /sys"):
+        storage.write_bytes_atomic("/sys/new", b"x")
+
+
+def test_a_folder_that_stores_nothing_is_not_called_missing():
+    if not os.path.isdir("/proc"):
+        pytest.skip("this system has no /proc")
+    for call in (storage.make_folder, lambda path: storage.write_bytes_atomic(path, b"x")):
+        with pytest.raises(StorageError, match="folder /proc exists, but takes no new files"):
+            call("/proc/new")
+
+
+def test_a_folder_in_the_way_is_named(tmp_path: Path):
+    (tmp_path / "run").mkdir()
+    for call in (storage.read_bytes, lambda path: storage.write_bytes_atomic(path, b"x")):
+        with pytest.raises(StorageError, match="run: it is a folder, not a file"):
+            call(str(tmp_path / "run"))
+    assert os.listdir(tmp_path) == ["run"]
+
+
+def test_a_full_disk_keeps_the_old_content_and_says_so(
+    tmp_path: Path, start: Callable[..., subprocess.Popen[str]]
+):
+    path = tmp_path / "state"
+    path.write_bytes(b"old")
+    process = start(LIMITED, 1000, "write_bytes_atomic", repr(str(path)), "bytes(10**6)")
+    text = process.communicate(timeout=20)[0]
+    assert text.startswith(f"{errno.EFBIG} cannot write {path}: the disk is full")
+    assert "MiB free on the filesystem" in text
+    assert "nothing was replaced" in text
+    assert path.read_bytes() == b"old"
+    assert os.listdir(tmp_path) == ["state"]
+
+
+@pytest.mark.parametrize("call", ["require_writable_folder", "create_exclusive"])
+def test_a_full_disk_leaves_no_trace_of_what_failed(
+    tmp_path: Path, start: Callable[..., subprocess.Popen[str]], call: str
+):
+    arguments = [str(tmp_path)] if call == "require_writable_folder" else [str(tmp_path / "x")]
+    content = [] if call == "require_writable_folder" else ["bytes(2000)"]
+    process = start(LIMITED, 1000, call, repr(arguments[0]), *content)
+    assert "the disk is full" in process.communicate(timeout=20)[0]
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_log_line_cut_by_a_full_disk_costs_only_itself(
+    tmp_path: Path, start: Callable[..., subprocess.Popen[str]]
+):
+    log = tmp_path / "log"
+    storage.append_line(log, "first")
+    process = start(LIMITED, 10, "append_line", repr(str(log)), "'second'*9")
+    assert "cannot append to" in process.communicate(timeout=20)[0]
+    storage.append_line(log, "third")
+    lines = log.read_text().splitlines()
+    assert lines[0] == "first"
+    assert lines[-1] == "third"
+
+
+def test_an_unknown_scheme_names_the_fix():
+    with pytest.raises(StorageError, match="install the package that provides nosuch://"):
+        storage.exists("nosuch://bucket/x")
+
+
+def test_a_cloud_client_that_fails_in_its_own_way_is_explained(memory_root: str):
+    # A file cannot be a folder in memory either; the memory filesystem says so with other types.
+    storage.write_bytes_atomic(join(memory_root, "file"), b"")
+    with pytest.raises(StorageError, match=three_parts):
+        storage.create_exclusive(join(memory_root, "file", "below"), b"")

@@ -1,0 +1,110 @@
+"""The text of paths: joining, normalising and telling local from remote."""
+
+import posixpath
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from chomp.errors import StorageError
+from chomp.storage import is_local, join, name_of, normalise, parent_of
+
+names = st.text(st.characters(codec="utf-8", exclude_characters="/\0:"), min_size=1).filter(
+    lambda name: name not in (".", "..")
+)
+bases = st.sampled_from(
+    ["/", "/data", "runs", "s3://bucket", "memory://", "file:///tmp", "gs://b/k/"]
+)
+
+
+@settings(deadline=None)  # a busy machine is no bug
+@given(bases, st.lists(names, max_size=4), st.lists(names, max_size=4))
+def test_joining_in_two_steps_is_joining_at_once(base: str, first: list[str], second: list[str]):
+    assert join(join(base, *first), *second) == join(base, *first, *second)
+
+
+@settings(deadline=None)
+@given(bases, st.lists(names, min_size=1, max_size=4))
+def test_parent_and_name_undo_a_join(base: str, parts: list[str]):
+    path = join(base, *parts)
+    assert name_of(path) == parts[-1]
+    assert parent_of(path) == join(base, *parts[:-1])
+
+
+@settings(deadline=None)
+@given(bases, st.lists(names, max_size=4))
+def test_normalising_twice_changes_nothing_and_keeps_the_place(base: str, parts: list[str]):
+    path = join(base, *parts)
+    assert normalise(path) == path
+    assert is_local(path) == is_local(base)
+
+
+@settings(deadline=None)
+@given(st.lists(names, min_size=1, max_size=4))
+def test_a_plain_join_is_the_join_of_the_operating_system(parts: list[str]):
+    assert join("/data", *parts) == posixpath.join("/data", *parts)
+
+
+@pytest.mark.parametrize(
+    ("given_path", "normal"),
+    [
+        ("file:///data/run", "/data/run"),
+        ("file://localhost/data/run", "/data/run"),
+        ("local:///data/run/", "/data/run"),
+        ("file:///", "/"),
+        ("/data/run//", "/data/run"),
+        ("runs/../other", "runs/../other"),
+        ("s3://bucket/run/", "s3://bucket/run"),
+        ("memory://", "memory://"),
+        ("simplecache::s3://bucket/x", "simplecache::s3://bucket/x"),
+        ("what a://name", "what a://name"),
+        (Path("/data") / "run", "/data/run"),
+    ],
+)
+def test_every_place_has_one_spelling(given_path: str | Path, normal: str):
+    assert normalise(given_path) == normal
+
+
+def test_local_means_plain_or_file():
+    assert is_local("runs/x")
+    assert is_local("file:///runs/x")
+    assert not is_local("s3://bucket/x")
+    assert not is_local("memory://x")
+
+
+def test_empty_parts_are_left_out():
+    assert join("s3://bucket", "", "run") == "s3://bucket/run"
+
+
+@pytest.mark.parametrize("part", ["/etc", "../up", "a/../../b", "s3://other/x"])
+def test_a_part_cannot_lead_out_of_its_base(part: str):
+    with pytest.raises(StorageError, match="Allowed: relative parts"):
+        join("/data/run", part)
+
+
+@pytest.mark.parametrize("path", ["", "a\0b", "file://runs/x", "file://", "\ud800"])
+def test_a_path_that_names_no_place_is_refused(path: str):
+    with pytest.raises(StorageError, match="Fix: "):
+        normalise(path)
+
+
+def test_an_address_that_went_through_pathlib_is_refused():
+    with pytest.raises(StorageError, match="pass addresses as str"):
+        normalise(Path("s3://bucket/run"))
+
+
+def test_the_bucket_is_its_own_parent():
+    assert parent_of("s3://bucket") == "s3://bucket"
+    assert parent_of("memory://run") == "memory://"
+    assert parent_of("/") == "/"
+    assert parent_of("run") == "."
+
+
+def test_importing_the_room_loads_neither_jax_nor_fsspec(
+    start: Callable[..., subprocess.Popen[str]],
+):
+    process = start("import sys, chomp.storage; print({'jax', 'fsspec'} & set(sys.modules))")
+    assert process.communicate(timeout=20)[0] == "set()\n"

@@ -1,0 +1,84 @@
+"""Every command in the pages is one that runs, and what they promise is so."""
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks.record import README as BENCHMARKS
+from benchmarks.record import overview
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", ROOT / "experiments/grug/README.md", *(ROOT / "docs").rglob("*.md")]
+
+# Commands that other tests run in full, or that would run this very suite.
+RUN_ELSEWHERE = {
+    "pip install uv": "the environment these tests run in",
+    "uv run --group test pytest": "this suite",
+    "uv run --group test pytest tests/data": "part of this suite",
+    "uv run --group test pytest -m slow": "the slow part of this suite",
+    "uv run experiments/grug/base/launch.py": "tests/test_quickstart.py",
+    "uv run experiments/grug/base/launch.py -o train.steps=500 -o optim.lr=3e-3": (
+        "tests/test_quickstart.py, with other values"
+    ),
+    "uv run --group test infra/pre-commit.py --all-files": "tests/test_pre_commit.py and .ci/run",
+    "uv run --group test infra/pre-commit.py --fix": "tests/test_pre_commit.py",
+    "uv run --group test infra/pre-commit.py --only types": "tests/test_pre_commit.py",
+    "uv run --group test python -m tests.golden.regenerate": "tests/test_golden.py, its function",
+    "uv run python -m benchmarks.quickstart": "a benchmark: minutes",
+    "uv run python -m benchmarks.quickstart --quick": "a benchmark: a minute",
+    "uv run python -m benchmarks.record": "below, its function",
+}
+
+
+def commands(page: Path) -> list[str]:
+    blocks = re.findall(r"```bash\n(.*?)```", page.read_text(), re.DOTALL)
+    lines = (line.split("  #")[0].strip() for block in blocks for line in block.splitlines())
+    return [line.removesuffix(" #").strip() for line in lines if line]
+
+
+ALL_COMMANDS = sorted({command for page in PAGES for command in commands(page)})
+
+
+def test_the_pages_have_commands():
+    assert "uv run experiments/grug/base/launch.py" in commands(ROOT / "README.md")
+    assert len(ALL_COMMANDS) > 8
+
+
+@pytest.mark.parametrize("command", [c for c in ALL_COMMANDS if c not in RUN_ELSEWHERE])
+def test_a_command_in_the_pages_runs(command, tmp_path):
+    words = shlex.split(command)
+    assert words[:2] == ["uv", "run"], f"{command!r} is in no list of what is tested"
+    arguments = words[2:] if words[2] != "python" else words[3:]
+    # `--prefix` keeps the outputs of a launch file out of the checkout.
+    done = subprocess.run(
+        [sys.executable, *arguments, "--prefix", str(tmp_path)],
+        cwd=ROOT, env={**os.environ, "JAX_NUM_CPU_DEVICES": "1"}, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+
+
+def test_no_command_is_excused_that_no_page_has():
+    assert set(RUN_ELSEWHERE) <= set(ALL_COMMANDS)
+
+
+def test_ci_runs_the_checks_and_then_exactly_the_readme_command():
+    lines = [line.strip() for line in (ROOT / ".ci/run").read_text().splitlines()]
+    said = [line for line in lines if line and not line.startswith("#")]
+    assert said[-1] == "uv run --group test pytest"
+    assert said[-2].endswith("infra/pre-commit.py --all-files")
+    assert said[-1] in commands(ROOT / "README.md")
+
+
+def test_links_in_the_pages_lead_somewhere():
+    for page in PAGES:
+        for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):
+            assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+def test_the_benchmark_overview_is_made_from_the_results():
+    assert BENCHMARKS.read_text() == overview()

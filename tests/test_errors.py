@@ -1,0 +1,115 @@
+"""The exception tree and the messages every refusal is written with."""
+
+from dataclasses import dataclass
+
+import pytest
+
+from chomp import errors
+from chomp.errors import (
+    ChompError,
+    ConfigError,
+    RunInterrupted,
+    divisors,
+    message,
+    require,
+    require_at_most,
+    require_divides,
+    require_positive,
+)
+
+TREE = {
+    "ConfigError": ValueError,
+    "DataError": ValueError,
+    "StorageError": OSError,
+    "CheckpointError": RuntimeError,
+    "NonFiniteError": ArithmeticError,
+    "LaunchError": RuntimeError,
+    "RunInterrupted": RuntimeError,
+}
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Numbers and things that are no numbers."""
+
+    width: int = 8
+    rate: float = 0.5
+    window: int | None = None
+    name: str = "a"
+    is_wide: bool = False
+
+
+def test_every_exception_is_a_chomp_error_and_the_builtin_a_caller_expects():
+    found = {
+        name
+        for name, value in vars(errors).items()
+        if isinstance(value, type) and issubclass(value, ChompError) and value is not ChompError
+    }
+    assert found == set(TREE)
+    assert all(issubclass(getattr(errors, name), builtin) for name, builtin in TREE.items())
+
+
+def test_the_docstring_draws_every_exception_with_its_builtin():
+    for name, builtin in TREE.items():
+        assert any(
+            name in line and f"({builtin.__name__})" in line
+            for line in (errors.__doc__ or "").splitlines()
+        ), name
+
+
+def test_a_message_has_its_three_parts_in_order():
+    text = message(given="lr=-1", allowed="above 0", fix="try 3e-4")
+    assert text == "lr=-1. Allowed: above 0. Fix: try 3e-4."
+
+
+def test_a_list_in_a_message_ends_its_own_line():
+    text = message(given="these differ:\n  a\n  b\n", allowed="none", fix="undo them")
+    assert text == "these differ:\n  a\n  b\nAllowed: none. Fix: undo them."
+
+
+def test_require_raises_a_config_error_only_when_the_condition_fails():
+    require(True, given="a", allowed="b", fix="c")
+    with pytest.raises(ConfigError, match=r"^a\. Allowed: b\. Fix: c\.$"):
+        require(False, given="a", allowed="b", fix="c")
+
+
+def test_numbers_above_zero_pass_and_what_is_no_number_is_left_alone():
+    require_positive(Sizes())
+    require_positive(Sizes(width=-1), "rate")
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        (Sizes(width=0), "width=0"),
+        (Sizes(rate=-0.5), "rate=-0.5"),
+        (Sizes(window=0), "window=0"),
+        (Sizes(rate=float("nan")), "rate=nan"),
+    ],
+)
+def test_a_number_that_is_not_above_zero_is_named_with_its_value(config, words):
+    with pytest.raises(ConfigError, match=f"^{words}. Allowed: numbers above 0"):
+        require_positive(config)
+
+
+def test_a_limit_is_named_by_the_field_that_sets_it():
+    require_at_most("seq_len", 8, "max_seq_len", 8)
+    with pytest.raises(ConfigError, match=r"seq_len=9 with max_seq_len=8.*raise max_seq_len"):
+        require_at_most("seq_len", 9, "max_seq_len", 8)
+
+
+@pytest.mark.parametrize("divisor", [5, 0, -2])
+def test_an_indivisible_size_is_answered_with_the_sizes_that_work(divisor):
+    with pytest.raises(ConfigError, match=r"set num_kv_heads to one of \[1, 2, 3, 4, 6, 12\]"):
+        require_divides("num_kv_heads", divisor, "num_heads", 12)
+
+
+def test_divisors_are_all_of_them_and_nothing_else():
+    for number in range(1, 50):
+        assert divisors(number) == [d for d in range(1, 50) if number % d == 0]
+
+
+def test_an_interruption_carries_the_exit_code_of_who_asked_for_it():
+    assert RunInterrupted("SIGTERM", exit_code=75).exit_code == 75
+    assert ConfigError.exit_code == 2
+    assert ChompError.exit_code == 1

@@ -1,0 +1,49 @@
+"""What an install brings: the library in the wheel, the templates only in a checkout."""
+
+import re
+import subprocess
+import sys
+import tomllib
+import zipfile
+from pathlib import Path
+
+import chomp
+
+ROOT = Path(__file__).parents[1]
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+
+
+def test_the_wheel_holds_the_library_and_no_template(tmp_path):
+    build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
+    subprocess.run(build, cwd=ROOT, check=True, capture_output=True)
+    (wheel,) = tmp_path.glob("*.whl")
+    names = zipfile.ZipFile(wheel).namelist()
+    assert "chomp/py.typed" in names
+    assert "chomp/executor/plan.py" in names
+    tops = {name.split("/")[0] for name in names}
+    assert tops == {"chomp", f"chomp-{chomp.__version__}.dist-info"}
+
+
+def test_a_checkout_makes_templates_importable_from_anywhere(tmp_path):
+    code = "import chomp, experiments.grug.base.launch as l; print(l.VARIANT)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "base"
+
+
+def test_the_version_is_said_once_and_the_same():
+    assert PYPROJECT["project"]["version"] == chomp.__version__
+
+
+def test_every_dependency_has_a_pinned_version():
+    pinned = {
+        re.split("==", item)[0] for item in PYPROJECT["tool"]["uv"]["constraint-dependencies"]
+    }
+    asked = PYPROJECT["project"]["dependencies"] + PYPROJECT["dependency-groups"]["test"]
+    names = {re.split(r"[\[><=~!]", item)[0] for item in asked}
+    assert names <= pinned
+
+
+def test_a_plain_run_installs_no_group():
+    assert PYPROJECT["tool"]["uv"]["default-groups"] == []

@@ -1,0 +1,305 @@
+"""The first command a newcomer runs, end to end, in processes of its own: `launch.py` of base.
+
+Reduced in size by overrides, whole in every other way: the embedded corpus, a trained BPE, stores,
+training, evaluation, a sample; then run again, killed, interrupted, and given bad input.
+"""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests import tiny
+
+ROOT = Path(__file__).parents[1]
+LAUNCH = ROOT / "experiments/grug/base/launch.py"
+SMALL = {
+    "train.steps": 16,
+    "train.batch_size": 8,
+    "train.seq_len": 64,
+    "train.log_every": 1,
+    "optim.warmup_steps": 2,
+    "model.hidden_dim": 32,
+    "model.intermediate_dim": 64,
+    "model.num_layers": 2,
+    "model.num_heads": 2,
+    "model.num_kv_heads": 2,
+    "model.vocab_size": 512,
+    "data.tokenizer.vocab_size": 512,
+    "eval.max_eval_batches": 2,
+    "eval.sample_tokens": 24,
+}
+
+
+def command(prefix: Path, *more: str, launch: Path = LAUNCH) -> list[str]:
+    """The launch command with `more` arguments, whose `KEY=VALUE` stand in for the small ones."""
+    given = {argument.partition("=")[0] for argument in more}
+    small = [f"{key}={value}" for key, value in SMALL.items() if key not in given]
+    overrides = [part for item in small for part in ("-o", item)]
+    return [sys.executable, str(launch), "--prefix", str(prefix), *overrides, *more]
+
+
+def environment(**changes: str) -> dict[str, str]:
+    # One device, as a laptop has; a wide terminal, so that nothing is cut off.
+    return {**os.environ, "JAX_NUM_CPU_DEVICES": "1", "COLUMNS": "200", **changes}
+
+
+def launched(prefix: Path, *more: str, **changes: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command(prefix, *more), env=environment(**changes), capture_output=True, text=True
+    )
+
+
+@pytest.fixture(scope="session")
+def quickstart(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """A prefix in which the quickstart has run, and what it printed."""
+    prefix = tmp_path_factory.mktemp("quickstart")
+    done = launched(prefix)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return prefix, done.stdout
+
+
+def run_folder(prefix: Path, run_id: str = "base") -> Path:
+    (found,) = prefix.glob(f"grug/{run_id}-*")
+    return found
+
+
+def statuses(prefix: Path) -> dict[str, dict[str, object]]:
+    return {
+        str(path.parent.relative_to(prefix)): json.loads(path.read_text())
+        for path in sorted(prefix.glob("*/*/.executor_status"))
+    }
+
+
+def test_one_command_trains_a_model_and_says_what_came_of_it(quickstart):
+    prefix, printed = quickstart
+    for word in ("code", "prose", "loss", "bits per byte", "tokens/s", "sample", "train loss"):
+        assert word in printed
+    assert str(run_folder(prefix)) in printed
+    found = tiny.losses(run_folder(prefix))
+    assert found[15] < found[0] - 0.3
+    assert {state["state"] for state in statuses(prefix).values()} == {"SUCCESS"}
+    assert len(statuses(prefix)) == 6  # a tokenizer, four stores, the run
+
+
+def test_the_held_out_split_shares_no_document_with_training(quickstart):
+    from chomp.data import documents_of_split, embedded_documents
+
+    for part in ("code", "prose"):
+        train, held_out = (
+            {d.id for d in documents_of_split(embedded_documents(part), split, 0.05)}
+            for split in ("train", "validation")
+        )
+        assert train
+        assert held_out
+        assert not train & held_out
+
+
+def test_running_it_again_runs_nothing_and_says_where_the_result_is(quickstart):
+    prefix, _ = quickstart
+    before = statuses(prefix)
+    done = launched(prefix)
+    assert done.returncode == 0, done.stderr
+    assert "Already done" in done.stdout
+    assert str(run_folder(prefix)) in done.stdout
+    assert "bits per byte" in done.stdout
+    assert statuses(prefix) == before
+
+
+def test_a_plan_shows_every_step_and_writes_nothing(tmp_path):
+    done = launched(tmp_path / "empty", "--plan")
+    assert done.returncode == 0, done.stderr
+    for step in ("tokenizer/bpe", "tokens/code-train", "tokens/prose-validation", "grug/base"):
+        assert step in done.stdout
+    assert not (tmp_path / "empty").exists()
+
+
+def test_a_plan_names_the_field_that_makes_it_another_run(quickstart):
+    prefix, _ = quickstart
+    done = launched(prefix, "--plan", "-o", "optim.lr=0.02")
+    assert "optimizer.lr: 0.005 -> 0.02" in done.stdout
+
+
+def test_a_run_killed_in_the_middle_ends_with_the_same_losses_bit_for_bit(quickstart):
+    prefix, _ = quickstart
+    more = ["-o", "checkpoint.every=3"]
+    process = start(prefix, "killed", *more)
+    wait_for_rows(process, prefix, "killed", 8)
+    process.kill()
+    process.communicate()
+    assert max(tiny.losses(run_folder(prefix, "killed"))) < 15
+    done = launched(prefix, *more, GRUG_RUN_ID="killed")
+    assert done.returncode == 0, done.stderr
+    straight, killed = run_folder(prefix), run_folder(prefix, "killed")
+    assert tiny.losses(killed) == tiny.losses(straight)
+    assert tiny.receipt(killed, 16) == tiny.receipt(straight, 16)
+    status = json.loads((killed / ".executor_status").read_text())
+    assert (status["state"], status["attempt"]) == ("SUCCESS", 2)
+
+
+def start(prefix: Path, run_id: str, *more: str) -> "subprocess.Popen[str]":
+    return subprocess.Popen(
+        command(prefix, *more),
+        env=environment(GRUG_RUN_ID=run_id),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def wait_for_rows(process: "subprocess.Popen[str]", prefix: Path, run_id: str, rows: int) -> None:
+    """Until the run has logged that many steps, without blocking it."""
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline:
+        for metrics in prefix.glob(f"grug/{run_id}-*/metrics.jsonl"):
+            if metrics.read_text().count("train/loss") >= rows:
+                return
+        assert process.poll() is None, process.stdout and process.stdout.read()
+        time.sleep(0.02)
+    raise AssertionError(f"{run_id} logged fewer than {rows} steps in two minutes")
+
+
+@pytest.mark.parametrize(("number", "exit_code"), [(signal.SIGINT, 130), (signal.SIGTERM, 75)])
+def test_a_run_asked_to_stop_saves_and_the_same_command_continues(quickstart, number, exit_code):
+    prefix, _ = quickstart
+    run_id = f"stopped-{number.name}"
+    process = start(prefix, run_id)
+    wait_for_rows(process, prefix, run_id, 5)
+    process.send_signal(number)
+    printed, _ = process.communicate(timeout=60)
+    assert process.returncode == exit_code, printed
+    assert "The same command continues" in printed
+    assert "Traceback" not in printed
+    done = launched(prefix, GRUG_RUN_ID=run_id)
+    assert done.returncode == 0, done.stderr
+    assert tiny.losses(run_folder(prefix, run_id)) == tiny.losses(run_folder(prefix))
+
+
+def test_edited_template_source_is_never_silently_taken_for_done(quickstart, tmp_path):
+    prefix = tmp_path / "outputs"
+    shutil.copytree(quickstart[0], prefix)
+    shutil.copytree(ROOT / "experiments", tmp_path / "experiments")
+    edited = tmp_path / "experiments/grug/base"
+    with (edited / "model.py").open("a") as source:
+        source.write("\n# a change\n")
+    env = environment(PYTHONPATH=str(tmp_path))
+    run = command(prefix, launch=edited / "launch.py")
+    done = subprocess.run(run, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "template source model.py: edited" in done.stderr
+    assert "--force" in done.stderr
+    refused = subprocess.run([*run, "--strict"], env=env, capture_output=True, text=True)
+    assert refused.returncode != 0
+    assert "model.py" in refused.stderr
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        (["-o", "train.stepz=5"], ["stepz", "did you mean", "steps"]),
+        (["-o", "train.steps=many"], ["train", "steps", "integer"]),
+        (["-o", "model.num_heads=3"], ["num_heads=3", "Allowed", "Fix"]),
+        (["-o", "data.tokenizer.vocab_size=4096"], ["4096", "Fix: ", "model.vocab_size"]),
+        (["-o", "mesh.data=0"], ["mesh.data=0", "Fix"]),
+        (
+            ["-o", "data.components={mine: {source: {kind: text, paths: [nowhere/*.txt]}}}"],
+            ["nowhere/*.txt", "matches no file"],
+        ),
+        (["--no-such-flag"], ["no-such-flag", "--help"]),
+        (["-o", "optim.lr"], ["optim.lr", "="]),
+    ],
+    ids=lambda value: value[-1] if isinstance(value, list) and value[0].startswith("-") else "",
+)
+def test_bad_input_gives_one_clear_message_and_builds_nothing(tmp_path, more, words):
+    done = launched(tmp_path / "outputs", *more)
+    assert done.returncode != 0
+    for word in words:
+        assert word.lower() in done.stderr.lower(), done.stderr
+    assert "Traceback" not in done.stderr
+    assert not list((tmp_path).glob("outputs/*/*/.executor_status"))
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("train.batch_size=7", ["batch_size=7", "multiples of 2", "set train.batch_size to 8"]),
+        ("mesh.data=3", ["data=3", "a machine with 2", "use one of: replica=1 data=2"]),
+    ],
+)
+def test_a_batch_or_mesh_that_does_not_fit_the_devices_is_refused(quickstart, override, words):
+    prefix, run_id = quickstart[0], override.partition("=")[0]
+    done = launched(prefix, "-o", override, JAX_NUM_CPU_DEVICES="2", GRUG_RUN_ID=run_id)
+    assert done.returncode == 2
+    for word in words:
+        assert word in done.stderr
+    assert "Traceback" not in done.stderr
+    status = json.loads((run_folder(prefix, run_id) / ".executor_status").read_text())
+    assert status["state"] == "FAILED"
+    assert not (run_folder(prefix, run_id) / "checkpoints").exists()
+
+
+def test_a_damaged_token_store_stops_the_run_and_says_how_to_rebuild_it(quickstart, tmp_path):
+    prefix = tmp_path / "outputs"
+    shutil.copytree(quickstart[0], prefix)
+    (store,) = prefix.glob("tokens/code-train-*")
+    shard = max((path for path in store.glob("tokens/**/*") if path.is_file()), key=size_of)
+    content = bytearray(shard.read_bytes())
+    for at in range(1000, len(content) - 1000, 5000):  # in every chunk, wherever it is read
+        content[at] ^= 0xFF
+    shard.write_bytes(content)
+    done = launched(prefix, GRUG_RUN_ID="damaged")
+    assert done.returncode != 0
+    assert str(store) in done.stderr
+    assert "damaged" in done.stderr
+    assert "Fix: delete" in done.stderr
+    assert "Traceback" not in done.stderr
+    shutil.rmtree(store)
+    done = launched(prefix, GRUG_RUN_ID="damaged")
+    assert done.returncode == 0, done.stderr
+    assert tiny.losses(run_folder(prefix, "damaged")) == tiny.losses(run_folder(quickstart[0]))
+
+
+def size_of(path: Path) -> int:
+    return path.stat().st_size
+
+
+@pytest.mark.parametrize("where", ["below-a-file", "/sys/chomp"])
+def test_a_prefix_that_cannot_be_written_is_refused(tmp_path, where):
+    (tmp_path / "file").write_text("")
+    prefix = tmp_path / "file" / "outputs" if where == "below-a-file" else Path(where)
+    done = launched(prefix)
+    assert done.returncode != 0
+    assert str(prefix) in done.stderr
+    assert "Fix: " in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_full_disk_stops_the_run_and_leaves_nothing_that_looks_finished(quickstart, tmp_path):
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(disk)],
+        capture_output=True,
+        text=True,
+    )
+    if mounted.returncode:
+        pytest.skip(f"needs the right to mount a small disk: {mounted.stderr.strip()}")
+    try:
+        done = launched(disk / "outputs")
+        assert done.returncode != 0
+        assert "space" in done.stderr.lower(), done.stderr
+        assert "Fix: " in done.stderr
+        assert "Traceback" not in done.stderr
+        for name, status in statuses(disk / "outputs").items():
+            if name.startswith("tokens/"):
+                is_complete = (disk / "outputs" / name / "manifest.json").exists()
+                assert is_complete == (status["state"] == "SUCCESS")
+        assert not list(disk.glob("outputs/tokens/code-train-*/manifest.json"))
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)

@@ -1,0 +1,229 @@
+"""The base loop: it learns, adds up, logs what it promises, and continues bit for bit."""
+
+import json
+import math
+import os
+import signal
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from chomp.checkpoint import CheckpointConfig, list_checkpoints
+from chomp.data import GrugLmExample, LmDataConfig
+from chomp.errors import CheckpointError, ConfigError, NonFiniteError, RunInterrupted
+from chomp.kernels.precision import Precision
+from chomp.mesh import place_batch
+from experiments.grug.base.model import GrugModelConfig
+from experiments.grug.base.train import (
+    GrugEvalConfig,
+    GrugTrainState,
+    _make_train_step,
+    initial_state,
+    run_grug,
+)
+from tests import tiny
+
+
+@pytest.fixture(scope="session")
+def data(tmp_path_factory: pytest.TempPathFactory) -> LmDataConfig:
+    return tiny.build_data(tmp_path_factory.mktemp("tiny-data"))
+
+
+@pytest.fixture(scope="session")
+def straight_run(data: LmDataConfig, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An unbroken run of 12 steps with averaged weights, evaluated in the middle and at the end."""
+    folder = tmp_path_factory.mktemp("straight")
+    config = tiny.run_config(data, folder, ema_beta=0.9)
+    evaluation = GrugEvalConfig(
+        steps_per_eval=6, eval_batch_size=8, max_eval_batches=2, sample_tokens=16
+    )
+    run_grug(replace(config, eval=evaluation))
+    return folder
+
+
+def rows_of(run_folder: Path) -> list[dict[str, object]]:
+    return [json.loads(line) for line in (run_folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_the_loss_falls_on_real_text(straight_run):
+    found = tiny.losses(straight_run)
+    assert sorted(found) == list(range(12))
+    assert found[0] == pytest.approx(math.log(257), abs=0.05)  # knows nothing: uniform
+    assert found[11] < found[0] - 1.5
+
+
+def test_a_run_logs_the_promised_keys(straight_run):
+    rows = rows_of(straight_run)
+    trained = [row for row in rows if "train/loss" in row]
+    promised = {
+        "train/loss", "global_step", "run_progress", "optim/learning_rate", "throughput/duration",
+        "throughput/examples_per_second", "throughput/tokens_per_second", "throughput/total_tokens",
+        "throughput/gflops_per_second", "throughput/total_gflops", "throughput/hook_time",
+        "throughput/loading_time", "throughput/checkpoint_time", "throughput/compile_time",
+        "loss", "grad_norm", "lr", "tokens_seen", "tokens_per_sec", "step", "attempt", "time",
+    }  # fmt: skip
+    assert all(promised <= set(row) for row in trained)
+    assert trained[-1]["run_progress"] == 1.0
+    assert [row["step"] for row in trained] == list(range(12))
+    evaluated = [row for row in rows if "eval/loss" in row]
+    assert [row["step"] for row in evaluated] == [5, 11]
+    wanted = {
+        "eval/loss", "eval/macro_loss", "eval/bpb", "eval/macro_bpb", "eval/loading_time",
+        "eval/total_time", "eval/sums/loss", "eval/words/bpb", "eval/text/micro_loss",
+        "eval/text/macro_loss", "eval/text/macro_bpb", "eval/text/sums/loss", "eval/ema/loss",
+        "eval/ema/sums/loss", "eval_loss",
+    }  # fmt: skip
+    assert all(wanted <= set(row) for row in evaluated)
+
+
+def test_the_phases_of_a_run_sum_to_its_wall_clock(straight_run):
+    trained = [row for row in rows_of(straight_run) if "train/loss" in row]
+    phases = ("hook_time", "loading_time", "checkpoint_time", "compile_time", "duration")
+    evaluated = next(r for r in rows_of(straight_run) if r.get("step") == 5 and "eval/loss" in r)
+    # From the second row on: what is done once, in the first, is counted in the row after it.
+    counted = sum(float(row[f"throughput/{name}"]) for row in trained[2:] for name in phases)
+    counted += evaluated["eval/total_time"] + evaluated["eval/ema/total_time"]
+    wall = trained[-1]["time"] - trained[1]["time"]
+    assert counted == pytest.approx(wall, rel=0.1, abs=0.1)
+
+
+def test_the_run_folder_holds_what_the_run_was_made_of(straight_run):
+    for name in ("config_original.yaml", "config_resolved.json", "train.log", "metrics.jsonl"):
+        assert (straight_run / name).stat().st_size > 0
+    source = Path(tiny.__file__).parents[1] / "experiments/grug/base/train.py"
+    assert (straight_run / "template/train.py").read_text() == source.read_text()
+    assert (straight_run / "tokenizer/chomp_tokenizer.json").exists()
+    assert (straight_run / "samples/step-12.txt").exists()
+
+
+def test_a_run_stopped_in_the_middle_continues_bit_for_bit(straight_run, data, tmp_path):
+    config = tiny.run_config(data, tmp_path, ema_beta=0.9)
+    config = replace(config, checkpoint=CheckpointConfig(save_interval_s=None, every=5))
+    stop_when_logged(tmp_path / "metrics.jsonl", rows=4)
+    with pytest.raises(RunInterrupted, match="The same command continues") as stopped:
+        run_grug(config)
+    assert stopped.value.exit_code == 130
+    stopped_at = list_checkpoints(str(tmp_path / "checkpoints"))[-1].metadata.step
+    assert 0 < stopped_at < 12
+    run_grug(config)
+    assert tiny.losses(tmp_path) == tiny.losses(straight_run)
+    assert tiny.receipt(tmp_path, 12) == tiny.receipt(straight_run, 12)
+    attempts = {row["attempt"] for row in rows_of(tmp_path)}
+    assert attempts == {1, 2}
+
+
+def stop_when_logged(metrics: Path, rows: int) -> None:
+    """Send this process a real SIGINT once the run has logged that many rows."""
+
+    def watch() -> None:
+        for _ in range(6000):
+            if metrics.exists() and metrics.read_text().count("train/loss") >= rows:
+                os.kill(os.getpid(), signal.SIGINT)
+                return
+            threading.Event().wait(0.01)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def test_a_finished_run_is_left_as_it_is(straight_run, data):
+    before = tiny.losses(straight_run)
+    run_grug(replace(tiny.run_config(data, straight_run, ema_beta=0.9), eval=None))
+    assert tiny.losses(straight_run) == before
+
+
+def test_a_changed_config_is_refused_with_the_field_that_changed(straight_run, data):
+    config = tiny.run_config(data, straight_run, ema_beta=0.9)
+    config = replace(config, optimizer=replace(config.optimizer, lr=2e-2))
+    with pytest.raises(CheckpointError, match=r"optimizer\.lr: saved 0\.01, now 0\.02"):
+        run_grug(config)
+
+
+def test_a_loss_that_is_not_finite_ends_the_run_and_saves_nothing(data, tmp_path):
+    config = tiny.run_config(data, tmp_path, steps=6)
+    config = replace(
+        config,
+        optimizer=replace(config.optimizer, lr=1e30, grad_clip_norm=0.0),
+        checkpoint=CheckpointConfig(save_interval_s=None, every=1),
+    )
+    with pytest.raises(NonFiniteError, match=r"Fix: lower optim\.lr"):
+        run_grug(config)
+    for found in list_checkpoints(str(tmp_path / "checkpoints")):
+        assert found.metadata.step < 6
+        assert found.metadata.receipt  # a receipt is only written for a finite state
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"batch_size": 12}, r"batch_size=12 .*Fix: set train\.batch_size to 16"),
+        ({"seq_len": 128}, r"seq_len=128 with model\.max_seq_len=64"),
+        ({"load_checkpoint": True}, "no complete checkpoint"),
+    ],
+)
+def test_what_cannot_be_right_is_refused_before_training(data, tmp_path, change, words):
+    with pytest.raises((ConfigError, CheckpointError), match=words):
+        run_grug(tiny.run_config(data, tmp_path, **change))
+    assert not (tmp_path / "checkpoints").exists()
+
+
+def test_micro_batches_with_unequal_counts_equal_one_big_batch(eight_device_mesh):
+    whole, parts = (step_once(eight_device_mesh, grad_accum) for grad_accum in (1, 2))
+    assert whole[1]["train/loss"] == pytest.approx(parts[1]["train/loss"], rel=1e-6)
+    assert whole[1]["trained_tokens"] == parts[1]["trained_tokens"]
+    for a, b in zip(
+        jax.tree.leaves(whole[0].params), jax.tree.leaves(parts[0].params), strict=True
+    ):
+        np.testing.assert_allclose(a, b, atol=2e-6)
+
+
+def step_once(
+    mesh: jax.sharding.Mesh, grad_accum: int, *, ema_beta: float | None = None, steps: int = 1
+) -> tuple[GrugTrainState, dict[str, float]]:
+    """A step (or none) over the same 16 rows, of which the first 8 count for almost nothing."""
+    cfg = GrugModelConfig(
+        vocab_size=64, hidden_dim=32, intermediate_dim=64, num_layers=1, num_heads=2,
+        num_kv_heads=2, max_seq_len=16,
+    )  # fmt: skip
+    rng = np.random.default_rng(0)
+    tokens = rng.integers(0, 64, (16, 16)).astype(np.int32)
+    segments = np.zeros((16, 16), np.int32)
+    segments[:8, 2:] = -1
+    rows = GrugLmExample.from_rows(tokens, segments, eos_id=63)
+    batch = jax.tree.map(lambda leaf: leaf.reshape(grad_accum, -1, 16), rows)
+    mp, optimizer = Precision(), optax.sgd(1.0)
+    with jax.set_mesh(mesh):
+        state = jax.jit(
+            lambda: initial_state(
+                cfg, optimizer=optimizer, mp=mp, key=jax.random.key(0), ema_beta=ema_beta
+            )
+        )()
+        # Blocks start as the identity; with weight on their outputs everything has a gradient.
+        params = jax.tree.map(lambda p: p + jnp.float32(0.01), state.params)
+        averaged = None if ema_beta is None else jax.tree.map(jnp.copy, params)
+        state = replace(state, params=params, ema_params=averaged)
+        step = _make_train_step(optimizer, mp, z_loss_weight=1e-3, ema_beta=ema_beta)
+        metrics: dict[str, jax.Array] = {}
+        for _ in range(steps):
+            state, metrics = step(state, place_batch(batch, mesh, batch_axis=1))
+    return state, {name: float(value) for name, value in metrics.items()}
+
+
+def test_averaging_changes_no_loss_and_is_saved_only_when_asked_for(straight_run, data, tmp_path):
+    run_grug(replace(tiny.run_config(data, tmp_path), eval=None))
+    assert tiny.losses(tmp_path) == tiny.losses(straight_run)
+    averaged, plain = tiny.receipt(straight_run, 12), tiny.receipt(tmp_path, 12)
+    assert {name for name in averaged if name.startswith("ema_params/")}
+    assert plain == {k: v for k, v in averaged.items() if not k.startswith("ema_params/")}
+
+
+def test_averaged_weights_follow_their_formula(one_device_mesh):
+    before, after = (step_once(one_device_mesh, 1, ema_beta=0.75, steps=n)[0] for n in (0, 1))
+    leaves = (before.params, after.params, after.ema_params)
+    for start, moved, averaged in zip(*map(jax.tree.leaves, leaves), strict=True):
+        np.testing.assert_allclose(averaged, 0.75 * start + 0.25 * moved, atol=1e-6)

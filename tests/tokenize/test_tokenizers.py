@@ -1,0 +1,200 @@
+"""Texts to ids and back: nothing is lost, and the end of a document cannot be written as text."""
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from tokenizers import AddedToken, decoders, models, pre_tokenizers
+from tokenizers import Tokenizer as HuggingFaceTokenizer
+
+from chomp.errors import DataError
+from chomp.tokenize import BpeTokenizer, ByteTokenizer, Tokenizer, bytes_per_token, train_bpe
+
+TEXTS = [
+    "def add(a, b):\n    return a + b\n",
+    "The cat sat on the mat, and the hat sat on the cat.\n",
+    "Grüße aus Köln, 東京 and 🦖.\n" * 3,
+]
+
+three_parts = r"(?s).+\. Allowed: .+\. Fix: .+\.$"
+# Everything a UTF-8 file can hold: control characters and unassigned ones too, no surrogates.
+any_text = st.text(max_size=40)
+
+
+def byte_level(merged: list[str], *, special: list[str], plain: list[str]) -> HuggingFaceTokenizer:
+    """A byte-level tokenizer as others make them: no merges, tokens added as told."""
+    words = [*sorted(pre_tokenizers.ByteLevel.alphabet()), *merged]
+    tokenizer = HuggingFaceTokenizer(models.BPE({word: i for i, word in enumerate(words)}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(text, special=True) for text in special])
+    tokenizer.add_tokens([AddedToken(text) for text in plain])
+    return tokenizer
+
+
+@pytest.fixture(scope="module")
+def bpe() -> BpeTokenizer:
+    return train_bpe(TEXTS, vocab_size=300)
+
+
+@pytest.fixture(scope="module", params=["byte", "bpe"])
+def tokenizer(request: pytest.FixtureRequest, bpe: BpeTokenizer) -> Tokenizer:
+    return ByteTokenizer() if request.param == "byte" else bpe
+
+
+@given(text=any_text)
+@example("\x00\x01\x1b[0m\r\n\t\x7f\x85")
+@example("e\u0301 \u00e9 \u2028\ufeff\u200d \U0010ffff 👩‍👩‍👧")
+@example("  two blanks,  and a blank at the end ")
+@example("<|endoftext|>")
+def test_any_text_comes_back_and_its_tokens_are_its_bytes(tokenizer: Tokenizer, text: str):
+    (ids,) = tokenizer.encode_batch([text])
+    assert tokenizer.decode(ids) == text
+    table = tokenizer.token_bytes()
+    assert b"".join(table[i] or b"no bytes" for i in ids) == text.encode()
+    assert bytes_per_token(tokenizer)[ids].sum() == len(text.encode())
+
+
+@given(before=any_text, after=any_text)
+def test_a_document_that_quotes_the_end_token_does_not_end_there(
+    tokenizer: Tokenizer, before: str, after: str
+):
+    (ids,) = tokenizer.encode_batch([f"{before}<|endoftext|>{after}"])
+    assert tokenizer.eos_id not in ids
+
+
+def test_a_batch_is_encoded_text_by_text(tokenizer: Tokenizer):
+    texts = ["", "one", "two words", ""]
+    assert tokenizer.encode_batch(texts) == [tokenizer.encode_batch([t])[0] for t in texts]
+    assert tokenizer.encode_batch([]) == []
+
+
+def test_every_id_is_below_the_vocabulary_size_and_only_the_end_has_no_bytes(tokenizer: Tokenizer):
+    table = tokenizer.token_bytes()
+    assert len(table) == tokenizer.vocab_size
+    assert [i for i, raw in enumerate(table) if raw is None] == [tokenizer.eos_id]
+    lengths = bytes_per_token(tokenizer)
+    assert lengths.dtype == np.int32
+    assert lengths[tokenizer.eos_id] == 0
+    assert all(lengths[i] == len(raw) > 0 for i, raw in enumerate(table) if raw is not None)
+
+
+def test_ends_of_documents_are_left_out_of_decoded_text(tokenizer: Tokenizer):
+    (ids,) = tokenizer.encode_batch(["text"])
+    assert tokenizer.decode([*ids, tokenizer.eos_id, *ids]) == "texttext"
+
+
+def test_ids_above_the_vocabulary_and_broken_characters_still_decode(tokenizer: Tokenizer):
+    (ids,) = tokenizer.encode_batch(["ab"])
+    assert tokenizer.decode([*ids, tokenizer.vocab_size + 7]) == "ab"
+    first_byte_of_a_character = tokenizer.token_bytes().index("é".encode()[:1])
+    assert tokenizer.decode([first_byte_of_a_character]) == "\ufffd"
+
+
+def test_bpe_merges_what_it_was_trained_on(bpe: BpeTokenizer):
+    assert bpe.vocab_size == 300
+    (ids,) = bpe.encode_batch([TEXTS[1]])
+    assert len(ids) < len(TEXTS[1]) / 2
+
+
+def test_a_vocabulary_is_no_larger_than_its_texts_fill():
+    assert train_bpe(["ab"], vocab_size=5000).vocab_size == 258
+
+
+def test_the_same_texts_give_the_same_tokenizer_in_every_process(bpe: BpeTokenizer):
+    assert train_bpe(iter(TEXTS), vocab_size=300).content_hash == bpe.content_hash
+    program = "import sys, json, chomp.tokenize as t; texts, size = json.load(sys.stdin); "
+    program += "print(t.train_bpe(texts, vocab_size=size).content_hash)"
+    other = subprocess.run(
+        [sys.executable, "-c", program],
+        input=json.dumps([TEXTS, 300]),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert other.stdout.strip() == bpe.content_hash
+
+
+def test_other_texts_sizes_and_ends_are_other_tokenizers(bpe: BpeTokenizer):
+    ends = byte_level([], special=["<a>", "<b>"], plain=[]).to_str()
+    hashes = [
+        bpe.content_hash,
+        ByteTokenizer().content_hash,
+        train_bpe(TEXTS, vocab_size=299).content_hash,
+        train_bpe(TEXTS[:2], vocab_size=300).content_hash,
+        BpeTokenizer.from_json(ends, eos_token="<a>").content_hash,
+        BpeTokenizer.from_json(ends, eos_token="<b>").content_hash,
+    ]
+    assert len(set(hashes)) == len(hashes)
+
+
+def test_json_text_gives_the_tokenizer_back(bpe: BpeTokenizer):
+    again = BpeTokenizer.from_json(bpe.to_json())
+    assert again.content_hash == bpe.content_hash
+    assert again.encode_batch(TEXTS) == bpe.encode_batch(TEXTS)
+
+
+def test_added_tokens_that_are_text_have_the_bytes_of_that_text():
+    # Every character of "é¢" also stands for a single byte in the byte-level alphabet.
+    rules = byte_level([], special=["<|endoftext|>"], plain=["é¢", "a b"]).to_str()
+    tokenizer = BpeTokenizer.from_json(rules)
+    (ids,) = tokenizer.encode_batch(["xé¢ya b<|endoftext|>"])
+    assert (
+        b"".join(tokenizer.token_bytes()[i] or b"?" for i in ids) == "xé¢ya b<|endoftext|>".encode()
+    )
+    assert len(ids) == 1 + 1 + 1 + 1 + len("<|endoftext|>")
+
+
+def test_a_length_limit_in_the_rules_does_not_cut_documents():
+    rules = byte_level([], special=["<|endoftext|>"], plain=[])
+    rules.enable_truncation(4)
+    rules.enable_padding(length=4)
+    tokenizer = BpeTokenizer.from_json(rules.to_str())
+    assert [len(ids) for ids in tokenizer.encode_batch(["a", "a" * 50])] == [1, 50]
+
+
+@pytest.mark.parametrize("size", [-1, 0, 256])
+def test_a_vocabulary_without_room_for_every_byte_is_refused(size: int):
+    with pytest.raises(DataError, match=rf"^a BPE vocabulary of {size}\. Allowed: 257"):
+        train_bpe(TEXTS, vocab_size=size)
+
+
+def test_rules_that_are_no_json_are_refused():
+    with pytest.raises(DataError, match=three_parts) as caught:
+        BpeTokenizer.from_json('{"version": "1.0"', source="folder/tokenizer.json")
+    assert "folder/tokenizer.json" in str(caught.value)
+
+
+def test_rules_without_the_end_token_are_refused():
+    with pytest.raises(DataError, match=r"without a token '<eot>'\. Allowed"):
+        BpeTokenizer.from_json(
+            byte_level([], special=["</s>"], plain=[]).to_str(), eos_token="<eot>"
+        )
+
+
+def test_an_end_token_that_texts_can_contain_is_refused():
+    rules = byte_level(["<|endoftext|>"], special=["</s>"], plain=[])
+    with pytest.raises(DataError, match=r"256, which is not a special token.*: 257 \(</s>\)\. Fix"):
+        BpeTokenizer.from_json(rules.to_str())
+    with pytest.raises(DataError, match="end-of-document id 9999"):
+        BpeTokenizer(rules, eos_id=9999)
+
+
+def test_a_vocabulary_that_cannot_write_every_byte_is_refused():
+    rules = HuggingFaceTokenizer(models.BPE({"a": 0, "b": 1}, []))
+    rules.add_special_tokens(["<|endoftext|>"])
+    with pytest.raises(DataError, match="without ids for 254 of the 256 bytes"):
+        BpeTokenizer.from_json(rules.to_str())
+
+
+@settings(max_examples=20, deadline=None)
+@given(texts=st.lists(any_text, max_size=5), size=st.integers(257, 320))
+def test_a_tokenizer_trained_on_anything_keeps_any_text(texts: list[str], size: int):
+    tokenizer = train_bpe(texts, vocab_size=size)
+    assert 257 <= tokenizer.vocab_size <= size
+    for text in [*texts, "unseen ✓"]:
+        assert tokenizer.decode(tokenizer.encode_batch([text])[0]) == text

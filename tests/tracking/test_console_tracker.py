@@ -1,0 +1,349 @@
+"""The console shows a run on a terminal and in a file, and never gets in its way."""
+
+import io
+import logging
+import os
+import pty
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from chomp.tracking import CompositeTracker, ConsoleTracker, JsonlTracker, read_metrics
+from chomp.tracking.console import clock, compact
+from chomp.tracking.pace import Pace
+
+ROW: dict[str, Any] = {
+    "train/loss": 3.21456,
+    "grad/norm/total": 0.5123,
+    "optim/learning_rate": 3e-4,
+    "throughput/duration": 0.5,
+    "throughput/tokens_per_second": 12_345.6,
+}
+
+
+@pytest.fixture(autouse=True)
+def _not_under_ci(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("CI", "TTY_INTERACTIVE", "NO_COLOR", "FORCE_COLOR"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+
+
+def environment(**changed: str) -> dict[str, str]:
+    """That of this test, with the paths of this interpreter."""
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **changed}
+
+
+def plain_console() -> Console:
+    return Console(file=io.StringIO(), width=40)
+
+
+def terminal(width: int = 120) -> Console:
+    return Console(file=io.StringIO(), width=width, force_terminal=True, record=True)
+
+
+def printed(console: Console) -> str:
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def test_without_a_terminal_a_row_is_one_line_however_narrow_the_console() -> None:
+    console = plain_console()
+    tracker = ConsoleTracker(1000, console=console)
+    tracker.log(ROW, step=119)
+    tracker.finish()
+    assert printed(console) == (
+        "step 120/1000 | loss 3.2146 | grad norm 0.512 | lr 3.00e-04 | time 0.500 s | "
+        "12.3k tokens/s | ETA 0:07:20\n"
+    )
+
+
+def test_an_evaluation_packing_and_memory_are_shown_where_a_row_has_them() -> None:
+    console = plain_console()
+    extra = {"eval/loss": 3.5, "eval/bpb": 1.25, "packing_utilization": 0.981}
+    ConsoleTracker(10, console=console).log({**ROW, **extra, "peak_memory_gb": 12.34}, step=9)
+    assert (
+        "| eval loss 3.5000 | eval bpb 1.2500 | packing 98.1% | memory 12.3 GB | ETA 0:00:00\n"
+    ) in printed(console)
+
+
+def test_short_keys_and_arrays_are_shown_like_the_long_keys_and_numbers() -> None:
+    console = plain_console()
+    row: dict[str, Any] = {"loss": np.float32(2), "grad_norm": np.array(1.5), "lr": 0.1}
+    ConsoleTracker(10, console=console).log({**row, "tokens_per_sec": 10}, step=0)
+    assert printed(console) == (
+        "step 1/10 | loss 2.0000 | grad norm 1.5 | lr 1.00e-01 | 10 tokens/s | ETA -\n"
+    )
+
+
+def test_a_non_finite_loss_is_shown_as_such() -> None:
+    console = plain_console()
+    ConsoleTracker(10, console=console).log({"train/loss": float("nan")}, step=0)
+    assert "loss nan" in printed(console)
+
+
+def test_a_speed_is_worked_out_from_the_tokens_of_a_step_when_the_row_has_none() -> None:
+    console = plain_console()
+    row = {"train/loss": 1.0, "throughput/duration": 0.5}
+    ConsoleTracker(10, console=console, tokens_per_step=1000).log(row, step=0)
+    assert "2k tokens/s" in printed(console)
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {},
+        {"train/loss": None},
+        {"train/loss": "odd", "loss": [1]},
+        {"train/loss": {"nested": 1}, "throughput/duration": np.ones(3)},
+        {"train/loss": 10**400, "throughput/tokens_per_second": True},
+        {"train/loss": 1.0, "throughput/duration": float("inf")},
+        {"train/loss": 1.0, "throughput/duration": float("nan"), "[bold]": "[/]"},
+        {"train/loss": 1.0, "throughput/duration": 0.0, "throughput/tokens_per_second": -1e30},
+        {"train/loss": 1.0, "throughput/duration": 1e300},
+        {3: 4, None: 5},
+    ],
+)
+@pytest.mark.parametrize("is_terminal", [False, True])
+def test_odd_rows_are_never_an_error(row: dict[Any, Any], is_terminal: bool) -> None:
+    console = terminal() if is_terminal else plain_console()
+    tracker = ConsoleTracker(10, console=console, tokens_per_step=10)
+    tracker.log(row, step=3)
+    tracker.log(row, step=2)
+    tracker.log(row, step=10**9)
+    tracker.finish()
+
+
+def test_a_row_without_a_loss_is_not_worth_a_line() -> None:
+    console = plain_console()
+    ConsoleTracker(10, console=console).log({"grad/norm/head": 1.0, "mixture/stage": 1}, step=0)
+    assert printed(console) == ""
+
+
+def test_on_a_terminal_a_bar_shows_step_loss_speed_and_time_left() -> None:
+    console = terminal()
+    tracker = ConsoleTracker(1000, start_step=100, console=console)
+    tracker.log(ROW, step=119)
+    tracker.finish()
+    last = console.export_text().splitlines()[-1]
+    assert "━" in last
+    for text in ("step 120/1000", "loss 3.2146", "12.3k tokens/s", "ETA 0:07:20 0:00:"):
+        assert text in last
+    assert " | " not in last
+
+
+def test_a_resumed_bar_starts_where_the_run_does() -> None:
+    console = terminal()
+    ConsoleTracker(1000, start_step=100, console=console).finish()
+    assert "step 100/1000" in console.export_text()
+
+
+def test_an_evaluation_is_a_line_above_the_bar() -> None:
+    console = terminal()
+    tracker = ConsoleTracker(1000, console=console)
+    tracker.log(ROW, step=119)
+    tracker.log({"eval/loss": 3.5}, step=119)
+    tracker.finish()
+    lines = console.export_text().splitlines()
+    assert sum("step 120/1000 | eval loss 3.5000 | ETA" in line for line in lines) == 1
+    assert "loss 3.2146" in lines[-1]  # the training loss stays on the bar
+
+
+def test_in_eighty_columns_the_numbers_stay_whole() -> None:
+    console = terminal(width=80)
+    tracker = ConsoleTracker(1_000_000, console=console)
+    tracker.log(ROW, step=999_998)
+    tracker.finish()
+    last = console.export_text().splitlines()[-1]
+    assert re.search(
+        r"[━╸] step 999999/1000000 loss 3\.2146 12\.3k tokens/s ETA 0:00:0\d 0:0", last
+    )
+
+
+def test_finish_gives_the_cursor_back_once_and_may_be_called_twice() -> None:
+    console = terminal()
+    tracker = ConsoleTracker(10, console=console)
+    tracker.finish()
+    tracker.finish()
+    text = printed(console)
+    assert text.count("\x1b[?25l") == text.count("\x1b[?25h") == 1
+    assert text.endswith("\n\x1b[?25h")
+
+
+@pytest.mark.parametrize(("variable", "value"), [("CI", "true"), ("TERM", "dumb")])
+def test_under_ci_and_on_a_dumb_terminal_there_are_lines_and_no_bar(
+    monkeypatch: pytest.MonkeyPatch, variable: str, value: str
+) -> None:
+    monkeypatch.setenv(variable, value)
+    console = terminal()
+    tracker = ConsoleTracker(10, console=console)
+    tracker.log(ROW, step=0)
+    tracker.finish()
+    assert "\x1b[?25l" not in printed(console)
+    assert console.export_text().startswith("step 1/10 | loss 3.2146")
+
+
+PRINT_BESIDE_THE_BAR = """
+import logging, sys
+logging.basicConfig(format="%(message)s")  # a handler that holds the real stderr
+from chomp.tracking import ConsoleTracker
+tracker = ConsoleTracker(3)
+for step in range(3):
+    tracker.log({"train/loss": 2.0, "throughput/duration": 0.1}, step=step)
+    print("printed", step)
+    print("to stderr", step, file=sys.stderr)
+    logging.warning("logged %d", step)
+if "--crash" in sys.argv:
+    raise RuntimeError("the run has died")
+tracker.finish()
+logging.warning("logged after")
+print("printed after")
+"""
+
+
+def output_on_a_terminal(*arguments: str, **streams: Any) -> str:
+    """What a program writes to a terminal of its own."""
+    ours, theirs = pty.openpty()
+    with subprocess.Popen(
+        [sys.executable, "-c", PRINT_BESIDE_THE_BAR, *arguments],
+        **{"stdout": theirs, "stderr": theirs, **streams},
+        env=environment(COLUMNS="100"),
+    ):
+        os.close(theirs)
+        written = b""
+        try:
+            while block := os.read(ours, 4096):
+                written += block
+        except OSError:  # Linux: the other end of the terminal was closed
+            pass
+    os.close(ours)
+    return written.decode()
+
+
+def screen(written: str) -> list[str]:
+    """The lines on a screen after `written`, by the few control sequences a bar uses."""
+    lines, row, column = [""], 0, 0
+    for token in re.findall(r"\x1b\[[?\d;]*[a-zA-Z]|.", written, re.DOTALL):
+        if token == "\n":
+            row += 1
+            lines += [""] * (row + 1 - len(lines))
+        elif token == "\r":
+            column = 0
+        elif token.endswith("K") and token.startswith("\x1b"):
+            lines[row] = ""
+        elif token.endswith("A") and token.startswith("\x1b"):
+            row -= int(token[2:-1] or 1)
+        elif not token.startswith("\x1b"):
+            lines[row] = lines[row].ljust(column)[:column] + token + lines[row][column + 1 :]
+            column += 1
+    return [line.rstrip() for line in lines]
+
+
+def test_what_a_run_prints_and_logs_stands_above_the_bar_whole() -> None:
+    written = output_on_a_terminal()
+    lines = screen(written)
+    expected = [f"{how} {step}" for step in range(3) for how in ("printed", "to stderr", "logged")]
+    assert lines[:9] == expected
+    assert "step 3/3 loss 2.0000" in lines[9]
+    assert sorted(lines[10:]) == ["", "logged after", "printed after"]
+    assert written.count("\x1b[?25h") == 1
+
+
+def test_a_run_that_dies_leaves_its_cursor_and_its_traceback() -> None:
+    written = output_on_a_terminal("--crash")
+    assert "RuntimeError: the run has died" in screen(written)
+    assert written.count("\x1b[?25h") == 1
+
+
+def test_errors_sent_to_a_file_are_not_taken_for_the_terminal(tmp_path: Path) -> None:
+    with (tmp_path / "errors.txt").open("w") as errors:
+        written = output_on_a_terminal(stderr=errors)
+    assert "printed 2" in screen(written)
+    assert "to stderr 2" not in screen(written)
+    assert "to stderr 2\nlogged 2\n" in (tmp_path / "errors.txt").read_text()
+
+
+LOG_INTO_A_PIPE = """
+import sys
+from chomp.tracking import CompositeTracker, ConsoleTracker, JsonlTracker
+tracker = CompositeTracker(JsonlTracker(sys.argv[1], attempt=1), [ConsoleTracker(100)])
+for step in range(100):
+    tracker.log({"train/loss": 1.0}, step=step)
+tracker.finish()
+"""
+
+
+def test_a_run_goes_on_when_nobody_reads_its_console_any_more(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    reader, writer = os.pipe()
+    os.close(reader)
+    result = subprocess.run(
+        [sys.executable, "-c", LOG_INTO_A_PIPE, str(path)],
+        stdout=writer,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment(),
+        check=False,
+    )
+    os.close(writer)
+    assert result.returncode == 0
+    assert result.stderr.count("nobody reads the console any more") == 1
+    assert len(read_metrics(path)) == 100
+
+
+def test_as_a_sink_the_console_sees_what_the_record_holds(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    console = plain_console()
+    record = JsonlTracker(tmp_path / "metrics.jsonl", attempt=1)
+    tracker = CompositeTracker(record, [ConsoleTracker(2, console=console)])
+    with caplog.at_level(logging.DEBUG):
+        tracker.log(ROW, step=0)
+        tracker.log_summary({"x": 1})
+        tracker.log_artifact("c.yaml", name="config", kind="config")
+        tracker.finish()
+    assert not caplog.text
+    assert printed(console).startswith("step 1/2 | loss 3.2146")
+
+
+def test_the_pace_is_measured_from_the_first_row_so_that_compiling_does_not_count() -> None:
+    pace = Pace(total_steps=100)
+    assert pace.seconds_left(1.0) is None
+    pace.observe(10, 1000.0)
+    assert pace.seconds_per_step is None
+    assert pace.seconds_left(2.0) == 180.0
+    pace.observe(20, 1005.0)
+    pace.observe(20, 1009.0)  # an evaluation of the same step
+    assert pace.seconds_per_step == 0.5
+    assert pace.seconds_left(2.0) == 40.0
+
+
+def test_the_pace_follows_a_change_of_speed_and_never_leaves_less_than_nothing() -> None:
+    pace = Pace(total_steps=200)
+    for step in range(100):
+        pace.observe(step, 10.0 * step)
+    for step in range(100, 301):
+        pace.observe(step, 990.0 + (step - 99))
+    assert pace.seconds_per_step == 1.0
+    assert pace.seconds_left(None) == 0
+
+
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [(0, "0"), (7.126, "7.13"), (999.6, "1k"), (12_345, "12.3k"), (1.05e6, "1.05M"), (3e13, "30T")],
+)
+def test_a_large_number_is_shown_in_three_digits(number: float, text: str) -> None:
+    assert compact(number) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0, "0:00:00"), (3661.4, "1:01:01"), (90_000, "1 day, 1:00:00"), (1e300, "-"), (None, "-")],
+)
+def test_a_time_is_shown_as_a_clock(seconds: float | None, text: str) -> None:
+    assert clock(seconds) == text
