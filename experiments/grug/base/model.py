@@ -20,7 +20,7 @@ from jaxtyping import PRNGKeyArray as Key
 from chomp.config import Config
 from chomp.errors import require_at_most, require_divides, require_positive
 from chomp.kernels.attention import AttentionMask, KeyValueCache, attention
-from chomp.kernels.loss import Reduction, linear_cross_entropy
+from chomp.kernels.loss import Reduction, linear_cross_entropy, next_tokens
 from chomp.kernels.rotary import rotary
 from chomp.mesh import BATCH_AXES, abstract_mesh
 
@@ -147,8 +147,8 @@ class Attention(eqx.Module):
         q, k = (rotary(heads, positions, theta=self.cfg.rope_theta) for heads in (q, k))
         if cache is not None:
             k, v, _ = cache = cache.extended(k, v)
-        mask = mask.with_sliding_window(self.cfg.sliding_window)
-        heads = attention(q, k, v, mask, query_offset=start)
+        window = self.cfg.sliding_window or mask.sliding_window
+        heads = attention(q, k, v, mask.with_sliding_window(window), query_offset=start)
         flat = jnp.reshape(heads, (*x.shape[:2], -1), out_sharding=COLUMNS)
         w_o = jax.reshard(self.w_o, P("model", None))
         return jnp.einsum("bse,ed->bsd", flat, w_o, out_sharding=ROWS), cache
@@ -272,7 +272,7 @@ class Transformer(eqx.Module):
         key: Key | None = None,
     ) -> Float[Array, "..."]:
         """Loss of predicting token i+1 at position i; the last position has nothing to predict."""
-        hidden, labels = self(token_ids, mask, key=key), jnp.roll(token_ids, -1, axis=1)
+        hidden, labels = self(token_ids, mask, key=key), next_tokens(token_ids)
         return linear_cross_entropy(
             hidden,
             jax.reshard(self.lm_head, P(None, "model")),

@@ -345,9 +345,10 @@ def train(run: Run, state: GrugTrainState, checkpointer: Checkpointer, tokens_se
         )
         tools = Instruments(clock, tracker, step_log, _evaluation(run, tracker), checkpointer)
         finish(run, tools, step_loop(run, tools, state, start))
-        seconds = time.perf_counter() - started
-        speed = (trainer.steps - start) * step_tokens / seconds
-        tracker.log_summary({"run/seconds": seconds, "run/tokens_per_second": speed})
+        if start < trainer.steps:  # else: the run was done, and only its end was repeated
+            seconds = time.perf_counter() - started
+            speed = (trainer.steps - start) * step_tokens / seconds
+            tracker.log_summary({"run/seconds": seconds, "run/tokens_per_second": speed})
 
 
 def step_loop(run: Run, tools: Instruments, state: GrugTrainState, start: int) -> GrugTrainState:

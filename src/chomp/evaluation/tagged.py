@@ -19,6 +19,7 @@ from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Float, Int
 
 from chomp.data import EvalDataset, GrugLmExample
+from chomp.kernels.loss import next_tokens
 from chomp.mesh import batch_shards, place_batch
 
 # Axes: B rows, T tokens of a row, V vocabulary.
@@ -104,7 +105,7 @@ def _batch_sums(
     losses_of: LossesOf, model: Any, batch: GrugLmExample, table: Int[Array, " V"]
 ) -> Float[Array, " 4"]:
     losses, weight = losses_of(model, batch), batch.loss_weight
-    next_token = jnp.roll(batch.tokens, -1, axis=1)
+    next_token = next_tokens(batch.tokens)
     spec = jax.typeof(next_token).sharding.spec
     # An id the table does not know (a vocabulary rounded up) stands for no bytes.
     lookup = table.at[next_token].get(mode="fill", fill_value=0, out_sharding=PartitionSpec(*spec))

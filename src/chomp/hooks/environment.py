@@ -7,13 +7,16 @@ from typing import Any
 
 import jax
 
-_LIBRARIES = ("chomp", "jax", "jaxlib", "numpy", "optax", "equinox", "orbax-checkpoint")
+import chomp
+
+_LIBRARIES = ("jax", "jaxlib", "numpy", "optax", "equinox", "orbax-checkpoint")
 
 
 def environment() -> dict[str, Any]:
     """Versions, and the core and device counts on which results depend bit for bit."""
     return {
         "python": platform.python_version(),
+        "chomp": chomp.__version__,  # not from an install: a checkout on the path has none
         **{name: version(name) for name in _LIBRARIES},
         "cores": _num_cores(),
         "devices": jax.device_count(),

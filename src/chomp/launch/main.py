@@ -26,6 +26,7 @@ from chomp.launch.telling import (
     tell_start,
     tell_stop,
     tell_wait,
+    tell_warnings_only,
 )
 from chomp.storage import require_writable_folder
 
@@ -69,6 +70,7 @@ def _exit_code(
     description: str,
     report: Report | None,
 ) -> int:
+    tell_warnings_only()
     try:
         options = _parsed_options(description)
         return _launched(steps_of, config, options, report) if options else 0

@@ -4,6 +4,7 @@ Results go to stdout, notes and errors to stderr. Nothing is wrapped: a path or 
 broken over two lines cannot be copied.
 """
 
+import logging
 import re
 import traceback
 from collections.abc import Sequence
@@ -19,6 +20,17 @@ _console = Console(soft_wrap=True)
 _errors = Console(stderr=True, soft_wrap=True)
 _ACTION_STYLES = {"run": "bold", "skip": "green", "wait": "yellow"}
 _VERBS = {"run": "continued", "skip": "reused", "wait": "waited for"}
+
+
+def tell_warnings_only() -> None:
+    """Leave only warnings of Python's log to the terminal; a run's own log takes the rest."""
+    root = logging.getLogger()
+    if not root.handlers:
+        root.addHandler(logging.StreamHandler())
+    # A library that logs while it is imported has put a handler there that shows everything.
+    for handler in root.handlers:
+        handler.setLevel(max(handler.level, logging.WARNING))
+        handler.setFormatter(logging.Formatter("%(levelname)s: %(message)s"))
 
 
 def tell_plan(planned: Sequence[PlannedStep]) -> None:
