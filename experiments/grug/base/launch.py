@@ -86,7 +86,7 @@ class GrugBaseLaunchConfig(Config):
     )
     trainer: GrugTrainerConfig = setting(
         default_factory=lambda: GrugTrainerConfig(
-            steps=240, batch_size=32, seq_len=128, z_loss_weight=1e-4, log_every=5
+            steps=320, batch_size=16, seq_len=128, z_loss_weight=1e-4, log_every=10
         ),
         aliases=("train",),
     )

@@ -28,6 +28,7 @@ from chomp.checkpoint import (
 )
 from chomp.config import Config, config_hash, config_to_mapping, setting, validated
 from chomp.data import (
+    EvalDataset,
     GrugLmExample,
     LmDataConfig,
     TrainLoader,
@@ -39,6 +40,7 @@ from chomp.data import (
 from chomp.errors import require, require_at_most, require_positive
 from chomp.evaluation import TaggedEvaluator, generate
 from chomp.hooks import (
+    SAMPLE_MARK,
     TRAINED_TOKENS,
     EvalCallback,
     LoggingConfig,
@@ -52,7 +54,7 @@ from chomp.hooks import (
 from chomp.kernels.precision import Precision
 from chomp.mesh import MeshConfig, create_mesh
 from chomp.optim import GrugOptimizerConfig
-from chomp.tokenize import Tokenizer, bytes_per_token, load_tokenizer
+from chomp.tokenize import Tokenizer, bytes_per_token
 from chomp.tracking import Tracker, names
 from experiments.grug.base.model import GrugModelConfig, Transformer
 
@@ -242,6 +244,7 @@ class Run:
     folder: RunFolder
     tokenizer: Tokenizer
     loader: TrainLoader
+    eval_datasets: list[EvalDataset]
     optimizer: optax.GradientTransformation
 
 
@@ -271,13 +274,7 @@ def run_grug(config: GrugRunConfig) -> None:
 def open_run(config: GrugRunConfig, mesh: Mesh, folder: RunFolder) -> Run:
     """Tokenizer, batches and optimizer. Every store is opened: bad data shows before step 0."""
     trainer, vocab_size = config.trainer, config.model.vocab_size
-    require(
-        config.data.tokenizer.path is not None,
-        given="data.tokenizer.path=null",
-        allowed="the folder of a built tokenizer",
-        fix="run this config through a launch file, which builds one",
-    )
-    tokenizer = load_tokenizer(str(config.data.tokenizer.path))
+    tokenizer = config.data.tokenizer.load()
     require_at_most("tokenizer ids", tokenizer.vocab_size, "model.vocab_size", vocab_size)
     require_at_most("train.seq_len", trainer.seq_len, "model.max_seq_len", config.model.max_seq_len)
     seed = trainer.seed if trainer.data_seed is None else trainer.data_seed
@@ -285,11 +282,12 @@ def open_run(config: GrugRunConfig, mesh: Mesh, folder: RunFolder) -> Run:
     loader = build_train_loader(
         dataset, mesh, batch_size=trainer.batch_size, grad_accum=trainer.grad_accum
     )
+    held_out = build_eval_datasets(config.data, tokenizer, seq_len=trainer.seq_len)
     model = jax.eval_shape(lambda: Transformer.init(config.model, key=jax.random.key(0)))
     optimizer = config.optimizer.build(trainer.steps, model.param_groups())
     folder.describe(config, template=Path(__file__).parent, tokenizer=tokenizer)
     mp = Precision.parse(trainer.precision)
-    return Run(config, mesh, mp, folder, tokenizer, loader, optimizer)
+    return Run(config, mesh, mp, folder, tokenizer, loader, held_out, optimizer)
 
 
 def build_or_restore(run: Run) -> tuple[GrugTrainState, Checkpointer, int]:
@@ -414,10 +412,9 @@ def _evaluation(run: Run, tracker: Tracker) -> EvalCallback | None:
     prefixes = {"current": cfg.prefix} if cfg.eval_current else {}
     if cfg.eval_ema and trainer.ema_beta is not None:
         prefixes["ema"] = f"{cfg.prefix}/ema"
-    datasets = build_eval_datasets(run.config.data, run.tokenizer, seq_len=trainer.seq_len)
     evaluators = {
         name: TaggedEvaluator(
-            datasets,
+            run.eval_datasets,
             partial(losses_of, run.mp),
             mesh=run.mesh,
             batch_size=cfg.eval_batch_size,
@@ -436,14 +433,15 @@ def _models(state: GrugTrainState) -> dict[str, Any]:
 
 def _sample(run: Run, state: GrugTrainState, max_tokens: int) -> str:
     weights = state.params if state.ema_params is None else state.ema_params
+    # A real beginning: with boundary loss masked, nobody learns how a document starts.
+    prompt = run.eval_datasets[0].beginning(16)
     ids = generate(
         run.mp.for_compute(weights),
-        [run.tokenizer.eos_id],  # what stands before a document's first token
+        prompt,
         mesh=run.mesh,
         max_tokens=max_tokens,
         eos_id=run.tokenizer.eos_id,
-        seed=run.config.trainer.seed,
         temperature=0.7,
         top_k=40,
     )
-    return run.tokenizer.decode(ids)
+    return f"{run.tokenizer.decode(prompt)}{SAMPLE_MARK}{run.tokenizer.decode(ids)}"

@@ -4,7 +4,7 @@ Nothing looks finished before it is: the file that makes a folder valid is writt
 is filed under content it was not made from: a source that changed since the plan is an error.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import chain, islice
 from typing import Literal
@@ -56,7 +56,10 @@ def build_tokenizer(config: TokenizerBuildConfig) -> None:
     """Train and save the tokenizer. Held-out documents are not looked at."""
     tokenizer: Tokenizer = ByteTokenizer()
     if config.kind == "bpe":
-        tokenizer = train_bpe(_training_texts(config), vocab_size=config.vocab_size)
+        with _progress() as progress:
+            task = progress.add_task("training the tokenizer", total=None)
+            texts = _counted(_training_texts(config), lambda: progress.advance(task))
+            tokenizer = train_bpe(texts, vocab_size=config.vocab_size)
         for source, planned in zip(config.sources, config.source_fingerprints, strict=True):
             _refuse_changed_source(source, planned)
     save_tokenizer(tokenizer, config.output_path)
@@ -113,6 +116,12 @@ def _training_texts(config: TokenizerBuildConfig) -> Iterator[str]:
             )
         )
     return (document.text for document in chain([first], documents))
+
+
+def _counted(texts: Iterator[str], count: Callable[[], None]) -> Iterator[str]:
+    for text in texts:
+        count()
+        yield text
 
 
 def _is_built(config: StoreBuildConfig, tokenizer: Tokenizer) -> bool:

@@ -10,6 +10,7 @@ from typing import Literal
 from chomp.config import Config
 from chomp.data.sources import EmbeddedSource, Source
 from chomp.errors import require
+from chomp.tokenize import Tokenizer, load_tokenizer
 from chomp.tokenize.bpe import MIN_BPE_VOCAB_SIZE
 
 
@@ -28,6 +29,16 @@ class TokenizerConfig(Config):
             allowed=f"{MIN_BPE_VOCAB_SIZE} or more (every byte and the end of a document)",
             fix="raise data.tokenizer.vocab_size, or set data.tokenizer.kind=byte",
         )
+
+    def load(self) -> Tokenizer:
+        """The built tokenizer at `path`."""
+        require(
+            self.path is not None,
+            given="data.tokenizer.path=null",
+            allowed="the folder of a built tokenizer",
+            fix="run this config through a launch file, which builds one",
+        )
+        return load_tokenizer(str(self.path))
 
 
 @dataclass(frozen=True, kw_only=True)

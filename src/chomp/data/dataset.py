@@ -105,6 +105,12 @@ class EvalDataset:
         """Rows that hold every held-out token once as a target."""
         return self._rows.num_rows
 
+    def beginning(self, num_tokens: int) -> list[int]:
+        """The first tokens of the first held-out document, without its end: a prompt."""
+        store = self._rows.store
+        length = max(min(num_tokens, int(store.document_ends[0]) - 1), 1)
+        return store.read_windows(np.zeros(1, np.int64), length)[0].tolist()
+
     def batch(self, index: int, batch_size: int) -> GrugLmExample:
         """Batch `index` of rows; past the last row, rows that count for nothing."""
         start = min(index * batch_size, self.num_rows)

@@ -4,11 +4,12 @@ from chomp.hooks.clock import LoopClock
 from chomp.hooks.environment import environment
 from chomp.hooks.evaluate import EvalCallback, build_tagged_eval_callback
 from chomp.hooks.interruption import StopSignal
-from chomp.hooks.run_folder import LoggingConfig, RunFolder, print_run_table
+from chomp.hooks.run_folder import SAMPLE_MARK, LoggingConfig, RunFolder, print_run_table
 from chomp.hooks.step_log import TRAINED_TOKENS, StepLog
 from chomp.hooks.throughput import Throughput
 
 __all__ = [
+    "SAMPLE_MARK",
     "TRAINED_TOKENS",
     "EvalCallback",
     "LoggingConfig",

@@ -45,6 +45,9 @@ from chomp.tracking import (
 METRICS_FILE = "metrics.jsonl"
 LOG_FILE = "train.log"
 SAMPLES = "samples"
+# In a sample, between the prompt and what the model made of it.
+SAMPLE_MARK = "▸"
+_SAMPLE_TITLE = f"sample: a held-out text begins, {SAMPLE_MARK} the model goes on"
 CHECKPOINTS = "checkpoints"
 # Whose messages of level INFO belong to a run's log. Orbax alone would write a page at each save.
 _OWN_LOGGERS = ("chomp", "experiments")
@@ -133,7 +136,7 @@ def print_run_table(path: str, console: Console | None = None) -> None:
     console.print(_facts(path, steps, summary_of(rows)))
     sample = _newest_sample(path)
     if sample is not None:
-        console.print(Panel(Text(sample), title="sample", title_align="left"))
+        console.print(Panel(Text(sample), title=_SAMPLE_TITLE, title_align="left"))
 
 
 @contextmanager
