@@ -164,7 +164,7 @@ def test_a_deleted_shard_is_found(path: Path):
     store = opened(path)
     with pytest.raises(DataError, match="is damaged: NOT_FOUND") as caught:
         whole_line(store)
-    assert f"delete {path} and build it again" in str(caught.value)
+    assert f"delete {path}: the same command then builds it again" in str(caught.value)
 
 
 @pytest.mark.parametrize("keep", [0, 1, 100])

@@ -337,11 +337,20 @@ def test_the_latest_rows_are_those_of_the_newest_attempt_that_logged_each_step(p
     assert [(row["step"], row["attempt"]) for row in rows] == [(0, 1), (1, 2), (2, 2), (3, 1)]
 
 
-def test_rows_of_one_step_and_attempt_are_put_together() -> None:
+def test_rows_of_one_step_are_put_together_with_newer_attempts_on_top() -> None:
     rows: list[dict[str, Any]] = [
         {"step": 0, "attempt": 1, "loss": None, "loss/nonfinite": "nan", "old": 1},
         {"step": 0, "attempt": 2, "loss": None, "loss/nonfinite": "inf"},
         {"step": 0, "attempt": 2, "eval_loss": 3.0, "loss": 2.0},
         {"step": 0, "attempt": 1, "late": 1},
     ]
-    assert latest_rows(rows) == [{"step": 0, "attempt": 2, "loss": 2.0, "eval_loss": 3.0}]
+    assert latest_rows(rows) == [{"step": 0, "attempt": 2, "loss": 2.0, "old": 1, "eval_loss": 3.0}]
+
+
+def test_an_attempt_that_only_evaluates_again_keeps_what_was_trained() -> None:
+    rows: list[dict[str, Any]] = [
+        {"step": 9, "attempt": 1, "train/loss": 4.0, "tokens_seen": 100},
+        {"step": 9, "attempt": 2, "eval/loss": 4.5},
+    ]
+    (row,) = latest_rows(rows)
+    assert (row["train/loss"], row["eval/loss"], row["attempt"]) == (4.0, 4.5, 2)

@@ -107,6 +107,9 @@ class GrugEvalConfig(Config):
     prefix: str = "eval"
     sample_tokens: int = 100  # of text generated at the end; 0: none
 
+    def __post_init__(self) -> None:
+        require_positive(self, "steps_per_eval", "eval_batch_size", "max_eval_batches")
+
     def is_due(self, completed_steps: int) -> bool:
         """Whether the period asks for an evaluation now."""
         return self.steps_per_eval is not None and completed_steps % self.steps_per_eval == 0
@@ -154,10 +157,9 @@ def initial_state(
     """Fresh weights, a fresh optimizer, and an average that starts at the weights."""
     model_key, training_key = jax.random.split(key)
     params = mp.for_params(Transformer.init(cfg, key=model_key))
-    ema_params = None if ema_beta is None else jax.tree.map(jnp.copy, params)
-    return GrugTrainState(
-        jnp.zeros((), jnp.int32), params, optimizer.init(params), ema_params, training_key
-    )
+    # The average is float32 whatever the weights are: bfloat16 would round its steps to nothing.
+    average = Precision().for_params(jax.tree.map(jnp.copy, params)) if ema_beta else None
+    return GrugTrainState(jnp.int32(0), params, optimizer.init(params), average, training_key)
 
 
 def losses_of(mp: Precision, params: Transformer, batch: GrugLmExample) -> Float[Array, "B T"]:
@@ -176,8 +178,8 @@ def _make_train_step(
 ) -> Callable[[GrugTrainState, GrugLmExample], tuple[GrugTrainState, dict[str, Array]]]:
     """One optimizer update from a batch `[A, B, T]`, jitted, with the state donated.
 
-    Micro-batches add up sums of weighted losses, weights and gradients in float32; the division
-    comes once, at the end. So A micro-batches give what one big batch would.
+    Losses, weights and gradients add up in float32 and are divided once, so A micro-batches give
+    what one big batch would.
     """
 
     def loss_sum(params: Transformer, micro: GrugLmExample, key: PRNGKeyArray) -> Float[Array, ""]:
@@ -217,9 +219,8 @@ def _make_train_step(
         params = optax.apply_updates(params, updates)
         ema_params = state.ema_params
         if ema_beta is not None:
-            ema_params = jax.tree.map(
-                lambda old, new: ema_beta * old + (1.0 - ema_beta) * new, ema_params, params
-            )
+            averaged = Precision().for_params(params)
+            ema_params = optax.incremental_update(averaged, ema_params, 1.0 - ema_beta)
         metrics = {
             names.TRAIN_LOSS: loss * per_token,
             names.GRAD_NORM: optax.tree.norm(gradient),
@@ -272,7 +273,7 @@ def run_grug(config: GrugRunConfig) -> None:
 
 
 def open_run(config: GrugRunConfig, mesh: Mesh, folder: RunFolder) -> Run:
-    """Tokenizer, batches and optimizer. Every store is opened: bad data shows before step 0."""
+    """Tokenizer, batches and optimizer. Every store is opened: a missing one shows at once."""
     trainer, vocab_size = config.trainer, config.model.vocab_size
     tokenizer = config.data.tokenizer.load()
     require_at_most("tokenizer ids", tokenizer.vocab_size, "model.vocab_size", vocab_size)
@@ -343,10 +344,9 @@ def train(run: Run, state: GrugTrainState, checkpointer: Checkpointer, tokens_se
         )
         tools = Instruments(clock, tracker, step_log, _evaluation(run, tracker), checkpointer)
         finish(run, tools, step_loop(run, tools, state, start))
-        if start < trainer.steps:  # else: the run was done, and only its end was repeated
-            seconds = time.perf_counter() - started
-            speed = (trainer.steps - start) * step_tokens / seconds
-            tracker.log_summary({"run/seconds": seconds, "run/tokens_per_second": speed})
+        seconds, tokens = time.perf_counter() - started, (trainer.steps - start) * step_tokens
+        if tokens:  # else the run was done, and only its end was repeated
+            tracker.log_summary({"run/seconds": seconds, "run/tokens_per_second": tokens / seconds})
 
 
 def step_loop(run: Run, tools: Instruments, state: GrugTrainState, start: int) -> GrugTrainState:
@@ -356,6 +356,7 @@ def step_loop(run: Run, tools: Instruments, state: GrugTrainState, start: int) -
         run.optimizer, run.mp, z_loss_weight=trainer.z_loss_weight, ema_beta=trainer.ema_beta
     )
     batches = iter_from_step(run.loader, start, trainer.steps)
+    clock.read()  # the time of setting up belongs to no step
     with StopSignal() as stop, closing(batches):
         for step in range(start, trainer.steps):
             with clock.phase("loading"):

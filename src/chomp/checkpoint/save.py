@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import shutil
 import time
 from typing import Any
 
@@ -18,7 +19,14 @@ from chomp.checkpoint.layout import (
 )
 from chomp.checkpoint.leaves import named_leaves, receipt_of, require_finite
 from chomp.errors import StorageError, message
-from chomp.storage import exists, make_folder, remove_tree, rename_folder
+from chomp.storage import (
+    exists,
+    is_local,
+    make_folder,
+    parent_of,
+    remove_tree,
+    rename_folder,
+)
 
 
 def save_step_checkpoint(folder: str, state: Any, metadata: CheckpointMetadata) -> str:
@@ -53,6 +61,7 @@ def _save(folder: str, state: Any, metadata: CheckpointMetadata) -> str:
         remove_tree(unfinished)  # left by a process that was killed
     try:
         make_folder(unfinished)
+        _require_space(path, leaves)
         with ocp.Checkpointer(ocp.StandardCheckpointHandler()) as checkpointer:
             checkpointer.save(state_path(unfinished), args=ocp.args.StandardSave(leaves))
         files, num_bytes = files_of_state(unfinished)
@@ -74,3 +83,19 @@ def _save(folder: str, state: Any, metadata: CheckpointMetadata) -> str:
             )
         ) from error
     return path
+
+
+def _require_space(path: str, leaves: dict[str, Any]) -> None:
+    """Raise `StorageError` if the state cannot fit; Orbax's threads fail late and noisily."""
+    if not is_local(path):
+        return
+    needed = sum(leaf.nbytes for leaf in leaves.values())
+    free = shutil.disk_usage(parent_of(path)).free
+    if free < needed:
+        raise StorageError(
+            message(
+                given=f"checkpoint {path} needs {needed:,} bytes of space, and {free:,} are free",
+                allowed="a disk with space for the state",
+                fix="free space; earlier checkpoints are untouched and the same command continues",
+            )
+        )

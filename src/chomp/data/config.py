@@ -7,7 +7,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Literal
 
-from chomp.config import Config
+from chomp.config import Config, setting
 from chomp.data.sources import EmbeddedSource, Source
 from chomp.errors import require
 from chomp.tokenize import Tokenizer, load_tokenizer
@@ -20,7 +20,7 @@ class TokenizerConfig(Config):
 
     kind: Literal["bpe", "byte"] = "bpe"
     vocab_size: int = 2048  # of a BPE; the byte tokenizer has 257
-    path: str | None = None
+    path: str | None = setting(default=None, mark="cosmetic")  # the content counts, not the place
 
     def __post_init__(self) -> None:
         require(
@@ -48,8 +48,9 @@ class LmComponentConfig(Config):
     source: Source = field(default_factory=EmbeddedSource)
     weight: float = 1.0  # share of training examples; 0: evaluated, never trained on
     tags: tuple[str, ...] = ()  # groups it is also evaluated under, such as "text/web"
-    train_store: str | None = None
-    validation_store: str | None = None
+    # Where they are is cosmetic: what is in them is told by the run's data fingerprint.
+    train_store: str | None = setting(default=None, mark="cosmetic")
+    validation_store: str | None = setting(default=None, mark="cosmetic")
 
     def __post_init__(self) -> None:
         require(
@@ -71,6 +72,12 @@ class LmDataConfig(Config):
     train_on_eos: bool = True  # the end of a document is something to predict
 
     def __post_init__(self) -> None:
+        require(
+            "ema" not in self.components,
+            given="a component named 'ema'",
+            allowed="any other name: eval/ema/* is the evaluation of the averaged weights",
+            fix="rename the component",
+        )
         require(
             0.0 < self.validation_fraction < 1.0,
             given=f"data.validation_fraction={self.validation_fraction}",

@@ -127,7 +127,7 @@ def read_manifest(path: str) -> StoreManifest:
             message(
                 given=f"no finished token store at {path} ({MANIFEST} is missing)",
                 allowed="a store whose building has ended",
-                fix="build it (or let the executor build it), or correct the path",
+                fix=f"correct the path, or delete {path}: the same command then builds it again",
             )
         )
     content = read_json(location)
@@ -151,6 +151,6 @@ def _damaged(path: str, reason: object) -> DataError:
         message(
             given=f"token store {path} is damaged: {reason}",
             allowed="a store whose files are as they were written",
-            fix=f"delete {path} and build it again; nothing was trained on the damaged part",
+            fix=f"delete {path}: the same command then builds it again; nothing was trained on it",
         )
     )

@@ -20,6 +20,7 @@ from chomp.executor.status import (
     StepInfo,
     StepState,
     StepStatus,
+    read_info,
     read_status,
     started_status,
     write_info,
@@ -157,7 +158,7 @@ def _run_held(
     status = started_status(earlier, planned.identity.hash)
     write_status(planned.path, status)
     try:
-        write_info(planned.path, _info(planned, status))
+        write_info(planned.path, _info(planned, status, earlier))
         runner(planned)
         # The fence: whoever slept through the takeover of its lease must not say "done".
         if not lease.still_held():
@@ -189,7 +190,9 @@ def _record_end(
         error.add_note(f"This end is not recorded in the step's folder: {trouble}")
 
 
-def _info(planned: PlannedStep, status: StepStatus) -> StepInfo:
+def _info(planned: PlannedStep, status: StepStatus, earlier: StepStatus | None) -> StepInfo:
+    # A result that was begun with other source stays one: else `--strict` would pass it later.
+    begun = read_info(planned.path) if earlier is not None else None
     return StepInfo(
         name=planned.step.name,
         identity=planned.identity.hash,
@@ -199,7 +202,7 @@ def _info(planned: PlannedStep, status: StepStatus) -> StepInfo:
         description=planned.step.description,
         dependencies=list(planned.dependencies),
         output_path=planned.path,
-        sources=dict(planned.sources),
+        sources=dict(planned.sources) if begun is None else begun.sources,
         started=status.started,
     )
 

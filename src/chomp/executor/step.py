@@ -29,7 +29,6 @@ class ExecutorStep:
     fn: Callable[[Any], Any]
     config: Any
     description: str = ""
-    resources: Mapping[str, float] | None = None
     override_output_path: str | None = None
 
     def __post_init__(self) -> None:

@@ -20,11 +20,13 @@ from rich.text import Text
 from chomp.config import Config, config_to_mapping, config_to_yaml
 from chomp.errors import require
 from chomp.storage import (
+    exists,
     is_folder,
     is_local,
     join,
     list_folder,
     make_folder,
+    read_json,
     read_text,
     write_json_atomic,
     write_text_atomic,
@@ -43,6 +45,7 @@ from chomp.tracking import (
 )
 
 METRICS_FILE = "metrics.jsonl"
+RESOLVED_CONFIG = "config_resolved.json"
 LOG_FILE = "train.log"
 SAMPLES = "samples"
 # In a sample, between the prompt and what the model made of it.
@@ -93,7 +96,7 @@ class RunFolder:
     def describe(self, config: Any, *, template: Path, tokenizer: Tokenizer) -> None:
         """Write what the run is made of: config, the template's own source, tokenizer."""
         write_text_atomic(join(self.path, "config_original.yaml"), config_to_yaml(config))
-        write_json_atomic(join(self.path, "config_resolved.json"), config_to_mapping(config))
+        write_json_atomic(join(self.path, RESOLVED_CONFIG), config_to_mapping(config))
         copy = join(self.path, "template")
         make_folder(copy)
         for source in sorted(template.glob("*.py")):
@@ -130,9 +133,10 @@ def print_run_table(path: str, console: Console | None = None) -> None:
     console = console or Console()
     rows = read_metrics(join(path, METRICS_FILE))
     steps = latest_rows(rows)
-    evaluated = next((row for row in reversed(steps) if "eval/loss" in row), None)
+    prefix = _eval_prefix(path)
+    evaluated = next((row for row in reversed(steps) if f"{prefix}/loss" in row), None)
     if evaluated is not None:
-        console.print(_losses(evaluated))
+        console.print(_losses(evaluated, prefix))
     console.print(_facts(path, steps, summary_of(rows)))
     sample = _newest_sample(path)
     if sample is not None:
@@ -165,15 +169,22 @@ def _logged_to(path: str) -> Iterator[None]:
             logging.getLogger(name).setLevel(level)
 
 
-def _losses(evaluated: Row) -> Table:
+def _eval_prefix(path: str) -> str:
+    """What the run's evaluation metrics begin with, as its config says."""
+    location = join(path, RESOLVED_CONFIG)
+    evaluation = read_json(location).get("eval") if exists(location) else None
+    return (evaluation or {}).get("prefix", "eval")
+
+
+def _losses(evaluated: Row, root: str) -> Table:
     table = Table("held-out", "loss", "bits per byte", "tokens", title="result")
     tags = sorted(
-        key.removeprefix("eval/").removesuffix("/tokens")
+        key.removeprefix(f"{root}/").removesuffix("/tokens")
         for key in evaluated
-        if key.startswith("eval/") and key.endswith("/tokens") and key != "eval/tokens"
-        if not key.startswith("eval/ema/")
+        if key.startswith(f"{root}/") and key.endswith("/tokens") and key != f"{root}/tokens"
+        if not key.startswith(f"{root}/ema/")
     )
-    for label, prefix in [*((tag, f"eval/{tag}/") for tag in tags), ("all", "eval/")]:
+    for label, prefix in [*((tag, f"{root}/{tag}/") for tag in tags), ("all", f"{root}/")]:
         cells = (evaluated.get(f"{prefix}{name}") for name in ("loss", "bpb"))
         count = evaluated.get(f"{prefix}tokens") or 0
         table.add_row(label, *(_number(cell) for cell in cells), f"{int(count):,}")

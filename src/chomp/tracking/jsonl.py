@@ -154,18 +154,17 @@ def last_attempt(path: str | PathLike[str]) -> int:
 
 
 def latest_rows(rows: Iterable[Row]) -> list[Row]:
-    """One row for each step, by step: that of the newest attempt which logged it.
+    """One row for each step, by step, with the newest attempt's value for every key.
 
-    Rows that one attempt logged for the same step (training, then evaluation) are put together.
+    Rows of one step (training, then evaluation) are put together, those of an older attempt under
+    those of a newer: an attempt that only repeats the end of a run logs its evaluation alone.
     """
     by_step: dict[int, Row] = {}
     for row in rows:
         if "kind" in row or "step" not in row:
             continue
-        known = by_step.get(row["step"])
-        if known is None or _attempt_of(row) > _attempt_of(known):
-            by_step[row["step"]] = dict(row)
-        elif _attempt_of(row) == _attempt_of(known):
+        known = by_step.setdefault(row["step"], dict(row))
+        if _attempt_of(row) >= _attempt_of(known):
             _overlay(known, row)
     return [by_step[step] for step in sorted(by_step)]
 
