@@ -123,7 +123,7 @@ def test_a_plan_shows_every_step_and_writes_nothing(tmp_path):
 def test_a_plan_names_the_field_that_makes_it_another_run(quickstart):
     prefix, _ = quickstart
     done = launched(prefix, "--plan", "-o", "optim.lr=0.02")
-    assert "optimizer.lr: 0.005 -> 0.02" in done.stdout
+    assert "optimizer.lr: 0.003 -> 0.02" in done.stdout
 
 
 def test_a_run_killed_in_the_middle_ends_with_the_same_losses_bit_for_bit(quickstart):
@@ -322,7 +322,7 @@ def test_the_quickstart_at_its_full_size_learns_to_write_python(tmp_path):
         for line in (run_folder(tmp_path) / "metrics.jsonl").read_text().splitlines()
     ]
     evaluated = next(row for row in reversed(rows) if "eval/loss" in row)
-    # 4.2 on Python 3.11 and 3.12; a uniform guess over 2,048 ids is 7.6.
+    # 4.2 to 4.3 on the libraries of Python 3.11 and 3.12; a uniform guess over 2,048 ids is 7.6.
     assert evaluated["eval/loss"] < 4.5
     assert evaluated["eval/code/bpb"] < 2.2
 
