@@ -24,7 +24,6 @@ def test_the_public_names_are_exactly_these():
         "load_config",
         "setting",
         "validated",
-        "without_cosmetic",
     ]
     assert all(hasattr(chomp.config, name) for name in chomp.config.__all__)
 

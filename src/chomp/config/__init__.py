@@ -9,7 +9,7 @@ types, at every depth, and reads back equal from its own mapping or YAML text.
 from chomp.config.difference import MISSING, Difference, config_difference
 from chomp.config.fields import Config, Mark, setting
 from chomp.config.files import config_to_yaml, load_config
-from chomp.config.fingerprint import canonical_json, config_hash, fingerprint, without_cosmetic
+from chomp.config.fingerprint import canonical_json, config_hash, fingerprint
 from chomp.config.overrides import apply_overrides
 from chomp.config.parsing import config_from_mapping, config_to_mapping, validated
 from chomp.config.schema import config_schema
@@ -31,5 +31,4 @@ __all__ = [
     "load_config",
     "setting",
     "validated",
-    "without_cosmetic",
 ]

@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from chomp.config.fields import ConfigClass, Mark, is_config, mark_of
+from chomp.config.fields import ConfigClass, is_config, mark_of
 from chomp.config.parsing import validated
 from chomp.config.plain import plain_value
 
@@ -42,24 +42,20 @@ def config_hash(config: ConfigClass) -> str:
     A field with another mark is left out together with everything inside it.
     """
     # Validated first, or lr=1 and lr=1.0 would be two runs.
-    return fingerprint(_without(validated(config), ("schedule", "cosmetic")))
+    return fingerprint(_identity(validated(config)))
 
 
-def without_cosmetic(value: Any) -> Any:
-    """The value with configs as mappings that lack every field marked cosmetic."""
-    return _without(value, ("cosmetic",))
-
-
-def _without(value: Any, marks: tuple[Mark, ...]) -> Any:
+def _identity(value: Any) -> Any:
+    """The value without the fields that are not part of a run's identity."""
     if is_config(value):
         fields = [field for field in dataclasses.fields(value) if field.init]
         return {
-            field.name: _without(getattr(value, field.name), marks)
+            field.name: _identity(getattr(value, field.name))
             for field in fields
-            if mark_of(field) not in marks
+            if mark_of(field) == "identity"
         }
     if isinstance(value, Mapping):
-        return {key: _without(item, marks) for key, item in value.items()}
+        return {key: _identity(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_without(item, marks) for item in value]
+        return [_identity(item) for item in value]
     return value

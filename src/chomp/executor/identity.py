@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from chomp.config import fingerprint, without_cosmetic
+from chomp.config import fingerprint
 from chomp.config.paths import KeyPath, dotted
 from chomp.config.plain import plain_value
 from chomp.errors import ConfigError
@@ -52,9 +52,7 @@ class Identities:
         for path, marker in markers(step.config):
             # Where a step writes says nothing about what it makes, unless it is marked so.
             if not isinstance(marker, OutputName):
-                meant = replaced(marker, self._meaning)
-                # A field marked cosmetic makes no other run; inputs in it are found by themselves.
-                plain = plain_part(step, without_cosmetic(meant), path)
+                plain = plain_part(step, replaced(marker, self._meaning), path)
                 values |= _flattened(plain, path)
         hashed = fingerprint({"name": step.name, "config": values})[:HASH_DIGITS]
         return Identity(hashed, values, dependencies_of(step))
