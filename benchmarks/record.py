@@ -19,7 +19,19 @@ from rich.table import Table
 
 RESULTS = Path(__file__).parent / "results"
 README = Path(__file__).parent / "README.md"
-_LIBRARIES = ("chomp", "jax", "jaxlib", "numpy", "optax", "equinox", "orbax-checkpoint", "torch")
+_LIBRARIES = (
+    "chomp",
+    "jax",
+    "jaxlib",
+    "numpy",
+    "optax",
+    "equinox",
+    "orbax-checkpoint",
+    "tensorstore",
+    "tokenizers",
+    "grain",
+    "torch",
+)
 
 _INTRODUCTION = """# Benchmarks
 

@@ -31,6 +31,8 @@ RUN_ELSEWHERE = {
     "uv run --group test python -m tests.golden.regenerate": "tests/test_golden.py, its function",
     "uv run python -m benchmarks.quickstart": "a benchmark: minutes",
     "uv run python -m benchmarks.quickstart --quick": "a benchmark: a minute",
+    "uv run --group bench python -m benchmarks.data": "a benchmark: minutes",
+    "uv run --group bench python -m benchmarks.data --quick": "a benchmark: a minute",
     "uv run python -m benchmarks.record": "below, its function",
 }
 

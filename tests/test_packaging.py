@@ -40,7 +40,8 @@ def test_every_dependency_has_a_pinned_version():
     pinned = {
         re.split("==", item)[0] for item in PYPROJECT["tool"]["uv"]["constraint-dependencies"]
     }
-    asked = PYPROJECT["project"]["dependencies"] + PYPROJECT["dependency-groups"]["test"]
+    groups = PYPROJECT["dependency-groups"].values()
+    asked = PYPROJECT["project"]["dependencies"] + [item for group in groups for item in group]
     names = {re.split(r"[\[><=~!]", item)[0] for item in asked}
     assert names <= pinned
 

@@ -15,13 +15,14 @@ import optax
 import pytest
 
 from chomp.checkpoint import CheckpointConfig, list_checkpoints
-from chomp.data import GrugLmExample, LmDataConfig
+from chomp.data import GrugLmExample, LmDataConfig, MixtureStage, StreamConfig
 from chomp.errors import CheckpointError, ConfigError, NonFiniteError, RunInterrupted
 from chomp.kernels.precision import Precision
 from chomp.mesh import place_batch
 from experiments.grug.base.model import GrugModelConfig
 from experiments.grug.base.train import (
     GrugEvalConfig,
+    GrugRunConfig,
     GrugTrainState,
     _make_train_step,
     initial_state,
@@ -116,6 +117,44 @@ def test_a_run_stopped_in_the_middle_continues_bit_for_bit(straight_run, data, t
     assert tiny.receipt(tmp_path, 12) == tiny.receipt(straight_run, 12)
     attempts = {row["attempt"] for row in rows_of(tmp_path)}
     assert attempts == {1, 2}
+
+
+def test_streams_stages_and_growing_batches_continue_bit_for_bit(data, tmp_path):
+    stream = replace(
+        data.components["words"], train_store=None, stream=StreamConfig(window_documents=8)
+    )
+    weights = [{"sums": 1.0, "words": 1.0}, {"sums": 0.0, "words": 1.0}]
+    mixed = replace(
+        data,
+        components={**data.components, "words": stream},
+        stages=tuple(MixtureStage(start_step=3 * i, weights=w) for i, w in enumerate(weights)),
+        packing_mode="packed",
+    )
+
+    def config(folder: Path) -> GrugRunConfig:
+        sizes = ((0, 8), (4, 16))
+        return replace(tiny.run_config(mixed, folder, steps=6, batch_size=sizes), eval=None)
+
+    run_grug(config(tmp_path / "straight"))
+    stop_when_logged(tmp_path / "stopped/metrics.jsonl", rows=2)
+    with pytest.raises(RunInterrupted):
+        run_grug(config(tmp_path / "stopped"))
+    saved = list_checkpoints(str(tmp_path / "stopped/checkpoints"))[-1].metadata
+    assert 0 < saved.step < 6
+    assert saved.data_offset == 8 * saved.step + 8 * max(saved.step - 4, 0)
+    assert saved.stream_states is not None
+    run_grug(config(tmp_path / "stopped"))
+    assert tiny.losses(tmp_path / "stopped") == tiny.losses(tmp_path / "straight")
+    assert tiny.receipt(tmp_path / "stopped", 6) == tiny.receipt(tmp_path / "straight", 6)
+    rows = {row["step"]: row for row in rows_of(tmp_path / "straight") if "train/loss" in row}
+    assert [rows[step]["mixture/stage"] for step in range(6)] == [0, 0, 0, 1, 1, 1]
+    assert [rows[step]["mixture/weight/sums"] for step in (2, 3)] == [0.5, 0.0]
+    assert rows[5]["mixture/examples/words"] == 12 + 8 + 32
+    assert rows[5]["throughput/total_tokens"] == 64 * (4 * 8 + 2 * 16)
+    # How often a stream was read is not known; how often a store was, is.
+    assert "mixture/epoch/sums" in rows[5]
+    assert "mixture/epoch/words" not in rows[5]
+    assert 0.5 < rows[5]["packing_utilization"] <= 1.0
 
 
 def stop_when_logged(metrics: Path, rows: int) -> None:

@@ -47,11 +47,7 @@ def build_data(folder: Path) -> LmDataConfig:
     build_tokenizer(
         TokenizerBuildConfig(
             output_path=tokenizer_path,
-            kind="byte",
-            vocab_size=257,
-            sources=tuple(sources.values()),
-            source_fingerprints=tuple(map(source_fingerprint, sources.values())),
-            validation_fraction=VALIDATION_FRACTION,
+            tokenizer=TokenizerConfig(kind="byte"),
         )
     )
     for name, source in sources.items():

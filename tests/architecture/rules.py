@@ -36,6 +36,7 @@ LAYERS = {
     "evaluation": 4,
     "hooks": 5,
     "cli": 6,
+    "__main__": 7,
 }
 NO_JAX_ROOMS = ("errors", "config", "storage", "tracking", "executor", "launch", "cli")
 # jax, and what imports jax as soon as it is imported itself.

@@ -1,13 +1,24 @@
 """Stores whose every token a test has chosen, in shards and chunks small enough to look at."""
 
+import json
 from collections.abc import Sequence
+from dataclasses import asdict, replace
 from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 
-from chomp.data import Document, LmComponentConfig, LmDataConfig, TextSource, TokenStore
-from chomp.data.store_writer import StoreWriter
+from chomp.data import (
+    Document,
+    LmComponentConfig,
+    LmDataConfig,
+    StoreIdentity,
+    StoreManifest,
+    TextSource,
+    TokenStore,
+    encoded,
+)
+from chomp.data.store.writer import StoreWriter
 
 EOS = 0
 SHARD_TOKENS = 64
@@ -18,6 +29,7 @@ class NumberTokenizer:
     """Ids written out: the text "3 1 4" is the ids 3, 1 and 4. A document ends with 0."""
 
     eos_id = EOS
+    bos_id = None
 
     def __init__(self, vocab_size: int = 50_000) -> None:
         self.vocab_size = vocab_size
@@ -50,6 +62,31 @@ def line_of(documents: Sequence[Sequence[int]]) -> list[int]:
     return [token for document in documents for token in [*document, EOS]]
 
 
+def number_identity(
+    tokenizer: NumberTokenizer = NUMBERS, source_fingerprint: str = "as written"
+) -> StoreIdentity:
+    """What a store of numbers is made from."""
+    return StoreIdentity(
+        name="numbers",
+        split="train",
+        validation_fraction=0.1,
+        source_fingerprint=source_fingerprint,
+        format_fingerprint="numbers",
+        tokenizer_hash=tokenizer.content_hash,
+    )
+
+
+def number_writer(path: Path, identity: StoreIdentity | None = None) -> StoreWriter:
+    """A writer with small shards."""
+    return StoreWriter(
+        str(path),
+        identity or number_identity(),
+        NUMBERS,
+        shard_tokens=SHARD_TOKENS,
+        chunk_tokens=CHUNK_TOKENS,
+    )
+
+
 def write_store(
     path: Path,
     documents: Sequence[Sequence[int]],
@@ -59,23 +96,32 @@ def write_store(
     source_fingerprint: str = "as written",
 ) -> TokenStore:
     """A finished store of those documents, opened."""
-    writer = StoreWriter(str(path), tokenizer, shard_tokens=SHARD_TOKENS, chunk_tokens=CHUNK_TOKENS)
+    writer = StoreWriter(
+        str(path),
+        number_identity(tokenizer, source_fingerprint),
+        tokenizer,
+        shard_tokens=SHARD_TOKENS,
+        chunk_tokens=CHUNK_TOKENS,
+    )
     texts = [Document(id=str(i), text=NUMBERS.decode(ids)) for i, ids in enumerate(documents)]
     for start in range(0, len(texts), batch):
-        writer.append(texts[start : start + batch])
-    writer.finish(
-        name="numbers",
-        split="train",
-        validation_fraction=0.1,
-        source_fingerprint=source_fingerprint,
-    )
+        some = texts[start : start + batch]
+        writer.append(np.arange(start, start + len(some)), encoded(some, tokenizer))
+    writer.finish(("numbers",), has_whole_parts=False)
     return TokenStore.open(str(path), tokenizer_hash=tokenizer.content_hash)
+
+
+def rehash_manifest(path: Path, **changes: object) -> None:
+    """Change a manifest as its writer could have, with the hash of the changed one."""
+    found = json.loads((path / "manifest.json").read_text())
+    manifest = StoreManifest(**{**found, "identity": StoreIdentity(**found["identity"]), **changes})
+    manifest = replace(manifest, own_hash=manifest.hash_of_content())
+    (path / "manifest.json").write_text(json.dumps(asdict(manifest)))
 
 
 def whole_line(store: TokenStore) -> list[int]:
     """Every token of a store."""
-    (line,) = store.read_windows(np.asarray([0]), store.num_tokens)
-    return line.tolist()
+    return store.read(np.asarray([0]), np.asarray([store.num_tokens])).tolist()
 
 
 def number_data(

@@ -1,19 +1,32 @@
-"""Building tokenizers and stores: from real files, through real kills and a full disk."""
+"""Building tokenizers and stores: from real files of every kind, through whatever goes wrong."""
 
 import json
+import os
+import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
+from source_samples import source_of
+from worker_processes import needs_proc, workers_of
 
 from chomp.config import config_to_mapping
 from chomp.data import (
+    ChatFormat,
+    JsonlSource,
+    MemorySource,
+    PrebuiltFormat,
+    Source,
     StoreBuildConfig,
+    TextFormat,
     TextSource,
     TokenizerBuildConfig,
+    TokenizerConfig,
     TokenStore,
     build_store,
     build_tokenizer,
@@ -21,52 +34,115 @@ from chomp.data import (
     source_documents,
     source_fingerprint,
 )
+from chomp.data.store import build, parallel_encoding
+from chomp.data.store import writer as store_writer
+from chomp.data.store.writer import StoreWriter
 from chomp.errors import DataError
 from chomp.tokenize import ByteTokenizer, load_tokenizer, save_tokenizer, train_bpe
 
 FRACTION = 0.3
+TEXTS = [f"text number {i}\n" * (i + 1) for i in range(20)]
+# The smallest that a float can say: next to nothing is held out.
+NOTHING_HELD_OUT = 5e-324
+
+Config = Callable[..., StoreBuildConfig]
+Happening = Callable[[int, Callable[[], object]], None]
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Config:
+    """A config that builds a store from a source as it is now."""
+    save_tokenizer(ByteTokenizer(), str(tmp_path / "tokenizer"))
+
+    def of(source: Source, **changes: object) -> StoreBuildConfig:
+        planned = StoreBuildConfig(
+            output_path=str(tmp_path / "store"),
+            name="texts",
+            source=source,
+            source_fingerprint=source_fingerprint(source),
+            split="train",
+            validation_fraction=FRACTION,
+            tokenizer_path=str(tmp_path / "tokenizer"),
+        )
+        return replace(planned, **changes)
+
+    return of
 
 
 @pytest.fixture
 def source(tmp_path: Path) -> TextSource:
-    for i in range(20):
-        (tmp_path / f"{i:02}.txt").write_text(f"text number {i}\n" * (i + 1))
+    """Twenty files, the last of which is the longest."""
+    for i, text in enumerate(TEXTS):
+        (tmp_path / f"{i:02}.txt").write_text(text)
     return TextSource(paths=(str(tmp_path / "*.txt"),))
 
 
 @pytest.fixture
-def store_config(tmp_path: Path, source: TextSource) -> StoreBuildConfig:
-    save_tokenizer(ByteTokenizer(), str(tmp_path / "tokenizer"))
-    return StoreBuildConfig(
-        output_path=str(tmp_path / "store"),
-        name="texts",
-        source=source,
-        source_fingerprint=source_fingerprint(source),
-        split="train",
-        validation_fraction=FRACTION,
-        tokenizer_path=str(tmp_path / "tokenizer"),
-    )
+def store_config(config: Config, source: TextSource) -> StoreBuildConfig:
+    return config(source)
 
 
 @pytest.fixture
 def tokenizer_config(tmp_path: Path, source: TextSource) -> TokenizerBuildConfig:
     return TokenizerBuildConfig(
         output_path=str(tmp_path / "built"),
-        kind="bpe",
-        vocab_size=280,
+        tokenizer=TokenizerConfig(kind="bpe", vocab_size=280),
         sources=(source,),
+        formats=(TextFormat(),),
         source_fingerprints=(source_fingerprint(source),),
         validation_fraction=FRACTION,
     )
 
 
-def split_texts(source: TextSource, split: str) -> list[str]:
+@pytest.fixture
+def _small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Progress after every 256 tokens, and batches of two documents."""
+    writer = partial(StoreWriter, shard_tokens=256, chunk_tokens=64)
+    monkeypatch.setattr(build, "StoreWriter", writer)
+    monkeypatch.setattr(parallel_encoding, "_BATCH_DOCUMENTS", 2)
+
+
+@pytest.fixture
+def _early_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processes after the first batch, however small."""
+    monkeypatch.setattr(parallel_encoding, "_CHARACTERS_ENCODED_HERE", 1)
+
+
+@pytest.fixture
+def happening(monkeypatch: pytest.MonkeyPatch) -> Happening:
+    """Let something happen once, when so many batches were appended to a store of small shards."""
+
+    def let(batches: int, happen: Callable[[], object]) -> None:
+        appended = []
+
+        class Disturbed(StoreWriter):
+            def append(self, locations, encoded):
+                super().append(locations, encoded)
+                appended.append(len(locations))
+                if len(appended) == batches:
+                    happen()
+
+        writer = partial(Disturbed, shard_tokens=256, chunk_tokens=64)
+        monkeypatch.setattr(build, "StoreWriter", writer)
+
+    return let
+
+
+def stop() -> None:
+    raise DataError("stopped")
+
+
+def split_texts(source: Source, split: str) -> list[str]:
     return [d.text for d in documents_of_split(source_documents(source), split, FRACTION)]
 
 
 def line_of(path: str, tokenizer_hash: str | None = None) -> list[int]:
     store = TokenStore.open(path, tokenizer_hash=tokenizer_hash or ByteTokenizer().content_hash)
-    return store.read_windows(np.asarray([0]), store.num_tokens)[0].tolist()
+    return store.read(np.asarray([0]), np.asarray([store.num_tokens])).tolist()
+
+
+def as_bytes(texts: list[str]) -> list[int]:
+    return [token for text in texts for token in [*text.encode(), 256]]
 
 
 def files_of(folder: Path) -> dict[str, bytes]:
@@ -74,28 +150,172 @@ def files_of(folder: Path) -> dict[str, bytes]:
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
 
 
-def run_python(program: str, *arguments: object) -> "subprocess.Popen[str]":
-    return subprocess.Popen(
-        [sys.executable, "-c", program, *map(str, arguments)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+def build_undisturbed(config: StoreBuildConfig, tmp_path: Path) -> dict[str, bytes]:
+    """The files of the same store, built beside it in one go."""
+    build_store(replace(config, output_path=str(tmp_path / "undisturbed")))
+    return files_of(tmp_path / "undisturbed")
 
 
 @pytest.mark.parametrize("split", ["train", "validation"])
 def test_a_store_holds_the_documents_of_its_split_each_with_its_end(store_config, split):
     build_store(replace(store_config, split=split))
-    texts = split_texts(store_config.source, split)
-    assert line_of(store_config.output_path) == [
-        token for text in texts for token in [*text.encode(), 256]
+    assert line_of(store_config.output_path) == as_bytes(split_texts(store_config.source, split))
+
+
+def test_every_document_of_a_store_is_found_in_its_source(store_config):
+    build_store(store_config)
+    store = TokenStore.open(store_config.output_path)
+    for document in documents_of_split(source_documents(store_config.source), "train", FRACTION):
+        number = store.locations.find(document.id)
+        assert number is not None
+        assert store.locations.document_id(number) == document.id
+        begin, end = store.documents.span(number)
+        tokens = store.read(np.asarray([begin]), np.asarray([end - begin]))
+        assert tokens.tolist() == as_bytes([document.text])
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "jsonl.gz", "jsonl.zst", "parquet", "memory"])
+def test_sources_of_every_kind_become_the_same_line(tmp_path: Path, config: Config, kind: str):
+    (tmp_path / "files").mkdir()
+    # White space is no document, and has no place in the store.
+    source = source_of(kind, tmp_path / "files", [[*TEXTS[:9], " \n", *TEXTS[9:]]])
+    build_store(config(source))
+    texts = [document.text for document in source_documents(source)]
+    assert texts == TEXTS
+    assert line_of(str(tmp_path / "store")) == as_bytes(split_texts(source, "train"))
+    store = TokenStore.open(str(tmp_path / "store"))
+    names = [store.locations.document_id(i) for i in range(len(store.documents))]
+    expected = documents_of_split(source_documents(source), "train", FRACTION)
+    assert names == [document.id for document in expected]
+
+
+@pytest.mark.usefixtures("_small_shards", "_early_processes")
+def test_two_processes_make_the_store_of_one(tmp_path: Path, config: Config):
+    (tmp_path / "files").mkdir()
+    texts = [f"document {i} " * (1 + i % 40) for i in range(150)]
+    source = source_of("jsonl", tmp_path / "files", [texts[:70], texts[70:]])
+    undisturbed = build_undisturbed(config(source, processes=1), tmp_path)
+    build_store(config(source, processes=2))
+    assert files_of(tmp_path / "store") == undisturbed
+    assert len([name for name in undisturbed if name.startswith("tokens/c/")]) > 50
+
+
+def test_only_the_first_documents_are_built_if_so_many_are_wanted(tmp_path, config, source):
+    texts = split_texts(source, "train")
+    for count in (1, 3, len(texts), len(texts) + 5):
+        path = str(tmp_path / f"first {count}")
+        build_store(config(source, output_path=path, max_documents=count))
+        assert line_of(path) == as_bytes(texts[:count])
+
+
+@pytest.mark.usefixtures("_small_shards")
+@pytest.mark.parametrize("count", [10, 11, 14])
+def test_a_bounded_build_that_was_stopped_ends_at_the_same_document(
+    tmp_path: Path, config: Config, source, happening: Happening, count: int
+):
+    bounded = config(source, max_documents=count)
+    undisturbed = build_undisturbed(bounded, tmp_path)
+    happening(5, stop)
+    with pytest.raises(DataError, match="stopped"):
+        build_store(bounded)
+    progress = json.loads((tmp_path / "store/progress.json").read_text())
+    assert progress["num_documents"] == 9  # the tenth is there in part
+    build_store(bounded)
+    assert files_of(tmp_path / "store") == undisturbed
+    assert TokenStore.open(str(tmp_path / "store")).manifest.num_documents == count
+
+
+CONVERSATIONS = [
+    [{"role": "user", "content": f"and {i}?"}, {"role": "assistant", "content": f"{i + 1}!"}]
+    for i in range(12)
+]
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.usefixtures("_small_shards", "_early_processes")
+def test_conversations_are_stored_with_the_weights_of_their_turns(tmp_path, config, processes):
+    source = MemorySource(documents=tuple({"messages": turns} for turns in CONVERSATIONS))
+    build_store(
+        config(
+            source,
+            format=ChatFormat(),
+            validation_fraction=NOTHING_HELD_OUT,
+            processes=processes,
+        )
+    )
+    line, weights = [], []
+    for user, assistant in CONVERSATIONS:
+        asked = f"<|user|>\n{user['content']}\n<|assistant|>\n".encode()
+        answered = f"{assistant['content']}\n".encode()
+        line += [*asked, *answered, 256]
+        # A position counts if what it predicts is of the answer, or the end behind it.
+        weights += [0.0] * (len(asked) - 1) + [1.0] * (len(answered) + 1) + [0.0]
+    store = TokenStore.open(str(tmp_path / "store"))
+    everything = np.asarray([0]), np.asarray([store.num_tokens])
+    assert store.manifest.has_loss_weights
+    assert store.read(*everything).tolist() == line
+    stored = store.read_loss_weights(*everything)
+    assert stored is not None
+    assert stored.tolist() == weights
+
+
+@pytest.mark.usefixtures("_small_shards")
+def test_ids_that_came_with_weights_are_stored_with_them(tmp_path: Path, config: Config):
+    random = np.random.default_rng(3)
+    records = []
+    for length in random.integers(1, 400, 15).tolist():
+        ids = random.integers(0, 256, length).tolist()
+        records.append({"input_ids": ids, "w": random.random(length, np.float32).tolist()})
+    (tmp_path / "ids.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    source = JsonlSource(paths=(str(tmp_path / "ids.jsonl"),))
+    weighted = config(
+        source,
+        format=PrebuiltFormat(loss_weights_key="w"),
+        validation_fraction=NOTHING_HELD_OUT,
+    )
+    build_store(weighted)
+    store = TokenStore.open(str(tmp_path / "store"))
+    everything = np.asarray([0]), np.asarray([store.num_tokens])
+    assert store.read(*everything).tolist() == [
+        token for record in records for token in [*record["input_ids"], 256]
     ]
+    stored = store.read_loss_weights(*everything)
+    assert stored is not None
+    # The end that was added predicts nothing.
+    assert stored.tolist() == [weight for record in records for weight in [*record["w"], 0.0]]
 
 
 def test_a_tokenizer_is_trained_on_the_train_split_alone(tokenizer_config):
     build_tokenizer(tokenizer_config)
     built = load_tokenizer(tokenizer_config.output_path)
     texts = split_texts(tokenizer_config.sources[0], "train")
+    assert built.content_hash == train_bpe(texts, vocab_size=280).content_hash
+
+
+def test_a_tokenizer_learns_from_conversations_and_not_from_ids(tokenizer_config, tmp_path: Path):
+    chat = MemorySource(documents=tuple({"messages": turns} for turns in CONVERSATIONS))
+    ids = MemorySource(documents=tuple({"input_ids": [1, 2, 3 + i]} for i in range(9)))
+    only_ids = replace(
+        tokenizer_config,
+        sources=(ids,),
+        formats=(PrebuiltFormat(),),
+        source_fingerprints=(source_fingerprint(ids),),
+    )
+    with pytest.raises(DataError, match="no text to train a tokenizer on"):
+        build_tokenizer(only_ids)
+    build_tokenizer(
+        replace(
+            tokenizer_config,
+            sources=(chat, ids),
+            formats=(ChatFormat(), PrebuiltFormat()),
+            source_fingerprints=(source_fingerprint(chat), source_fingerprint(ids)),
+        )
+    )
+    texts = [
+        "".join(span.text for span in document.spans)
+        for document in documents_of_split(source_documents(chat, ChatFormat()), "train", FRACTION)
+    ]
+    built = load_tokenizer(tokenizer_config.output_path)
     assert built.content_hash == train_bpe(texts, vocab_size=280).content_hash
 
 
@@ -107,6 +327,8 @@ def test_a_store_is_built_with_the_tokenizer_it_is_given(tokenizer_config, store
     texts = split_texts(store_config.source, "train")
     assert line.count(tokenizer.eos_id) == len(texts)
     assert tokenizer.decode(line) == "".join(texts)
+    with pytest.raises(DataError, match=r"a store made with this run.s tokenizer"):
+        line_of(store_config.output_path)
 
 
 def test_a_document_that_quotes_the_end_token_stays_one_document(
@@ -123,19 +345,36 @@ def test_a_document_that_quotes_the_end_token_stays_one_document(
     assert line.count(tokenizer.eos_id) == len(split_texts(store_config.source, "train"))
 
 
-def test_a_byte_tokenizer_needs_no_sources(tokenizer_config):
-    build_tokenizer(replace(tokenizer_config, kind="byte", sources=(), source_fingerprints=()))
-    assert isinstance(load_tokenizer(tokenizer_config.output_path), ByteTokenizer)
+def test_a_byte_tokenizer_needs_no_sources(tmp_path: Path):
+    build_tokenizer(
+        TokenizerBuildConfig(
+            output_path=str(tmp_path / "built"), tokenizer=TokenizerConfig(kind="byte")
+        )
+    )
+    assert isinstance(load_tokenizer(str(tmp_path / "built")), ByteTokenizer)
 
 
 def test_a_source_that_changed_since_the_plan_is_refused(tmp_path, tokenizer_config, store_config):
     (tmp_path / "03.txt").write_text("changed")
-    for build, config in [(build_tokenizer, tokenizer_config), (build_store, store_config)]:
+    for build_it, config in [(build_tokenizer, tokenizer_config), (build_store, store_config)]:
         with pytest.raises(DataError, match="its content when this build was planned") as caught:
-            build(config)
+            build_it(config)
         assert f"{tmp_path}/*.txt" in str(caught.value)
     assert not Path(tokenizer_config.output_path).exists()
     assert not (tmp_path / "store/manifest.json").exists()
+
+
+@pytest.mark.usefixtures("_small_shards")
+def test_nothing_of_a_changed_source_is_kept_for_when_it_is_as_planned_again(
+    tmp_path: Path, store_config
+):
+    undisturbed = build_undisturbed(store_config, tmp_path)
+    (tmp_path / "03.txt").write_text("changed " * 100)
+    with pytest.raises(DataError, match="its content when this build was planned"):
+        build_store(store_config)
+    (tmp_path / "03.txt").write_text(TEXTS[3])
+    build_store(store_config)
+    assert files_of(tmp_path / "store") == undisturbed
 
 
 def test_a_given_tokenizer_that_changed_since_the_plan_is_refused(store_config):
@@ -157,6 +396,11 @@ def test_another_finished_store_in_its_place_is_never_overwritten(tmp_path: Path
     before = files_of(tmp_path / "store")
     with pytest.raises(DataError, match="a finished store with another name, split at"):
         build_store(replace(store_config, name="other", split="validation"))
+    save_tokenizer(train_bpe(iter(TEXTS), vocab_size=280), str(tmp_path / "bpe"))
+    with pytest.raises(DataError, match="a finished store with another tokenizer_hash at"):
+        build_store(replace(store_config, tokenizer_path=str(tmp_path / "bpe")))
+    with pytest.raises(DataError, match="a finished store with another format_fingerprint"):
+        build_store(replace(store_config, format=TextFormat(text_key="body")))
     assert files_of(tmp_path / "store") == before
 
 
@@ -164,9 +408,10 @@ def test_another_finished_store_in_its_place_is_never_overwritten(tmp_path: Path
 def test_sources_without_a_document_are_named(tmp_path, tokenizer_config, store_config, content):
     for path in tmp_path.glob("*.txt"):
         path.write_text(content)
-    with pytest.raises(DataError, match=r"no document to train a tokenizer on\. Allowed"):
+    with pytest.raises(DataError, match=r"no text to train a tokenizer on\. Allowed"):
         build_tokenizer(tokenizer_config)
-    with pytest.raises(DataError, match=r"'texts' has no document in its train split\. Allowed"):
+    empty = r"component 'texts', train split: no document in the train split\. Allowed"
+    with pytest.raises(DataError, match=empty):
         build_store(store_config)
     assert not (tmp_path / "store/manifest.json").exists()
 
@@ -174,9 +419,99 @@ def test_sources_without_a_document_are_named(tmp_path, tokenizer_config, store_
 def test_a_file_that_is_not_utf8_stops_both_builds(tmp_path, tokenizer_config, store_config):
     for path in tmp_path.glob("*.txt"):
         path.write_bytes(b"\xff")
-    for build, config in [(build_tokenizer, tokenizer_config), (build_store, store_config)]:
+    for build_it, config in [(build_tokenizer, tokenizer_config), (build_store, store_config)]:
         with pytest.raises(DataError, match="which is not UTF-8 at byte 0"):
-            build(config)
+            build_it(config)
+
+
+BROKEN = {
+    "no text key": (b'{"text": "fine"}\n{"body": "x"}\n', r"lines\.jsonl:1.*'text'"),
+    "no text": (b'{"text": "fine"}\n{"text": 3}\n', r"lines\.jsonl:1.*'text'"),
+    "not UTF-8": (
+        b'{"text": "fine"}\n{"text": "\xff"}\n',
+        r"lines\.jsonl:1 .*not UTF-8 at byte 10",
+    ),
+    "no JSON": (b'{"text": "fine"}\n{"text"\n', r"lines\.jsonl:1 .*not JSON"),
+    "no document": (b"\n\n", "no document in the train split"),
+}
+
+
+@pytest.mark.parametrize("fault", BROKEN)
+def test_errors_name_the_component_and_the_record(tmp_path: Path, config: Config, fault: str):
+    content, expected = BROKEN[fault]
+    (tmp_path / "files").mkdir()
+    source = source_of("jsonl", tmp_path / "files", [["placeholder"]])
+    (tmp_path / "files/000.jsonl").rename(tmp_path / "files/lines.jsonl")
+    (tmp_path / "files/lines.jsonl").write_bytes(content)
+    broken = config(source, name="web/2024", validation_fraction=NOTHING_HELD_OUT)
+    with pytest.raises(DataError, match=rf"^component 'web/2024', train split: .*{expected}"):
+        build_store(broken)
+    assert not (tmp_path / "store/manifest.json").exists()
+
+
+def test_an_id_that_the_tokenizer_does_not_have_is_named_with_its_component(config: Config):
+    source = MemorySource(documents=({"input_ids": [1, 2, 257]},))
+    wrong = config(source, format=PrebuiltFormat(), validation_fraction=NOTHING_HELD_OUT)
+    with pytest.raises(DataError, match="component 'texts', train split: document memory:0 with"):
+        build_store(wrong)
+
+
+@pytest.mark.usefixtures("_small_shards")
+def test_a_file_that_vanishes_in_the_middle_costs_nothing_once_it_is_back(
+    tmp_path: Path, store_config, happening: Happening
+):
+    undisturbed = build_undisturbed(store_config, tmp_path)
+    later = tmp_path / "15.txt"
+    happening(3, lambda: later.rename(tmp_path / "away"))
+    vanished = r"component 'texts', train split: .*15\.txt has vanished since it was listed"
+    with pytest.raises(DataError, match=vanished):
+        build_store(store_config)
+    progress = json.loads((tmp_path / "store/progress.json").read_text())
+    assert progress["num_documents"] > 3
+    written = {path: path.stat().st_mtime_ns for path in (tmp_path / "store/tokens/c").iterdir()}
+    # Without the file, the place to go on from would be another one: nothing is added.
+    with pytest.raises(DataError, match="its content when this build was planned"):
+        build_store(store_config)
+    assert json.loads((tmp_path / "store/progress.json").read_text()) == progress
+    (tmp_path / "away").rename(later)
+    build_store(store_config)
+    assert files_of(tmp_path / "store") == undisturbed
+    assert {path: path.stat().st_mtime_ns for path in written} == written
+
+
+@needs_proc
+@pytest.mark.usefixtures("_small_shards", "_early_processes")
+def test_a_killed_tokenizer_process_is_an_error_and_the_next_build_goes_on(
+    tmp_path: Path, config: Config, happening: Happening
+):
+    (tmp_path / "files").mkdir()
+    source = source_of("jsonl", tmp_path / "files", [[f"document {i} " * 30 for i in range(150)]])
+    undisturbed = build_undisturbed(config(source, processes=1), tmp_path)
+    tokenizer = str(tmp_path / "tokenizer")
+    happening(20, lambda: os.kill(workers_of(tokenizer)[0], signal.SIGKILL))
+    with pytest.raises(
+        DataError, match="component 'texts', train split: a tokenizer process that ended with -9"
+    ) as caught:
+        build_store(config(source, processes=2))
+    assert workers_of(tokenizer) == []  # though the error is still held
+    assert "goes on where this one stopped" in str(caught.value)
+    begun = json.loads((tmp_path / "store/progress.json").read_text())["num_documents"]
+    assert begun > 30
+    build_store(config(source, processes=1))
+    assert files_of(tmp_path / "store") == undisturbed
+
+
+@needs_proc
+@pytest.mark.usefixtures("_small_shards", "_early_processes")
+def test_a_build_that_fails_for_another_reason_ends_its_processes(
+    tmp_path: Path, config: Config, happening: Happening
+):
+    source = MemorySource(documents=tuple(f"document {i} " * 30 for i in range(50)))
+    happening(9, stop)
+    with pytest.raises(DataError, match="component 'texts', train split: stopped") as caught:
+        build_store(config(source, processes=2))
+    assert workers_of(str(tmp_path / "tokenizer")) == []
+    assert caught.value.__cause__ is not None  # whose frames would have kept them
 
 
 def test_builds_print_nothing_where_nothing_can_be_redrawn(tokenizer_config, store_config, capfd):
@@ -205,43 +540,19 @@ def test_on_a_terminal_the_progress_is_gone_and_the_cursor_back_however_it_ends(
     assert shown.rindex(erase_line) > shown.rindex("tokenizing")
 
 
-KILLED = """
-import sys
-from chomp.data import Document
-from chomp.data.store_writer import StoreWriter
-from chomp.tokenize import ByteTokenizer
-
-writer = StoreWriter(sys.argv[1], ByteTokenizer(), shard_tokens=1024, chunk_tokens=256)
-for i in range(100):
-    writer.append([Document(id=str(i), text=f"half a store {i} " * 20)])
-print("in the middle", flush=True)
-sys.stdin.read()
-"""
-
-
-def test_a_kill_in_the_middle_leaves_no_store_and_the_next_build_no_trace_of_it(
-    tmp_path: Path, store_config
-):
-    build_store(replace(store_config, output_path=str(tmp_path / "undisturbed")))
-    with run_python(KILLED, store_config.output_path) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "in the middle\n"
-        process.kill()
-    assert list((tmp_path / "store/tokens/c").iterdir())
-    with pytest.raises(DataError, match="no finished token store"):
-        line_of(store_config.output_path)
-    build_store(store_config)
-    assert files_of(tmp_path / "store") == files_of(tmp_path / "undisturbed")
-
-
 FULL_DISK = """
 import json, resource, sys
+from functools import partial
 from chomp.config import config_from_mapping
 from chomp.data import StoreBuildConfig, build_store
+from chomp.data.store import build, parallel_encoding, writer as store_writer
 from chomp.errors import StorageError
 
+build.StoreWriter = partial(store_writer.StoreWriter, shard_tokens=256, chunk_tokens=64)
+store_writer.SHARD_DOCUMENTS, store_writer.CHUNK_DOCUMENTS = 1024, 16
+parallel_encoding._BATCH_DOCUMENTS = 2
 config = config_from_mapping(StoreBuildConfig, json.loads(sys.argv[1]))
-resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))
+resource.setrlimit(resource.RLIMIT_FSIZE, (1200, 1200))
 try:
     build_store(config)
 except StorageError as error:
@@ -249,12 +560,21 @@ except StorageError as error:
 """
 
 
-def test_a_full_disk_is_a_storage_error_and_leaves_no_store(tmp_path: Path, store_config):
+@pytest.mark.usefixtures("_small_shards")
+def test_a_full_disk_is_a_storage_error_and_the_next_build_goes_on(
+    tmp_path: Path, store_config, monkeypatch: pytest.MonkeyPatch
+):
+    # Small enough that the first of them fit on the disk.
+    monkeypatch.setattr(store_writer, "SHARD_DOCUMENTS", 1024)
+    monkeypatch.setattr(store_writer, "CHUNK_DOCUMENTS", 16)
+    undisturbed = build_undisturbed(store_config, tmp_path)
     # A limit on the size of files is what a test can have of a full disk.
-    with run_python(FULL_DISK, json.dumps(config_to_mapping(store_config))) as process:
-        told, _ = process.communicate()
-    assert process.returncode == 0
-    assert told.startswith(f"token store {store_config.output_path} could not be written: ")
-    assert "Fix: free space or choose another --prefix" in told
+    program = [sys.executable, "-c", FULL_DISK, json.dumps(config_to_mapping(store_config))]
+    told = subprocess.run(program, stdout=subprocess.PIPE, text=True, check=True).stdout
+    assert told.startswith("component 'texts', train split: ")
+    assert "Allowed: " in told
+    assert "Fix: " in told
     assert not (tmp_path / "store/manifest.json").exists()
+    assert json.loads((tmp_path / "store/progress.json").read_text())["num_documents"] > 0
     build_store(store_config)
+    assert files_of(tmp_path / "store") == undisturbed

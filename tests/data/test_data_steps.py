@@ -1,23 +1,37 @@
 """A data config as executor steps: what is built, and what makes it another build."""
 
+import json
+import os
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
 import jaxtyping
+import numpy as np
 import pytest
 
+from chomp.config import config_to_mapping
 from chomp.data import (
+    BatchSchedule,
+    ChatFormat,
+    JsonlSource,
     LmComponentConfig,
     LmDataConfig,
+    MixtureStage,
+    StreamConfig,
+    TextFormat,
     TextSource,
+    TokenizerBuildConfig,
     TokenizerConfig,
+    TokenStore,
     build_eval_datasets,
     build_train_dataset,
     with_data_steps,
 )
-from chomp.errors import DataError
+from chomp.errors import ConfigError, DataError
 from chomp.executor import ExecutorStep, InputName, PlannedStep, plan_steps, run_plan
-from chomp.tokenize import ByteTokenizer, load_tokenizer, save_tokenizer
+from chomp.tokenize import ByteTokenizer, JsonTokenizer, load_tokenizer, save_tokenizer, train_bpe
 
 
 @pytest.fixture(autouse=True)
@@ -40,6 +54,19 @@ def data(tmp_path: Path) -> LmDataConfig:
         },
         validation_fraction=0.2,
     )
+
+
+@pytest.fixture
+def rules(tmp_path: Path) -> Path:
+    """The `tokenizer.json` of somebody else."""
+    return write_rules(tmp_path / "rules" / "tokenizer.json", vocab_size=270)
+
+
+def write_rules(path: Path, *, vocab_size: int) -> Path:
+    path.parent.mkdir(exist_ok=True)
+    texts = iter(["the same text on and on and on, and on and off again"])
+    path.write_text(train_bpe(texts, vocab_size=vocab_size).to_json())
+    return path
 
 
 def with_component(data: LmDataConfig, name: str, **changes: object) -> LmDataConfig:
@@ -105,7 +132,7 @@ def test_running_the_steps_gives_what_training_opens(data: LmDataConfig, tmp_pat
             for name, component in data.components.items()
         },
     )
-    dataset = build_train_dataset(built, tokenizer, seq_len=16, seed=0)
+    dataset = build_train_dataset(built, tokenizer, seq_len=16, seed=0, batches=BatchSchedule(4))
     assert dataset.examples(0, 4).tokens.max() < tokenizer.vocab_size
     assert len(build_eval_datasets(built, tokenizer, seq_len=16)) == 2
     again = plan(data, tmp_path / "outputs")
@@ -177,3 +204,168 @@ def test_a_given_tokenizer_that_is_not_there_is_an_error_of_the_plan(data: LmDat
     data = replace(data, tokenizer=TokenizerConfig(path="nowhere"))
     with pytest.raises(DataError, match="no tokenizer in nowhere"):
         with_data_steps(data)
+
+
+def test_a_tokenizer_of_another_model_is_known_by_the_content_of_its_file(
+    data, tmp_path: Path, rules: Path
+):
+    def paths(**more: object) -> dict[str, str]:
+        tokenizer = TokenizerConfig(kind="json", file=str(rules), **more)
+        steps = plan(replace(data, tokenizer=tokenizer), tmp_path)
+        return {name: planned.path for name, planned in steps.items()}
+
+    before = paths()
+    assert "tokenizer/json" in before
+    write_rules(rules, vocab_size=271)
+    assert not set(paths().values()) & set(before.values())
+    write_rules(rules, vocab_size=270)
+    assert paths() == before
+    assert not set(paths(bos="<|endoftext|>").values()) & set(before.values())
+
+
+def test_stores_are_made_with_the_tokenizer_of_a_file(data, tmp_path: Path, rules: Path):
+    tokenizer = TokenizerConfig(kind="json", file=str(rules), bos="<|endoftext|>")
+    steps = plan(replace(data, tokenizer=tokenizer), tmp_path / "outputs")
+    run_all(steps)
+    built = load_tokenizer(steps["tokenizer/json"].path)
+    expected = JsonTokenizer(rules.read_text(), bos="<|endoftext|>")
+    assert built.content_hash == expected.content_hash
+    store = TokenStore.open(steps["tokens/rhymes-train"].path, tokenizer_hash=built.content_hash)
+    begin, end = store.documents.span(1)
+    document = store.read(np.asarray([begin]), np.asarray([end - begin])).tolist()
+    assert (document[0], document[-1]) == (built.bos_id, built.eos_id)
+    assert built.decode(document).startswith("rhymes ")
+
+
+def test_a_tokenizer_file_that_changes_between_plan_and_build_is_refused(
+    data, tmp_path: Path, rules: Path
+):
+    tokenizer = TokenizerConfig(kind="json", file=str(rules))
+    steps = plan(replace(data, tokenizer=tokenizer), tmp_path / "outputs")
+    write_rules(rules, vocab_size=271)
+    planned = steps["tokenizer/json"]
+    with pytest.raises(DataError, match="which has changed since this build was planned"):
+        planned.step.fn(planned.config)
+    assert not Path(planned.path, "chomp_tokenizer.json").exists()
+
+
+def test_a_tokenizer_of_a_hub_is_known_by_its_name_and_revision(data, tmp_path: Path):
+    def using(name: str, **more: object) -> LmDataConfig:
+        return replace(data, tokenizer=TokenizerConfig(kind="hub", name=name, **more))
+
+    everything = set(plan(using("someone/small"), tmp_path))
+    assert "tokenizer/hub" in everything
+    for other in (using("someone/large"), using("someone/small", revision="v2")):
+        assert changed_steps(using("someone/small"), other, tmp_path) == everything
+
+
+BUILD_TOKENIZER = """
+import json, sys
+from chomp.config import config_from_mapping
+from chomp.data import TokenizerBuildConfig, build_tokenizer
+build_tokenizer(config_from_mapping(TokenizerBuildConfig, json.loads(sys.argv[1])))
+"""
+
+
+def test_a_tokenizer_of_a_hub_is_built_from_what_the_hub_has(tmp_path: Path, rules: Path):
+    # A cache as the hub library lays it out; a fresh process, since that reads its settings once.
+    commit = "0123456789abcdef0123456789abcdef01234567"
+    model = tmp_path / "hub" / "models--someone--small"
+    (model / "snapshots" / commit).mkdir(parents=True)
+    (model / "snapshots" / commit / "tokenizer.json").write_text(rules.read_text())
+    (model / "refs").mkdir()
+    (model / "refs" / "main").write_text(commit)
+    config = TokenizerBuildConfig(
+        output_path=str(tmp_path / "built"),
+        tokenizer=TokenizerConfig(kind="hub", name="someone/small"),
+    )
+    subprocess.run(
+        [sys.executable, "-c", BUILD_TOKENIZER, json.dumps(config_to_mapping(config))],
+        env={**os.environ, "HF_HUB_CACHE": str(tmp_path / "hub"), "HF_HUB_OFFLINE": "1"},
+        check=True,
+    )
+    built = load_tokenizer(str(tmp_path / "built"))
+    assert built.content_hash == JsonTokenizer(rules.read_text()).content_hash
+
+
+def test_formats_are_part_of_what_a_step_is(data: LmDataConfig, tmp_path: Path):
+    other = with_component(data, "rhymes", format=TextFormat(text_key="body"))
+    # The tokenizer is trained on what formats make of the records, and all stores are made with it.
+    assert changed_steps(data, other, tmp_path) == set(plan(data, tmp_path))
+    data, other = (replace(each, tokenizer=TokenizerConfig(kind="byte")) for each in (data, other))
+    rhymes = {"tokens/rhymes-train", "tokens/rhymes-validation"}
+    assert changed_steps(data, other, tmp_path) == rhymes
+
+
+def test_conversations_become_stores_with_weights(data: LmDataConfig, tmp_path: Path):
+    answer = {"role": "assistant", "content": "on"}
+    turns = [[{"role": "user", "content": f"and {i}?"}, answer] for i in range(40)]
+    lines = [json.dumps({"messages": each}) + "\n" for each in turns]
+    (tmp_path / "chat.jsonl").write_text("".join(lines))
+    chat = LmComponentConfig(
+        source=JsonlSource(paths=(str(tmp_path / "chat.jsonl"),)), format=ChatFormat()
+    )
+    steps = plan(replace(data, components={"chat": chat}), tmp_path / "outputs")
+    run_all(steps)
+    store = TokenStore.open(steps["tokens/chat-train"].path)
+    weights = store.read_loss_weights(np.asarray([0]), np.asarray([store.num_tokens]))
+    assert weights is not None
+    assert set(weights.tolist()) == {0.0, 1.0}
+
+
+def test_a_stream_has_no_train_store_and_a_bounded_validation_store(data, tmp_path: Path):
+    stream = StreamConfig(max_validation_documents=2)
+    streamed = with_component(data, "rhymes", stream=stream)
+    steps = plan(streamed, tmp_path / "outputs")
+    assert plan(data, tmp_path).keys() - steps.keys() == {"tokens/rhymes-train"}
+    assert with_data_steps(streamed).components["rhymes"].train_store is None
+    run_all(steps)
+    stores = {
+        name: TokenStore.open(steps[f"tokens/{name}-validation"].path) for name in data.components
+    }
+    assert stores["rhymes"].manifest.num_documents == 2
+    assert stores["rhymes"].manifest.identity.max_documents == 2
+    assert stores["numbers"].manifest.num_documents > 2
+    assert stores["numbers"].manifest.identity.max_documents is None
+
+
+def test_of_a_stream_only_the_bound_is_part_of_its_validation_store(data, tmp_path: Path):
+    def streamed(**settings: int) -> LmDataConfig:
+        return with_component(data, "rhymes", stream=StreamConfig(**settings))
+
+    assert changed_steps(streamed(), streamed(window_documents=7), tmp_path) == set()
+    bounded = streamed(max_validation_documents=7)
+    assert changed_steps(streamed(), bounded, tmp_path) == {"tokens/rhymes-validation"}
+
+
+def test_a_component_of_any_stage_gets_a_train_store(data: LmDataConfig, tmp_path: Path):
+    late = with_component(data, "rhymes", weight=0.0)
+    stages = (
+        MixtureStage(start_step=0, weights={"numbers": 1.0, "rhymes": 0.0}),
+        MixtureStage(start_step=9, weights={"numbers": 0.0, "rhymes": 1.0}),
+    )
+    assert "tokens/rhymes-train" not in plan(late, tmp_path)
+    assert changed_steps(replace(late, stages=stages), data, tmp_path) == set()
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"kind": "json"}, "kind=json without data.tokenizer.file"),
+        ({"kind": "hub"}, "kind=hub without data.tokenizer.name"),
+        ({"kind": "bpe", "vocab_size": 256}, "vocab_size=256 of a BPE"),
+        ({"kind": "bpe", "file": "x.json"}, "file=x.json with data.tokenizer.kind=bpe"),
+        ({"kind": "byte", "eos": 3}, "eos=3 with data.tokenizer.kind=byte"),
+        ({"kind": "json", "file": "x", "name": "y"}, "name=y with data.tokenizer.kind=json"),
+        ({"kind": "hub", "name": "x", "file": "y"}, "file=y with data.tokenizer.kind=hub"),
+        ({"kind": "json", "file": "x", "revision": "y"}, "revision=y with data.tokenizer.kind="),
+    ],
+)
+def test_settings_that_do_not_belong_to_a_kind_of_tokenizer_are_refused(settings, expected):
+    with pytest.raises(ConfigError, match=rf"data\.tokenizer\.{expected}.*\. Allowed: .+ Fix: "):
+        TokenizerConfig(**settings)
+
+
+def test_a_tokenizer_that_is_not_built_yet_cannot_be_loaded():
+    with pytest.raises(ConfigError, match="run this config through a launch file"):
+        TokenizerConfig().load()

@@ -12,8 +12,12 @@ from hypothesis import strategies as st
 from number_stores import EOS, NUMBERS, NumberTokenizer, counted_documents, number_data, write_store
 
 from chomp.data import (
+    BatchSchedule,
+    BlockShuffleConfig,
     LmComponentConfig,
     LmDataConfig,
+    MixtureStage,
+    PackingConfig,
     TokenizerConfig,
     TrainDataset,
     build_eval_datasets,
@@ -37,8 +41,22 @@ def dataset(folder: Path) -> TrainDataset:
     return dataset_of(number_data(folder, LENGTHS, {"a": 0.75, "b": 0.25}))
 
 
-def dataset_of(data: LmDataConfig, *, seq_len: int = SEQ_LEN, seed: int = 0) -> TrainDataset:
-    return build_train_dataset(data, NUMBERS, seq_len=seq_len, seed=seed)
+def dataset_of(
+    data: LmDataConfig,
+    *,
+    seq_len: int = SEQ_LEN,
+    seed: int = 0,
+    batch_size: int | list[tuple[int, int]] = 4,
+    total_steps: int | None = None,
+) -> TrainDataset:
+    return build_train_dataset(
+        data,
+        NUMBERS,
+        seq_len=seq_len,
+        seed=seed,
+        batches=BatchSchedule(batch_size),
+        total_steps=total_steps,
+    )
 
 
 def tokens_of(dataset: TrainDataset, start: int, stop: int) -> np.ndarray:
@@ -212,8 +230,9 @@ def test_a_run_without_components_is_refused():
 
 def test_a_store_of_another_tokenizer_is_refused(folder: Path):
     data = number_data(folder, {"a": LENGTHS["a"]})
-    with pytest.raises(DataError, match="made with this run's tokenizer"):
-        build_train_dataset(data, NumberTokenizer(60_000), seq_len=8, seed=0)
+    other, batches = NumberTokenizer(60_000), BatchSchedule(4)
+    with pytest.raises(DataError, match=r"'a': .* made with this run's tokenizer"):
+        build_train_dataset(data, other, seq_len=8, seed=0, batches=batches)
 
 
 def test_a_store_too_short_for_a_row_is_refused(folder: Path):
@@ -225,7 +244,7 @@ def test_a_lost_store_shows_before_the_first_step(folder: Path, tmp_path: Path):
     shutil.copytree(folder, tmp_path / "copy")
     data = number_data(tmp_path / "copy", LENGTHS)
     shutil.rmtree(tmp_path / "copy/b/document_ends")
-    with pytest.raises(DataError, match="copy/b is damaged"):
+    with pytest.raises(DataError, match="copy/b/document_ends is damaged"):
         dataset_of(data)
 
 
@@ -253,3 +272,142 @@ def test_a_bpe_vocabulary_too_small_for_bytes_is_refused_before_anything_is_buil
     ):
         TokenizerConfig(vocab_size=256)
     TokenizerConfig(kind="byte", vocab_size=256)
+
+
+def names_served(dataset: TrainDataset, start: int, stop: int) -> list[str]:
+    components, _ = dataset.mixture.assign(start, stop)
+    return [dataset.mixture.names[i] for i in components]
+
+
+def staged(data: LmDataConfig, *stages: tuple[int, dict[str, float]]) -> LmDataConfig:
+    return replace(
+        data,
+        stages=tuple(MixtureStage(start_step=step, weights=weights) for step, weights in stages),
+    )
+
+
+def test_stages_begin_with_their_steps_whatever_the_batch_sizes(folder: Path):
+    data = number_data(folder, LENGTHS)
+    stages = [(0, {"a": 1.0, "b": 0.0}), (3, {"a": 0.0, "b": 1.0}), (5, {"a": 1.0, "b": 1.0})]
+    dataset = dataset_of(staged(data, *stages), batch_size=[(0, 2), (4, 5)])
+    # Steps 0 to 2 take 6 examples, 3 takes 2, and 4 takes 5.
+    assert set(names_served(dataset, 0, 6)) == {"a"}
+    assert set(names_served(dataset, 6, 13)) == {"b"}
+    assert names_served(dataset, 13, 33).count("a") == 10
+
+
+def test_a_component_of_a_later_stage_alone_is_opened(folder: Path):
+    data = number_data(folder, LENGTHS, {"a": 1.0, "b": 0.0})
+    assert set(dataset_of(data).components) == {"a"}
+    later = staged(data, (0, {"a": 1.0, "b": 0.0}), (9, {"a": 1.0, "b": 0.1}))
+    assert set(dataset_of(later).components) == {"a", "b"}
+    assert later.weights == {"a": 1.0, "b": 0.1}
+
+
+@pytest.mark.parametrize(
+    ("weights", "told"),
+    [
+        ({"a": 1.0, "b": 1.0, "c": 1.0}, r"data\.stages\[1\].*unknown component 'c'.*of the comp"),
+        ({"a": 1.0}, r"data\.stages\[1\]\.weights without 'b'.*Fix: add b: 0"),
+    ],
+)
+def test_stages_name_every_component_and_no_other(folder: Path, weights, told):
+    data = number_data(folder, LENGTHS)
+    with pytest.raises(ConfigError, match=told):
+        staged(data, (0, {"a": 1.0, "b": 1.0}), (5, weights))
+
+
+def test_a_run_longer_than_its_data_is_refused_with_the_steps_there_are(folder: Path):
+    data = replace(number_data(folder, LENGTHS), stop_strategy="first_exhausted")
+    # Half of each: b, of 5 rows, has all of them served by example 10, of 3 batches of 4.
+    dataset = dataset_of(data)
+    assert dataset.num_examples in (9, 10)
+    with pytest.raises(ConfigError, match=r"train\.steps=3.*at most 2 steps. Fix: set train\.step"):
+        dataset_of(data, total_steps=3)
+    dataset_of(data, total_steps=2)
+    dataset_of(replace(data, stop_strategy="all_exhausted"), total_steps=4)
+    dataset_of(replace(data, stop_strategy="restart"), total_steps=1000)
+
+
+def test_a_component_that_would_never_come_is_refused(folder: Path):
+    data = number_data(folder, LENGTHS, {"a": 1.0, "b": 1e-6})
+    dataset_of(data)
+    with pytest.raises(ConfigError, match=r"component 'b' with 1e-06 of the weight would be first"):
+        dataset_of(data, total_steps=100)
+
+
+def test_a_forecast_above_four_epochs_is_a_warning_and_says_the_numbers(folder: Path, caplog):
+    data = number_data(folder, LENGTHS)
+    dataset_of(data, total_steps=5)
+    assert caplog.text == ""
+    dataset_of(data, total_steps=20)
+    assert "component 'b' is read 8.0 times in 20 steps" in caplog.text
+    assert "component 'a'" not in caplog.text
+
+
+def packed(data: LmDataConfig, **settings) -> LmDataConfig:
+    return replace(data, packing_mode="packed", packing=PackingConfig(**settings))
+
+
+def test_packed_rows_hold_whole_documents_and_every_token_once_an_epoch(folder: Path):
+    dataset = dataset_of(packed(number_data(folder, {"a": LENGTHS["a"]})), seq_len=32)
+    size = dataset.num_rows["a"]
+    rows = dataset.examples(0, size)
+    segments = rows.attn_mask.segment_ids
+    tokens = sorted(rows.tokens[segments >= 0].tolist())
+    assert tokens == sorted([*[EOS] * 4, *range(1, sum(LENGTHS["a"]) + 1)])
+    assert dataset.utilization(0) == pytest.approx(len(tokens) / (size * 32))
+    for row, ids in zip(rows.tokens, segments, strict=True):
+        # Each segment is a document with its end: 82 tokens in 4 documents, none above 31.
+        for segment in range(ids.max() + 1):
+            assert row[ids == segment][-1] == EOS
+
+
+@pytest.mark.parametrize("name", ["sequential", "bin"])
+def test_the_first_chomps_names_for_packing_mean_the_same(folder: Path, name: str):
+    mode = {"sequential": "concat", "bin": "packed"}[name]
+    data = number_data(folder, LENGTHS)
+    one, other = replace(data, packing_mode=name), replace(data, packing_mode=mode)
+    assert one == other
+    assert one.packing_mode == mode
+
+
+def test_settings_of_packed_rows_need_packed_rows():
+    with pytest.raises(ConfigError, match=r"data\.packing with data\.packing_mode=concat"):
+        LmDataConfig(packing=PackingConfig())
+    with pytest.raises(ConfigError, match="max_documents_per_row=0"):
+        PackingConfig(max_documents_per_row=0)
+
+
+def test_the_order_of_rows_is_what_shuffle_says(folder: Path):
+    data = number_data(folder, {"a": LENGTHS["a"]})
+    firsts = {
+        str(shuffle): dataset_of(replace(data, shuffle=shuffle)).examples(0, 10).tokens[:, 0]
+        for shuffle in (True, False, BlockShuffleConfig(block_rows=2, window_blocks=2))
+    }
+    (full, none, block) = (first.tolist() for first in firsts.values())
+    assert none == sorted(none)
+    assert sorted(full) == sorted(block) == none
+    assert len({tuple(full), tuple(none), tuple(block)}) == 3
+
+
+def test_packing_and_shuffle_are_part_of_the_fingerprint(folder: Path):
+    data = number_data(folder, LENGTHS)
+    found = {
+        dataset_of(config, seq_len=16).fingerprint()
+        for config in (
+            data,
+            packed(data),
+            packed(data, long_documents="drop"),
+            replace(data, shuffle=False),
+        )
+    }
+    assert len(found) == 4
+
+
+def test_stream_semantics_let_attention_go_over_the_row(folder: Path):
+    data = number_data(folder, LENGTHS)
+    isolated = dataset_of(data).examples(0, 8)
+    flowing = dataset_of(replace(data, stream_semantics=True)).examples(0, 8)
+    assert flowing.attn_mask.segment_ids is None
+    np.testing.assert_array_equal(flowing.loss_weight, isolated.loss_weight)

@@ -1,29 +1,38 @@
 """The held-out split: a function of each document alone."""
 
+import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from chomp.data import Document, documents_of_split, is_held_out
+from chomp.data.documents import Document, Position, Span, documents_of_split, is_held_out
+from chomp.errors import DataError
 
 fractions = st.floats(0.01, 0.99)
-documents = st.lists(
-    st.builds(
-        Document, id=st.text(max_size=3), text=st.text(), split_key=st.none() | st.text(max_size=2)
-    ),
-    max_size=20,
-)
+# Plain data, of which the tests make documents: checked types draw random numbers, which
+# hypothesis forbids inside its strategies.
+contents = st.lists(st.tuples(st.text(), st.none() | st.text(max_size=2)), max_size=20)
 
 
-@given(documents, fractions)
-def test_every_document_is_on_exactly_one_side_and_in_order(found, fraction):
+def documents_of(contents: list[tuple[str, str | None]]) -> list[Document]:
+    return [
+        Document(id=str(number), text=text, split_key=key)
+        for number, (text, key) in enumerate(contents)
+    ]
+
+
+@given(contents, fractions)
+def test_every_document_is_on_exactly_one_side_and_in_order(contents, fraction):
+    found = documents_of(contents)
     train = list(documents_of_split(found, "train", fraction))
     validation = list(documents_of_split(found, "validation", fraction))
     assert train == [document for document in found if not is_held_out(document, fraction)]
     assert validation == [document for document in found if is_held_out(document, fraction)]
 
 
-@given(documents, fractions, st.randoms())
-def test_the_side_of_a_document_does_not_depend_on_the_others(found, fraction, random):
+@given(contents, fractions, st.randoms())
+def test_the_side_of_a_document_does_not_depend_on_the_others(contents, fraction, random):
+    found = documents_of(contents)
     shuffled = random.sample(found, len(found) // 2)
     expected = [document for document in shuffled if is_held_out(document, fraction)]
     assert list(documents_of_split(shuffled, "validation", fraction)) == expected
@@ -45,7 +54,7 @@ def test_a_larger_fraction_only_adds_to_what_is_held_out(text, one, another):
     assert is_held_out(document, smaller) <= is_held_out(document, larger)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(st.sampled_from([0.01, 0.05, 0.3, 0.9]), st.integers(0, 10**9))
 def test_about_the_asked_fraction_is_held_out(fraction, salt):
     count = 2000
@@ -56,3 +65,62 @@ def test_about_the_asked_fraction_is_held_out(fraction, salt):
 
 def test_texts_that_utf8_cannot_hold_have_a_side_too():
     assert is_held_out(Document(id="a", text="\ud800"), 0.5) in (True, False)
+
+
+@given(st.lists(st.integers(0, 200), max_size=4), fractions)
+def test_equal_ids_are_on_one_side_whatever_their_width(ids, fraction):
+    sides = {
+        is_held_out(Document(id=str(dtype), ids=np.array(ids, dtype)), fraction)
+        for dtype in (np.uint8, np.int16, np.uint32, np.int64)
+    }
+    assert len(sides) == 1
+
+
+@given(st.text(max_size=5), st.text(max_size=5), fractions)
+def test_a_conversation_is_on_the_side_of_its_text(start, end, fraction):
+    talk = Document(id="a", spans=(Span(start, False), Span(end, True)))
+    assert is_held_out(talk, fraction) == is_held_out(Document(id="b", text=start + end), fraction)
+
+
+def test_conversations_and_ids_fall_on_both_sides():
+    talks = [Document(id="a", spans=(Span(str(n), True),)) for n in range(100)]
+    rows = [Document(id="a", ids=np.array([n])) for n in range(100)]
+    for documents in (talks, rows):
+        assert {is_held_out(document, 0.5) for document in documents} == {True, False}
+
+
+def test_a_document_is_empty_without_anything_to_learn_from():
+    empty = [
+        Document(id="a"),
+        Document(id="a", text=" \n\t\u3000"),
+        Document(id="a", ids=np.array([], np.int32)),
+        Document(id="a", spans=(Span("", True), Span(" ", False))),
+    ]
+    full = [
+        Document(id="a", text=" x"),
+        Document(id="a", ids=np.array([0])),
+        Document(id="a", spans=(Span(" ", True), Span("x", False))),
+    ]
+    assert [document.is_empty for document in empty + full] == [True] * 4 + [False] * 3
+
+
+def test_documents_are_equal_by_their_numbers_too():
+    one, same, other = (Document(id="a", ids=np.array(ids)) for ids in ([1, 2], [1, 2], [1, 3]))
+    assert one == same != other
+    assert hash(one) == hash(same)
+    weights = np.ones(2, np.float32)
+    assert one != Document(id="a", ids=np.array([1, 2]), loss_weights=weights)
+    assert one != Document(id="a", text="1 2")
+    assert one != "a"
+
+
+def test_a_document_has_one_content():
+    with pytest.raises(DataError, match=r"^document a:1 with more than one content\. Allowed"):
+        Document(id="a:1", text="x", ids=np.array([1]))
+    with pytest.raises(DataError, match=r"^document a:1 with more than one content\. Allowed"):
+        Document(id="a:1", text="x", spans=(Span("x", True),))
+
+
+def test_positions_are_ordered_by_part_and_then_by_record():
+    positions = [Position(), Position(0, 7), Position(1), Position(part=1, record=1), Position(2)]
+    assert sorted(reversed(positions)) == positions

@@ -62,3 +62,40 @@ def test_an_example_is_causal_within_its_documents():
     assert example.attn_mask.sliding_window is None
     np.testing.assert_array_equal(example.attn_mask.segment_ids, segments)
     np.testing.assert_array_equal(example.tokens, tokens)
+
+
+@pytest.mark.parametrize(
+    ("rules", "expected"),
+    [
+        #                      5    6    E    7    E    -    -
+        ({}, [0.5, 2.0, 0.0, 1.0, 0.0, 0.0, 0.0]),
+        ({"mask_boundary_loss": False}, [0.5, 2.0, 3.0, 1.0, 0.0, 0.0, 0.0]),
+        ({"train_on_eos": False}, [0.5, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0]),
+    ],
+)
+def test_the_weights_of_documents_multiply_what_the_rules_leave(rules, expected):
+    own = np.asarray([[0.5, 2.0, 3.0, 1.0, 9.0, 9.0, 9.0]], np.float32)
+    rows = np.asarray([TOKENS], np.int32), np.asarray([SEGMENTS], np.int32)
+    example = GrugLmExample.from_rows(*rows, eos_id=EOS, loss_weights=own, **rules)
+    assert example.loss_weight[0].tolist() == expected
+
+
+def test_an_ignored_token_is_read_but_nobody_is_asked_for_it():
+    assert weights([5, 6, 7, 6, 8], [0] * 5, ignore_id=6) == [0, 1, 0, 1, 0]
+    # The first token of a row is never asked for anyway.
+    assert weights([6, 5], [0, 0], ignore_id=6) == [1, 0]
+
+
+@pytest.mark.parametrize("window", [None, 1, 3])
+def test_a_window_is_part_of_the_mask_and_changes_no_weight(window):
+    rows = np.asarray([TOKENS], np.int32), np.asarray([SEGMENTS], np.int32)
+    example = GrugLmExample.from_rows(*rows, eos_id=EOS, sliding_window=window)
+    assert example.attn_mask.sliding_window == window
+    assert example.loss_weight[0].astype(int).tolist() == weights(TOKENS, SEGMENTS)
+
+
+def test_documents_that_are_not_isolated_keep_their_weights_and_lose_their_walls():
+    rows = np.asarray([TOKENS], np.int32), np.asarray([SEGMENTS], np.int32)
+    example = GrugLmExample.from_rows(*rows, eos_id=EOS, isolate_documents=False)
+    assert example.attn_mask.segment_ids is None
+    assert example.loss_weight[0].astype(int).tolist() == weights(TOKENS, SEGMENTS)

@@ -28,7 +28,9 @@ def store_of(lengths: list[int]) -> Iterator[TokenStore]:
 
 
 def all_rows(rows: ConcatRows) -> tuple[np.ndarray, np.ndarray]:
-    return rows.read(np.arange(rows.num_rows))
+    found = rows.read(np.arange(rows.num_rows))
+    assert found.loss_weights is None
+    return found.tokens, found.segment_ids
 
 
 def scored_tokens(rows: ConcatRows, **rules: bool) -> list[int]:
@@ -81,9 +83,9 @@ def test_segments_count_documents_from_0_in_each_row_and_padding_is_the_end(leng
 
 def test_rows_are_read_in_the_order_asked_for_and_may_repeat(tmp_path: Path):
     rows = ConcatRows(write_store(tmp_path / "store", counted_documents([100])), 10)
-    tokens, _ = rows.read(np.asarray([7, 0, 7]))
+    tokens = rows.read(np.asarray([7, 0, 7])).tokens
     assert tokens[:, 0].tolist() == [71, 1, 71]
-    assert rows.read(np.asarray([], np.int64))[0].shape == (0, 10)
+    assert rows.read(np.asarray([], np.int64)).tokens.shape == (0, 10)
 
 
 def test_a_row_as_long_as_the_store_is_one_row(tmp_path: Path):

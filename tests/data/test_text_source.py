@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from chomp.data import TextSource, source_documents, source_fingerprint
+from chomp.data.sources.records import source_documents
+from chomp.data.sources.source import TextSource, source_fingerprint
 from chomp.errors import ConfigError, DataError
 
 

@@ -1,8 +1,10 @@
-"""Token stores: what went in comes out, and damage is an error, never other tokens."""
+"""Token stores: what went in comes out, however often writing was stopped; damage is an error."""
 
+import hashlib
 import json
 import shutil
 import tempfile
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
@@ -11,21 +13,30 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from number_stores import (
     CHUNK_TOKENS,
+    EOS,
     NUMBERS,
     SHARD_TOKENS,
     NumberTokenizer,
     counted_documents,
     line_of,
+    number_identity,
+    number_writer,
+    rehash_manifest,
     whole_line,
     write_store,
 )
 
-from chomp.data import TokenStore
+from chomp.data import EncodedBatch, StoreIdentity, TokenStore
+from chomp.data.store import writer as store_writer
+from chomp.data.store.writer import StoreWriter
 from chomp.errors import DataError, StorageError
 
 # 189 tokens: two whole shards and most of a third.
 DOCUMENTS = counted_documents([10, 1, 40, 7, 80, 45])
 FIRST_SHARD = "tokens/c/0"
+ARRAYS = ("tokens", "loss_weights", "document_ends", "document_marks", "locations")
+# Documents are records 0, 3, 6, ...: between them are records that gave none.
+STRIDE = 3
 
 
 @pytest.fixture(scope="module")
@@ -41,6 +52,17 @@ def path(any_store: TokenStore, tmp_path: Path) -> Path:
     return tmp_path / "store"
 
 
+@pytest.fixture
+def small_shards_of_documents(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the arrays with one number per document have several shards too."""
+    shrink_document_shards(monkeypatch)
+
+
+def shrink_document_shards(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store_writer, "SHARD_DOCUMENTS", 4)
+    monkeypatch.setattr(store_writer, "CHUNK_DOCUMENTS", 2)
+
+
 def opened(path: Path) -> TokenStore:
     return TokenStore.open(str(path), tokenizer_hash=NUMBERS.content_hash)
 
@@ -50,6 +72,61 @@ def change_manifest(path: Path, **changes: object) -> None:
     (path / "manifest.json").write_text(json.dumps({**manifest, **changes}))
 
 
+def files_of(folder: Path) -> dict[str, bytes]:
+    files = (path for path in folder.rglob("*") if path.is_file())
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
+
+
+def weights_of(documents: list[list[int]]) -> list[np.ndarray]:
+    """A weight for each token and end, no two alike; 1 for all of every third document."""
+    random = np.random.default_rng(7)
+    weights = [random.random(len(ids) + 1, np.float32) for ids in documents]
+    return [each if i % 3 else np.ones_like(each) for i, each in enumerate(weights)]
+
+
+def weighted_writer(path: Path, identity: StoreIdentity | None = None) -> StoreWriter:
+    return StoreWriter(
+        str(path),
+        identity or number_identity(),
+        NUMBERS,
+        has_loss_weights=True,
+        shard_tokens=SHARD_TOKENS,
+        chunk_tokens=CHUNK_TOKENS,
+    )
+
+
+def append(writer: StoreWriter, documents: list[list[int]], first: int, last: int) -> None:
+    """Append documents first..last-1; weights that all are 1 are left out."""
+    some = documents[first:last]
+    weights = np.concatenate(weights_of(documents)[first:last])
+    batch = EncodedBatch(
+        ids=np.asarray(line_of(some), np.uint16),
+        lengths=np.asarray([len(ids) + 1 for ids in some], np.int64),
+        loss_weights=None if np.all(weights == 1) else weights,
+    )
+    writer.append(STRIDE * np.arange(first, first + len(some)), batch)
+
+
+def write_in_pieces(path: Path, documents: list[list[int]], *, batch: int, cuts: list[int]) -> int:
+    """Write a store with a writer that is abandoned after so many appends, then another, ...
+
+    The number of writers that went on from the progress of one before.
+    """
+    resumed = 0
+    for appends in [*cuts, len(documents) + 1]:
+        writer = weighted_writer(path)
+        resumed += writer.is_resumed
+        begin = -(-writer.next_position.record // STRIDE)
+        firsts = range(begin, len(documents), batch)
+        for first in firsts[:appends]:
+            append(writer, documents, first, first + batch)
+            assert not (path / "manifest.json").exists()
+        if appends > len(firsts):
+            break
+    writer.finish(("numbers",), has_whole_parts=False)
+    return resumed
+
+
 around_edges = st.sampled_from(
     [
         edge + offset
@@ -57,18 +134,87 @@ around_edges = st.sampled_from(
         for offset in (-2, -1, 0, 1)
     ]
 )
+document_lengths = st.lists(
+    st.integers(0, 20) | around_edges | st.just(5 * SHARD_TOKENS), min_size=1, max_size=8
+)
 
 
 @settings(max_examples=20, deadline=None)
-@given(st.lists(st.integers(0, 20) | around_edges, min_size=1, max_size=8), st.integers(1, 4))
+@given(document_lengths, st.integers(1, 4))
 def test_documents_of_any_length_come_back(lengths: list[int], batch: int):
     documents = counted_documents(lengths)
     with tempfile.TemporaryDirectory() as folder:
         store = write_store(Path(folder) / "store", documents, batch=batch)
         assert whole_line(store) == line_of(documents)
-        np.testing.assert_array_equal(store.document_ends, np.cumsum([n + 1 for n in lengths]))
-        assert store.manifest.num_documents == len(documents)
+        ends = store.documents.ends(0, len(documents))
+        np.testing.assert_array_equal(ends, np.cumsum([n + 1 for n in lengths]))
+        assert store.manifest.num_documents == len(store.documents) == len(documents)
         assert store.num_tokens == sum(lengths) + len(lengths)
+        names = [store.locations.document_id(i) for i in range(len(documents))]
+        assert names == [f"numbers:{i}" for i in range(len(documents))]
+
+
+@settings(max_examples=12, deadline=None)
+@given(document_lengths, st.integers(1, 3), st.lists(st.integers(0, 5), min_size=1, max_size=4))
+def test_abandoned_writers_and_one_that_ends_make_the_store_of_an_unbroken_one(
+    lengths: list[int], batch: int, cuts: list[int]
+):
+    documents = counted_documents(lengths)
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        shrink_document_shards(patch)
+        unbroken, broken = Path(folder) / "unbroken", Path(folder) / "broken"
+        write_in_pieces(unbroken, documents, batch=1, cuts=[])
+        write_in_pieces(broken, documents, batch=batch, cuts=cuts)
+        assert whole_line(opened(broken)) == line_of(documents)
+        assert files_of(broken) == files_of(unbroken)
+
+
+@pytest.mark.usefixtures("small_shards_of_documents")
+@pytest.mark.parametrize("batch", [1, 2, 3])
+def test_writing_goes_on_wherever_it_was_cut(tmp_path: Path, batch: int):
+    # The third document fills shards 1 to 5, and every cut behind it lies in the middle of one.
+    documents = counted_documents([70, 3, 5 * SHARD_TOKENS, 0, 1, 30, 9, 2 * SHARD_TOKENS, 2, 5])
+    write_in_pieces(tmp_path / "unbroken", documents, batch=1, cuts=[])
+    for cut in range(1, len(documents) // batch + 1):
+        # One at a time, so that a writer continues where the one before it did not come far.
+        path = tmp_path / f"cut after {cut}"
+        assert write_in_pieces(path, documents, batch=batch, cuts=[cut, 1, 0]) == 3
+        assert files_of(path) == files_of(tmp_path / "unbroken")
+
+
+def test_a_document_longer_than_shards_is_not_begun_anew(tmp_path: Path):
+    documents = counted_documents([5, 6 * SHARD_TOKENS + 9, 1])
+    writer = weighted_writer(tmp_path / "store")
+    append(writer, documents, 0, 2)
+    first_shards = {
+        file.name: file.stat().st_mtime_ns for file in (tmp_path / "store/tokens/c").iterdir()
+    }
+    writer = weighted_writer(tmp_path / "store")
+    assert (writer.num_documents, writer.next_position.record) == (1, STRIDE)
+    append(writer, documents, 1, 3)
+    writer.finish(("numbers",), has_whole_parts=False)
+    assert whole_line(opened(tmp_path / "store")) == line_of(documents)
+    assert sorted(first_shards) == ["0", "1", "2", "3", "4", "5"]
+    for name, time in first_shards.items():
+        assert (tmp_path / "store/tokens/c" / name).stat().st_mtime_ns == time
+
+
+def test_loss_weights_come_back_exactly(tmp_path: Path):
+    documents = [[*ids, *ids] for ids in DOCUMENTS]
+    write_in_pieces(tmp_path / "store", documents, batch=1, cuts=[])
+    store = opened(tmp_path / "store")
+    starts, lengths = np.asarray([0, 5, 100, 60]), np.asarray([store.num_tokens, 0, 90, 5])
+    line = np.concatenate(weights_of(documents))
+    expected = [line[a : a + n] for a, n in zip(starts, lengths, strict=True)]
+    read = store.read_loss_weights(starts, lengths)
+    assert read is not None
+    assert read.dtype == np.float32
+    assert read.tobytes() == np.concatenate(expected).tobytes()
+
+
+def test_a_store_without_loss_weights_says_so(any_store: TokenStore):
+    assert any_store.read_loss_weights(np.asarray([0]), np.asarray([5])) is None
+    assert not (Path(any_store.path) / "loss_weights").exists()
 
 
 @pytest.mark.parametrize("missing", [-1, 0, 1])
@@ -80,43 +226,153 @@ def test_a_store_that_ends_around_a_shard_comes_back(tmp_path: Path, missing: in
 
 
 def test_a_shard_of_zeros_is_stored_like_any_other(tmp_path: Path):
-    # Zarr leaves out chunks that equal the fill value, and a left out chunk reads as a lost one.
     documents = [[0] * (3 * SHARD_TOKENS), [5]]
     assert whole_line(write_store(tmp_path / "store", documents)) == line_of(documents)
 
 
 @pytest.mark.parametrize(
     ("vocab_size", "dtype"),
-    [(256, "uint16"), (65_536, "uint16"), (65_537, "uint32"), (200_000, "uint32")],
+    [
+        (2, "uint8"),
+        (256, "uint8"),
+        (257, "uint16"),
+        (65_536, "uint16"),
+        (65_537, "uint32"),
+        (1 << 32, "uint32"),
+    ],
 )
 def test_tokens_take_the_smallest_type_that_holds_the_vocabulary(tmp_path, vocab_size, dtype):
     tokenizer = NumberTokenizer(vocab_size)
     store = write_store(tmp_path / "store", [[1, vocab_size - 1]], tokenizer=tokenizer)
-    (window,) = store.read_windows(np.asarray([0]), 9)
-    assert store.manifest.dtype == window.dtype.name == dtype
-    assert window.tolist() == [1, vocab_size - 1, 0]
+    tokens = store.read(np.asarray([0]), np.asarray([3]))
+    assert store.manifest.dtype == tokens.dtype.name == dtype
+    assert tokens.tolist() == [1, vocab_size - 1, EOS]
 
 
-@given(st.lists(st.integers(0, 187), max_size=6), st.integers(1, 200))
-def test_windows_are_pieces_of_the_line_cut_at_its_end(any_store, starts, length):
-    windows = any_store.read_windows(np.asarray(starts, np.int64), length)
+@given(st.lists(st.tuples(st.integers(0, 189), st.integers(0, 189)), max_size=6))
+def test_pieces_are_slices_of_the_line(any_store: TokenStore, ends: list[tuple[int, int]]):
+    pieces = [(min(pair), abs(pair[0] - pair[1])) for pair in ends]
+    starts, lengths = np.asarray(pieces, np.int64).reshape(-1, 2).T
     line = line_of(DOCUMENTS)
-    assert [window.tolist() for window in windows] == [line[a : a + length] for a in starts]
+    expected = [token for a, n in pieces for token in line[a : a + n]]
+    assert any_store.read(starts, lengths).tolist() == expected
+
+
+@pytest.mark.usefixtures("small_shards_of_documents")
+def test_the_checksums_of_the_manifest_are_those_of_the_numbers_in_each_shard(tmp_path: Path):
+    documents = DOCUMENTS
+    write_in_pieces(tmp_path / "store", documents, batch=2, cuts=[2, 1])
+    manifest = json.loads((tmp_path / "store/manifest.json").read_text())
+    ends = np.cumsum([len(ids) + 1 for ids in documents])
+    assert manifest["checksums"].keys() == {*ARRAYS, "parts.json"} - {"document_marks"}
+    numbers = {
+        "tokens": (np.asarray(line_of(documents), np.uint16), SHARD_TOKENS),
+        "loss_weights": (np.concatenate(weights_of(documents)), SHARD_TOKENS),
+        "document_ends": (ends.astype(np.int64), 4),
+        "locations": (STRIDE * np.arange(len(documents)), 4),
+    }
+    for name, (values, shard) in numbers.items():
+        shards = [values[a : a + shard].tobytes() for a in range(0, len(values), shard)]
+        expected = [hashlib.blake2b(content, digest_size=16).hexdigest() for content in shards]
+        assert manifest["checksums"][name] == expected
 
 
 def test_the_manifest_says_what_the_store_was_made_from(path: Path):
-    assert json.loads((path / "manifest.json").read_text()) == {
-        "format_version": 1,
-        "name": "numbers",
-        "split": "train",
-        "validation_fraction": 0.1,
-        "source_fingerprint": "as written",
-        "tokenizer_hash": NUMBERS.content_hash,
+    manifest = json.loads((path / "manifest.json").read_text())
+    del manifest["checksums"]
+    assert len(manifest.pop("own_hash")) == 64
+    assert manifest == {
+        "format_version": 2,
+        "identity": {
+            "name": "numbers",
+            "split": "train",
+            "validation_fraction": 0.1,
+            "source_fingerprint": "as written",
+            "format_fingerprint": "numbers",
+            "tokenizer_hash": NUMBERS.content_hash,
+            "max_documents": None,
+        },
         "eos_id": 0,
         "num_tokens": 189,
         "num_documents": 6,
         "dtype": "uint16",
+        "has_loss_weights": False,
     }
+    assert asdict(opened(path).manifest.identity) == manifest["identity"]
+
+
+def test_progress_says_how_far_the_store_is_good_and_goes_with_the_end(tmp_path: Path):
+    writer = weighted_writer(tmp_path / "store")
+    assert not writer.is_resumed
+    append(writer, DOCUMENTS, 0, 3)
+    assert not (tmp_path / "store/progress.json").exists()  # 54 tokens: no shard is full
+    append(writer, DOCUMENTS, 3, 5)
+    progress = json.loads((tmp_path / "store/progress.json").read_text())
+    # 143 tokens: of the last document, which begins at token 62, all of shard 1 is on disk.
+    assert (progress["num_tokens"], progress["num_documents"]) == (2 * SHARD_TOKENS, 4)
+    assert progress["next"] == 4 * STRIDE
+    writer = weighted_writer(tmp_path / "store")
+    assert writer.is_resumed
+    append(writer, DOCUMENTS, 4, 6)
+    writer.finish(("numbers",), has_whole_parts=False)
+    assert not (tmp_path / "store/progress.json").exists()
+
+
+OTHER_IDENTITIES = {
+    "name": "letters",
+    "split": "validation",
+    "validation_fraction": 0.2,
+    "source_fingerprint": "as changed",
+    "format_fingerprint": "letters",
+    "tokenizer_hash": "another",
+    "max_documents": 3,
+}
+
+
+@pytest.mark.parametrize("field", OTHER_IDENTITIES)
+def test_progress_of_another_store_is_not_continued(tmp_path: Path, field: str):
+    identity = replace(number_identity(), **{field: OTHER_IDENTITIES[field]})
+    append(weighted_writer(tmp_path / "store", identity), DOCUMENTS, 0, 6)
+    assert weighted_writer(tmp_path / "store", identity).is_resumed
+    writer = weighted_writer(tmp_path / "store")
+    assert not writer.is_resumed
+    assert (writer.num_documents, writer.next_position) == (0, (0, 0))
+    assert not (tmp_path / "store/progress.json").exists()
+
+
+def test_progress_in_shards_of_another_size_is_not_continued(tmp_path: Path):
+    append(weighted_writer(tmp_path / "store"), DOCUMENTS, 0, 6)
+    for sizes in ((128, 16), (64, 32)):
+        writer = StoreWriter(
+            str(tmp_path / "store"),
+            number_identity(),
+            NUMBERS,
+            shard_tokens=sizes[0],
+            chunk_tokens=sizes[1],
+        )
+        assert not writer.is_resumed
+        append(writer, DOCUMENTS, 0, 6)
+
+
+def test_every_field_of_an_identity_is_tried_above():
+    assert OTHER_IDENTITIES.keys() == asdict(number_identity()).keys()
+
+
+def test_writing_over_an_unfinished_store_leaves_no_trace_of_it(tmp_path: Path):
+    other = replace(number_identity(), source_fingerprint="with weights")
+    writer = weighted_writer(tmp_path / "store", other)
+    append(writer, DOCUMENTS, 0, 6)
+    (tmp_path / "store/executor notes").write_text("not the store's")
+    write_store(tmp_path / "store", [[7, 8]])
+    write_store(tmp_path / "alone", [[7, 8]])
+    notes = {"executor notes": b"not the store's"}
+    assert files_of(tmp_path / "store") == {**files_of(tmp_path / "alone"), **notes}
+
+
+def test_a_writer_in_the_place_of_a_finished_store_takes_its_manifest_first(path: Path):
+    number_writer(path)
+    with pytest.raises(DataError, match="no finished token store"):
+        opened(path)
 
 
 def test_a_store_opens_by_a_relative_path(path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -131,52 +387,41 @@ def test_a_store_built_anew_is_read_anew(path: Path):
     assert whole_line(opened(path))[0] == 1001
 
 
-def test_writing_over_an_unfinished_store_leaves_no_trace_of_it(path: Path, tmp_path: Path):
-    (path / "manifest.json").unlink()
-    (path / "executor notes").write_text("not the store's")
-    write_store(path, [[7, 8]])
-    assert whole_line(opened(path)) == [7, 8, 0]
-    assert sorted(file.name for file in (path / "tokens/c").iterdir()) == ["0"]
-    assert (path / "executor notes").exists()
-
-
-def test_any_flipped_byte_of_a_shard_is_found(path: Path):
-    shard = (path / FIRST_SHARD).read_bytes()
-    for offset in range(0, len(shard), 3):
-        damaged = path.with_name(f"flipped-{offset}")
-        shutil.copytree(path, damaged)
-        flipped = bytes([shard[offset] ^ 1])
-        (damaged / FIRST_SHARD).write_bytes(shard[:offset] + flipped + shard[offset + 1 :])
-        with pytest.raises(DataError, match=r"flipped-\d+ is damaged: "):
-            whole_line(opened(damaged))
-
-
-def test_damage_is_no_trouble_for_what_lies_elsewhere(path: Path):
-    shard = bytearray((path / FIRST_SHARD).read_bytes())
-    shard[0] ^= 1
-    (path / FIRST_SHARD).write_bytes(shard)
-    (window,) = opened(path).read_windows(np.asarray([CHUNK_TOKENS]), 5)
-    assert window.tolist() == line_of(DOCUMENTS)[CHUNK_TOKENS : CHUNK_TOKENS + 5]
-
-
-def test_a_deleted_shard_is_found(path: Path):
-    (path / "tokens/c/1").unlink()
+def first_use(path: Path, array: str) -> object:
+    """What reads an array for the first time."""
     store = opened(path)
-    with pytest.raises(DataError, match="is damaged: NOT_FOUND") as caught:
-        whole_line(store)
-    assert f"delete {path}: the same command then builds it again" in str(caught.value)
+    start, length = np.asarray([0]), np.asarray([5])
+    if array == "tokens":
+        return store.read(start, length)
+    if array == "loss_weights":
+        return store.read_loss_weights(start, length)
+    return store.locations[0] if array == "locations" else store.documents.span(0)
 
 
-@pytest.mark.parametrize("keep", [0, 1, 100])
-def test_a_truncated_shard_is_found(path: Path, keep: int):
-    shard = (path / FIRST_SHARD).read_bytes()
-    (path / FIRST_SHARD).write_bytes(shard[:keep])
-    with pytest.raises(DataError, match="is damaged"):
+@pytest.mark.parametrize("array", ARRAYS)
+@pytest.mark.parametrize("damage", ["flipped", "cut", "gone"])
+def test_damage_is_found_at_the_first_use_of_any_array(tmp_path: Path, array: str, damage: str):
+    # Enough documents for a mark, which is what opening a store reads.
+    documents = counted_documents([1] * 300)
+    write_in_pieces(tmp_path / "store", documents, batch=300, cuts=[])
+    first_use(tmp_path / "store", array)
+    shard = tmp_path / "store" / array / "c/0"
+    content = shard.read_bytes()
+    shard.write_bytes(bytes([content[0] ^ 1]) + content[1:] if damage == "flipped" else content[:9])
+    if damage == "gone":
+        shard.unlink()
+    with pytest.raises(DataError, match=rf"store/{array} is damaged"):
+        first_use(tmp_path / "store", array)
+
+
+def test_an_error_about_damage_says_what_to_do(path: Path):
+    (path / "tokens/c/1").unlink()
+    with pytest.raises(DataError, match=r"Fix: delete the store: the same command then builds it"):
         whole_line(opened(path))
 
 
 @pytest.mark.parametrize("content", [None, "", "{}", '{"zarr_format": 2}'])
-@pytest.mark.parametrize("array", ["tokens", "document_ends"])
+@pytest.mark.parametrize("array", ["tokens", "document_ends", "document_marks"])
 def test_damaged_array_metadata_is_found_on_opening(path: Path, array: str, content: str | None):
     metadata = path / array / "zarr.json"
     metadata.unlink() if content is None else metadata.write_text(content)
@@ -184,17 +429,29 @@ def test_damaged_array_metadata_is_found_on_opening(path: Path, array: str, cont
         opened(path)
 
 
-def test_damaged_document_ends_are_found_on_opening(path: Path):
-    ends = path / "document_ends/c/0"
-    ends.write_bytes(ends.read_bytes()[:-1] + b"?")
-    with pytest.raises(DataError, match="is damaged"):
+@pytest.mark.parametrize(
+    ("field", "array"), [("num_tokens", "tokens"), ("num_documents", "document_ends")]
+)
+def test_arrays_that_contradict_the_manifest_are_found_on_opening(path: Path, field, array):
+    rehash_manifest(path, **{field: 999})
+    with pytest.raises(DataError, match=rf"{array} holds \d+ numbers, the manifest says 999"):
         opened(path)
 
 
-def test_arrays_that_contradict_the_manifest_are_found_on_opening(path: Path):
-    change_manifest(path, num_tokens=999)
-    with pytest.raises(DataError, match="the arrays hold 189 tokens and 6 documents"):
+@pytest.mark.parametrize(
+    "changes", [{"num_tokens": 188}, {"eos_id": 1}, {"dtype": "uint32"}, {"checksums": {}}]
+)
+def test_an_edited_manifest_is_found_out(path: Path, changes: dict[str, object]):
+    change_manifest(path, **changes)
+    with pytest.raises(DataError, match=r"manifest\.json was changed after it was written"):
         opened(path)
+
+
+def test_edited_names_of_parts_are_found_out(path: Path):
+    (path / "parts.json").write_text('{"names": ["other"], "has_whole_parts": false}')
+    store = opened(path)
+    with pytest.raises(DataError, match=r"parts\.json was changed after it was written"):
+        _ = store.locations
 
 
 def test_a_store_without_a_manifest_is_unfinished(path: Path):
@@ -203,14 +460,23 @@ def test_a_store_without_a_manifest_is_unfinished(path: Path):
         opened(path)
 
 
-@pytest.mark.parametrize("version", [0, 2, None])
+@pytest.mark.parametrize("version", [0, 1, 3, None])
 def test_a_store_of_another_format_is_refused(path: Path, version: int | None):
     change_manifest(path, format_version=version)
-    with pytest.raises(DataError, match=rf"of format {version}\. Allowed: format 1\. Fix: build"):
+    with pytest.raises(DataError, match=rf"of format {version}\. Allowed: format 2\. Fix: delete"):
         opened(path)
 
 
-@pytest.mark.parametrize("content", ["[]", "3", '{"format_version": 1, "name": "x"}'])
+@pytest.mark.parametrize(
+    "content",
+    [
+        "[]",
+        "3",
+        '{"format_version": 2}',
+        '{"format_version": 2, "identity": 3}',
+        '{"format_version": 2, "identity": {"name": "x"}}',
+    ],
+)
 def test_a_manifest_with_other_fields_is_refused(path: Path, content: str):
     (path / "manifest.json").write_text(content)
     with pytest.raises(DataError, match=r"\. Allowed: .+\. Fix: "):
@@ -228,3 +494,4 @@ def test_a_store_of_another_tokenizer_is_refused(path: Path):
         DataError, match=r"made with tokenizer numbers belo\. Allowed: .*, otherwise"
     ):
         TokenStore.open(str(path), tokenizer_hash="otherwise")
+    assert whole_line(TokenStore.open(str(path))) == line_of(DOCUMENTS)

@@ -1,7 +1,9 @@
 """Batches on the mesh: the batch of a step, made ahead, wherever a run starts."""
 
+import json
 import shutil
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import jax
@@ -10,7 +12,12 @@ import pytest
 from number_stores import NUMBERS, number_data
 
 from chomp.data import (
+    BatchSchedule,
     GrugLmExample,
+    LmComponentConfig,
+    LmDataConfig,
+    MemorySource,
+    StreamConfig,
     TrainDataset,
     TrainLoader,
     build_train_dataset,
@@ -18,6 +25,7 @@ from chomp.data import (
     iter_from_step,
 )
 from chomp.errors import ConfigError, DataError
+from chomp.mesh import MeshConfig, create_mesh
 
 SEQ_LEN = 8
 
@@ -32,16 +40,23 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def dataset(folder: Path) -> TrainDataset:
     data = number_data(folder, {"a": [200, 150], "b": [90]})
-    return build_train_dataset(data, NUMBERS, seq_len=SEQ_LEN, seed=0)
+    return dataset_of(data, batch_size=4, grad_accum=3)
+
+
+def dataset_of(
+    data: LmDataConfig, *, batch_size: int | list[tuple[int, int]] = 4, grad_accum: int = 1
+) -> TrainDataset:
+    batches = BatchSchedule(batch_size, grad_accum)
+    return build_train_dataset(data, NUMBERS, seq_len=SEQ_LEN, seed=0, batches=batches)
 
 
 @pytest.fixture(scope="module")
 def loader(dataset: TrainDataset, one_device_mesh: jax.sharding.Mesh) -> TrainLoader:
-    return build_train_loader(dataset, one_device_mesh, batch_size=4, grad_accum=3)
+    return build_train_loader(dataset, one_device_mesh)
 
 
 def loader_threads() -> list[threading.Thread]:
-    return [thread for thread in threading.enumerate() if thread.name == "chomp-loader"]
+    return [thread for thread in threading.enumerate() if "chomp-loader" in thread.name]
 
 
 def assert_same(found: GrugLmExample, expected: GrugLmExample) -> None:
@@ -50,7 +65,7 @@ def assert_same(found: GrugLmExample, expected: GrugLmExample) -> None:
 
 def test_a_batch_has_micro_batches_rows_and_tokens(loader: TrainLoader):
     batch = loader.batch(0)
-    assert loader.examples_per_step == 12
+    assert loader.batches.examples(0) == 12
     for leaf in (batch.tokens, batch.loss_weight, batch.attn_mask.segment_ids):
         assert isinstance(leaf, jax.Array)
         assert leaf.shape == (3, 4, SEQ_LEN)
@@ -65,14 +80,15 @@ def test_the_batch_of_a_step_is_the_next_examples_of_the_run(loader: TrainLoader
 
 
 def test_micro_batches_cut_a_step_and_not_the_data(dataset, one_device_mesh, loader):
-    whole = build_train_loader(dataset, one_device_mesh, batch_size=12)
+    whole = build_train_loader(dataset_of(dataset.config, batch_size=12), one_device_mesh)
     np.testing.assert_array_equal(
         whole.host_batch(5).tokens.reshape(3, 4, SEQ_LEN), loader.host_batch(5).tokens
     )
 
 
 def test_rows_are_spread_over_the_mesh(dataset, eight_device_mesh):
-    loader = build_train_loader(dataset, eight_device_mesh, batch_size=8, grad_accum=2)
+    accumulated = dataset_of(dataset.config, batch_size=8, grad_accum=2)
+    loader = build_train_loader(accumulated, eight_device_mesh)
     batch = loader.batch(3)
     assert {shard.data.shape for shard in batch.tokens.addressable_shards} == {(2, 2, SEQ_LEN)}
     assert_same(batch, loader.host_batch(3))
@@ -94,7 +110,7 @@ def test_no_steps_are_no_batches(loader: TrainLoader):
 def test_closing_early_stops_the_thread(loader: TrainLoader):
     batches = iter_from_step(loader, 0, 10**9)
     next(batches)
-    assert len(loader_threads()) == 1
+    assert loader_threads()
     batches.close()
     assert loader_threads() == []
 
@@ -102,10 +118,10 @@ def test_closing_early_stops_the_thread(loader: TrainLoader):
 def test_an_error_while_loading_ahead_reaches_the_loop(folder, tmp_path, one_device_mesh):
     shutil.copytree(folder, tmp_path / "copy")
     data = number_data(tmp_path / "copy", {"a": [200, 150], "b": [90]})
-    dataset = build_train_dataset(data, NUMBERS, seq_len=SEQ_LEN, seed=0)
+    dataset = dataset_of(data)
     shutil.rmtree(tmp_path / "copy/b/tokens/c")
-    loader = build_train_loader(dataset, one_device_mesh, batch_size=4)
-    with pytest.raises(DataError, match="copy/b is damaged"):
+    loader = build_train_loader(dataset, one_device_mesh)
+    with pytest.raises(DataError, match="copy/b/tokens is damaged"):
         list(iter_from_step(loader, 0, 100))
     assert loader_threads() == []
 
@@ -113,22 +129,23 @@ def test_an_error_while_loading_ahead_reaches_the_loop(folder, tmp_path, one_dev
 def test_batches_made_before_an_error_are_served_first(folder, tmp_path, one_device_mesh):
     shutil.copytree(folder, tmp_path / "copy")
     data = number_data(tmp_path / "copy", {"a": [200, 150], "b": [90]}, {"a": 1.0, "b": 0.01})
-    dataset = build_train_dataset(data, NUMBERS, seq_len=SEQ_LEN, seed=0)
+    dataset = dataset_of(data)
     shutil.rmtree(tmp_path / "copy/b/tokens/c")
-    loader = build_train_loader(dataset, one_device_mesh, batch_size=4)
+    loader = build_train_loader(dataset, one_device_mesh)
     served = []
-    with pytest.raises(DataError, match="copy/b is damaged"):
+    with pytest.raises(DataError, match="copy/b/tokens is damaged"):
         served.extend(iter_from_step(loader, 0, 100))
     # The first example of b is the 51st of the run.
     assert len(served) == 12
 
 
-@pytest.mark.parametrize(("batch_size", "nearest"), [(6, 8), (1, 4), (0, 4), (13, 12)])
+@pytest.mark.parametrize(("batch_size", "nearest"), [(6, 8), (1, 4), (13, 12)])
 def test_a_batch_the_mesh_cannot_cut_is_refused_with_what_would_work(
     dataset, eight_device_mesh, batch_size, nearest
 ):
+    scheduled = dataset_of(dataset.config, batch_size=[(0, 8), (5, batch_size)])
     with pytest.raises(ConfigError) as caught:
-        build_train_loader(dataset, eight_device_mesh, batch_size=batch_size)
+        build_train_loader(scheduled, eight_device_mesh)
     told = str(caught.value)
     assert told.startswith(
         f"train.batch_size={batch_size} on a mesh that cuts the batch into 4. "
@@ -137,7 +154,107 @@ def test_a_batch_the_mesh_cannot_cut_is_refused_with_what_would_work(
     )
 
 
-@pytest.mark.parametrize("grad_accum", [0, -1])
-def test_a_step_without_micro_batches_is_refused(dataset, one_device_mesh, grad_accum):
-    with pytest.raises(ConfigError, match=rf"train\.grad_accum={grad_accum}\. Allowed: 1 or more"):
-        build_train_loader(dataset, one_device_mesh, batch_size=4, grad_accum=grad_accum)
+def test_a_batch_size_that_grows_takes_up_where_the_smaller_one_ended(dataset, one_device_mesh):
+    scheduled = dataset_of(dataset.config, batch_size=[(0, 2), (3, 4), (5, 6)], grad_accum=2)
+    loader = build_train_loader(scheduled, one_device_mesh)
+    batches = list(iter_from_step(loader, 0, 7))
+    assert [batch.tokens.shape[:2] for batch in batches] == [
+        *[(2, 2)] * 3,
+        *[(2, 4)] * 2,
+        *[(2, 6)] * 2,
+    ]
+    served = np.concatenate([np.asarray(batch.tokens).reshape(-1, SEQ_LEN) for batch in batches])
+    np.testing.assert_array_equal(served, dataset.examples(0, len(served)).tokens)
+
+
+@pytest.mark.parametrize("shards", [1, 2, 4, 8])
+def test_hosts_that_read_only_their_rows_have_the_whole_batch_between_them(dataset, shards):
+    scheduled = dataset_of(dataset.config, batch_size=8, grad_accum=2)
+    mesh = create_mesh(MeshConfig(data=1), devices=jax.devices()[:1])
+    loader = build_train_loader(scheduled, mesh)
+    rows_of_hosts = np.split(np.arange(8), shards)
+    for step in (0, 3):
+        parts = [loader.host_batch(step, rows) for rows in rows_of_hosts]
+        together = jax.tree.map(lambda *leaves: np.concatenate(leaves, axis=1), *parts)
+        assert_same(together, loader.host_batch(step))
+
+
+@pytest.mark.parametrize("data_axis", [1, 2, 4, 8])
+def test_any_mesh_has_the_same_batch(dataset, data_axis):
+    mesh = create_mesh(MeshConfig(data=data_axis), devices=jax.devices()[:data_axis])
+    loader = build_train_loader(dataset_of(dataset.config, batch_size=8), mesh)
+    assert_same(loader.batch(5), loader.host_batch(5))
+
+
+def test_only_the_rows_of_a_host_are_read(folder, tmp_path, one_device_mesh):
+    # Component b cannot be read any more; a host whose rows are all of a does not notice.
+    shutil.copytree(folder, tmp_path / "copy")
+    data = number_data(tmp_path / "copy", {"a": [200, 150], "b": [90]}, {"a": 3.0, "b": 1.0})
+    dataset = dataset_of(data, batch_size=8)
+    shutil.rmtree(tmp_path / "copy/b/tokens/c")
+    loader = build_train_loader(dataset, one_device_mesh)
+    components, _ = dataset.mixture.assign(0, 8)
+    of_a = np.flatnonzero(components == 0)
+    assert loader.host_batch(0, of_a).tokens.shape == (1, len(of_a), SEQ_LEN)
+    with pytest.raises(DataError, match="copy/b/tokens is damaged"):
+        loader.host_batch(0)
+
+
+def test_only_one_batch_is_made_before_the_first_is_there(folder, one_device_mesh):
+    dataset = dataset_of(number_data(folder, {"a": [200, 150], "b": [90]}))
+    asked: list[int] = []
+
+    class Noting(TrainLoader):
+        def batch(self, step: int) -> GrugLmExample:
+            asked.append(step)
+            return super().batch(step)
+
+    batches = iter_from_step(Noting(dataset, one_device_mesh), 7, 1000)
+    next(batches)
+    assert asked == [7]
+    for _ in range(20):
+        next(batches)
+    batches.close()
+    # 8 ahead at most, and each step once.
+    assert len(asked) == len(set(asked)) <= 21 + 8
+
+
+def stream_data(window_documents: int = 4) -> LmDataConfig:
+    documents = tuple(" ".join(str(100 * i + j) for j in range(1, 4 + i % 7)) for i in range(1, 30))
+    stream = StreamConfig(window_documents=window_documents)
+    return LmDataConfig(
+        components={
+            "s": LmComponentConfig(source=MemorySource(documents=documents), stream=stream)
+        },
+        validation_fraction=0.1,
+    )
+
+
+@pytest.mark.parametrize("packing_mode", ["concat", "packed"])
+def test_a_loader_of_streams_goes_on_from_the_state_of_any_step(packing_mode, one_device_mesh):
+    data = replace(stream_data(), packing_mode=packing_mode)
+
+    def new_loader() -> TrainLoader:
+        return build_train_loader(dataset_of(data), one_device_mesh)
+
+    unbroken = new_loader()
+    batches, states = [], []
+    for step, batch in enumerate(iter_from_step(unbroken, 0, 25)):
+        batches.append(batch)
+        # Batches are made ahead; the state of a step is that of the step, not of what was made.
+        states.append(json.loads(json.dumps(unbroken.stream_states(step + 1))))
+    for cut in (1, 2, 9, 24):
+        restored = new_loader()
+        restored.restore_streams(states[cut - 1])
+        for step, batch in enumerate(iter_from_step(restored, cut, 25), start=cut):
+            assert_same(batch, batches[step])
+        restored.dataset.close()
+    unbroken.dataset.close()
+
+
+def test_a_checkpoint_of_other_streams_is_refused(dataset, one_device_mesh):
+    loader = build_train_loader(dataset, one_device_mesh)
+    assert loader.stream_states(3) is None
+    loader.restore_streams(None)
+    with pytest.raises(DataError, match=r"states of the streams \['s'\]. Allowed"):
+        loader.restore_streams({"s": {}})

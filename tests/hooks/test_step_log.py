@@ -7,7 +7,7 @@ from pathlib import Path
 import jax.numpy as jnp
 import pytest
 
-from chomp.data import TrainDataset, TrainLoader
+from chomp.data import BatchSchedule, LmDataConfig, Mixture, TrainDataset, TrainLoader
 from chomp.errors import NonFiniteError
 from chomp.hooks import TRAINED_TOKENS, LoopClock, StepLog
 from chomp.tracking import JsonlTracker, Row, read_metrics, summary_of
@@ -18,9 +18,13 @@ PHASES = ("loading_time", "hook_time", "checkpoint_time", "compile_time")
 
 
 class NoTokens(TrainDataset):
-    """A dataset of which only the length of a row is asked."""
+    """A dataset of which only the numbers are asked: 6 examples a step, all of one component."""
 
     def __init__(self) -> None:
+        self.config = LmDataConfig()
+        self.batches = BatchSchedule(3, grad_accum=2)
+        self.mixture = Mixture({"only": 1.0})
+        self.components = {}
         self.seq_len = SEQ_LEN
 
 
@@ -35,7 +39,7 @@ class Loop:
         self.log = StepLog(
             self.tracker,
             self.clock,
-            TrainLoader(NoTokens(), mesh, batch_size=3, grad_accum=2),
+            TrainLoader(NoTokens(), mesh),
             flops_per_token=FLOPS_PER_TOKEN,
             schedule=lambda step: 0.5 / (step + 1),
             **(defaults | settings),

@@ -2,12 +2,14 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tokenizers import Tokenizer as HuggingFaceTokenizer
+from vocabularies import bert, llama_2, llama_3, unigram
 
 from chomp.errors import DataError, StorageError
-from chomp.tokenize import BpeTokenizer, ByteTokenizer, load_tokenizer, save_tokenizer, train_bpe
+from chomp.tokenize import ByteTokenizer, JsonTokenizer, load_tokenizer, save_tokenizer, train_bpe
 
 TEXT = "she sells sea shells by the sea shore\n"
 
@@ -45,11 +47,33 @@ def test_a_saved_byte_tokenizer_loads_the_same(tmp_path: Path):
 def test_a_tokenizer_with_an_end_of_its_own_loads_with_that_end(tmp_path: Path):
     rules = HuggingFaceTokenizer.from_str(train_bpe([TEXT], vocab_size=280).to_json())
     rules.add_special_tokens(["</s>"])
-    saved = BpeTokenizer.from_json(rules.to_str(), eos_token="</s>")
+    saved = JsonTokenizer(rules.to_str(), eos="</s>")
     save_tokenizer(saved, str(tmp_path))
     loaded = load_tokenizer(str(tmp_path))
     assert loaded.eos_id == saved.eos_id == saved.vocab_size - 1
     assert loaded.content_hash == saved.content_hash
+
+
+@pytest.mark.parametrize("rules", [llama_2, llama_3, unigram, bert])
+@pytest.mark.parametrize("has_bos", [False, True])
+def test_every_kind_of_vocabulary_loads_the_same(tmp_path: Path, rules: Any, has_bos: bool):
+    found = JsonTokenizer(rules())
+    saved = JsonTokenizer(rules(), bos=found.eos_id) if has_bos else found
+    save_tokenizer(saved, str(tmp_path))
+    loaded = load_tokenizer(str(tmp_path))
+    assert loaded.content_hash == saved.content_hash
+    assert (loaded.eos_id, loaded.bos_id) == (saved.eos_id, saved.bos_id)
+    assert loaded.encode_batch(["the cat"]) == saved.encode_batch(["the cat"])
+    assert loaded.token_bytes() == saved.token_bytes()
+
+
+def test_a_folder_from_before_other_vocabularies_and_beginnings_loads(folder: Path):
+    path = folder / "chomp_tokenizer.json"
+    old = {**json.loads(path.read_text()), "kind": "bpe"}
+    del old["bos_id"]
+    path.write_text(json.dumps(old))
+    assert load_tokenizer(str(folder)).content_hash == old["content_hash"]
+    assert load_tokenizer(str(folder)).bos_id is None
 
 
 def test_saving_over_another_tokenizer_replaces_it(folder: Path):
@@ -59,7 +83,7 @@ def test_saving_over_another_tokenizer_replaces_it(folder: Path):
 
 def test_a_tokenizer_that_could_not_be_loaded_again_is_not_saved(tmp_path: Path):
     class Foreign:
-        vocab_size, eos_id, content_hash = 2, 1, "x"
+        vocab_size, eos_id, bos_id, content_hash = 2, 1, None, "x"
         encode_batch = decode = token_bytes = ByteTokenizer.token_bytes
 
     with pytest.raises(DataError, match=r"type Foreign\. Allowed"):
@@ -86,6 +110,28 @@ def test_a_changed_end_id_is_refused(folder: Path, eos_id: int):
     change_description(folder, eos_id=eos_id)
     with pytest.raises(DataError, match="which is not a special token"):
         load_tokenizer(str(folder))
+
+
+@pytest.mark.parametrize(
+    "change", [{"eos_id": None}, {"eos_id": "0"}, {"bos_id": "0"}, {"vocab_size": 281}]
+)
+def test_a_changed_description_is_refused(folder: Path, change: dict[str, object]):
+    change_description(folder, **change)
+    with pytest.raises(DataError, match=r"chomp_tokenizer\.json, which holds .*not as save_"):
+        load_tokenizer(str(folder))
+
+
+def test_a_changed_beginning_id_is_refused(folder: Path):
+    change_description(folder, bos_id=0)  # a special token: only the hash tells
+    with pytest.raises(DataError, match="the hash it was saved with"):
+        load_tokenizer(str(folder))
+
+
+def test_a_beginning_of_a_byte_tokenizer_is_refused(tmp_path: Path):
+    save_tokenizer(ByteTokenizer(), str(tmp_path))
+    change_description(tmp_path, bos_id=0)
+    with pytest.raises(DataError, match="bos_id 0 of a tokenizer that has None"):
+        load_tokenizer(str(tmp_path))
 
 
 def test_a_half_written_folder_is_refused(folder: Path):

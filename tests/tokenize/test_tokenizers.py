@@ -8,32 +8,14 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from tokenizers import AddedToken, decoders, models, pre_tokenizers
-from tokenizers import Tokenizer as HuggingFaceTokenizer
+from vocabularies import TEXTS, byte_level
 
 from chomp.errors import DataError
 from chomp.tokenize import BpeTokenizer, ByteTokenizer, Tokenizer, bytes_per_token, train_bpe
 
-TEXTS = [
-    "def add(a, b):\n    return a + b\n",
-    "The cat sat on the mat, and the hat sat on the cat.\n",
-    "Grüße aus Köln, 東京 and 🦖.\n" * 3,
-]
-
 three_parts = r"(?s).+\. Allowed: .+\. Fix: .+\.$"
 # Everything a UTF-8 file can hold: control characters and unassigned ones too, no surrogates.
 any_text = st.text(max_size=40)
-
-
-def byte_level(merged: list[str], *, special: list[str], plain: list[str]) -> HuggingFaceTokenizer:
-    """A byte-level tokenizer as others make them: no merges, tokens added as told."""
-    words = [*sorted(pre_tokenizers.ByteLevel.alphabet()), *merged]
-    tokenizer = HuggingFaceTokenizer(models.BPE({word: i for i, word in enumerate(words)}, []))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens([AddedToken(text, special=True) for text in special])
-    tokenizer.add_tokens([AddedToken(text) for text in plain])
-    return tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -126,14 +108,14 @@ def test_other_texts_sizes_and_ends_are_other_tokenizers(bpe: BpeTokenizer):
         ByteTokenizer().content_hash,
         train_bpe(TEXTS, vocab_size=299).content_hash,
         train_bpe(TEXTS[:2], vocab_size=300).content_hash,
-        BpeTokenizer.from_json(ends, eos_token="<a>").content_hash,
-        BpeTokenizer.from_json(ends, eos_token="<b>").content_hash,
+        BpeTokenizer(ends, eos="<a>").content_hash,
+        BpeTokenizer(ends, eos="<b>").content_hash,
     ]
     assert len(set(hashes)) == len(hashes)
 
 
 def test_json_text_gives_the_tokenizer_back(bpe: BpeTokenizer):
-    again = BpeTokenizer.from_json(bpe.to_json())
+    again = BpeTokenizer(bpe.to_json())
     assert again.content_hash == bpe.content_hash
     assert again.encode_batch(TEXTS) == bpe.encode_batch(TEXTS)
 
@@ -141,7 +123,7 @@ def test_json_text_gives_the_tokenizer_back(bpe: BpeTokenizer):
 def test_added_tokens_that_are_text_have_the_bytes_of_that_text():
     # Every character of "é¢" also stands for a single byte in the byte-level alphabet.
     rules = byte_level([], special=["<|endoftext|>"], plain=["é¢", "a b"]).to_str()
-    tokenizer = BpeTokenizer.from_json(rules)
+    tokenizer = BpeTokenizer(rules)
     (ids,) = tokenizer.encode_batch(["xé¢ya b<|endoftext|>"])
     assert (
         b"".join(tokenizer.token_bytes()[i] or b"?" for i in ids) == "xé¢ya b<|endoftext|>".encode()
@@ -153,7 +135,7 @@ def test_a_length_limit_in_the_rules_does_not_cut_documents():
     rules = byte_level([], special=["<|endoftext|>"], plain=[])
     rules.enable_truncation(4)
     rules.enable_padding(length=4)
-    tokenizer = BpeTokenizer.from_json(rules.to_str())
+    tokenizer = BpeTokenizer(rules.to_str())
     assert [len(ids) for ids in tokenizer.encode_batch(["a", "a" * 50])] == [1, 50]
 
 
@@ -165,30 +147,14 @@ def test_a_vocabulary_without_room_for_every_byte_is_refused(size: int):
 
 def test_rules_that_are_no_json_are_refused():
     with pytest.raises(DataError, match=three_parts) as caught:
-        BpeTokenizer.from_json('{"version": "1.0"', source="folder/tokenizer.json")
+        BpeTokenizer('{"version": "1.0"', source="folder/tokenizer.json")
     assert "folder/tokenizer.json" in str(caught.value)
 
 
-def test_rules_without_the_end_token_are_refused():
-    with pytest.raises(DataError, match=r"without a token '<eot>'\. Allowed"):
-        BpeTokenizer.from_json(
-            byte_level([], special=["</s>"], plain=[]).to_str(), eos_token="<eot>"
-        )
-
-
 def test_an_end_token_that_texts_can_contain_is_refused():
-    rules = byte_level(["<|endoftext|>"], special=["</s>"], plain=[])
+    rules = byte_level(["<|endoftext|>"], special=["</s>"], plain=[]).to_str()
     with pytest.raises(DataError, match=r"256, which is not a special token.*: 257 \(</s>\)\. Fix"):
-        BpeTokenizer.from_json(rules.to_str())
-    with pytest.raises(DataError, match="end-of-document id 9999"):
-        BpeTokenizer(rules, eos_id=9999)
-
-
-def test_a_vocabulary_that_cannot_write_every_byte_is_refused():
-    rules = HuggingFaceTokenizer(models.BPE({"a": 0, "b": 1}, []))
-    rules.add_special_tokens(["<|endoftext|>"])
-    with pytest.raises(DataError, match="without ids for 254 of the 256 bytes"):
-        BpeTokenizer.from_json(rules.to_str())
+        BpeTokenizer(rules, eos=256)
 
 
 @settings(max_examples=20, deadline=None)

@@ -15,11 +15,12 @@ from dataclasses import dataclass, field, replace
 from chomp.checkpoint import CheckpointConfig
 from chomp.config import Config, setting, validated
 from chomp.data import (
+    BatchSchedule,
     EmbeddedSource,
     LmComponentConfig,
     LmDataConfig,
-    Mixture,
     TokenizerConfig,
+    mixture_of,
     with_data_steps,
 )
 from chomp.errors import require, require_at_most
@@ -121,7 +122,8 @@ def run_config(launch: GrugBaseLaunchConfig) -> GrugRunConfig:
     lengths = (launch.trainer.seq_len, "model.max_seq_len", launch.model.max_seq_len)
     require_at_most("train.seq_len", *lengths)
     launch.optimizer.schedule(launch.trainer.steps)  # refuses a warmup longer than the run
-    Mixture(launch.data.weights)  # refuses weights that leave nothing to train on
+    # Refuses weights that leave nothing to train on.
+    mixture_of(launch.data, BatchSchedule(launch.trainer.batch_size, launch.trainer.grad_accum))
     return validated(
         GrugRunConfig(
             model=launch.model,

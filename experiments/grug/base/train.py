@@ -5,7 +5,6 @@ What it would be wrong to change (data order, checkpoints, metrics) is called fr
 """
 
 import logging
-import time
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -28,6 +27,7 @@ from chomp.checkpoint import (
 )
 from chomp.config import Config, config_hash, config_to_mapping, setting, validated
 from chomp.data import (
+    BatchSchedule,
     EvalDataset,
     GrugLmExample,
     LmDataConfig,
@@ -38,9 +38,8 @@ from chomp.data import (
     iter_from_step,
 )
 from chomp.errors import require, require_at_most, require_positive
-from chomp.evaluation import TaggedEvaluator, generate
+from chomp.evaluation import TaggedEvaluator
 from chomp.hooks import (
-    SAMPLE_MARK,
     TRAINED_TOKENS,
     EvalCallback,
     LoggingConfig,
@@ -50,6 +49,7 @@ from chomp.hooks import (
     StopSignal,
     build_tagged_eval_callback,
     environment,
+    sample_text,
 )
 from chomp.kernels.precision import Precision
 from chomp.mesh import MeshConfig, create_mesh
@@ -71,7 +71,7 @@ class GrugTrainerConfig(Config):
     """How the run trains. A step takes `grad_accum` micro-batches of `batch_size` rows."""
 
     steps: int = 1000
-    batch_size: int = 32
+    batch_size: int | tuple[tuple[int, int], ...] = 32  # or [start step, size] pairs
     seq_len: int = 1024
     grad_accum: int = 1
     seed: int = 0
@@ -84,7 +84,8 @@ class GrugTrainerConfig(Config):
     load_checkpoint: bool | None = setting(default=None, mark="cosmetic")
 
     def __post_init__(self) -> None:
-        require_positive(self, "steps", "batch_size", "seq_len", "grad_accum", "log_every")
+        require_positive(self, "steps", "seq_len", "log_every")
+        BatchSchedule(self.batch_size, self.grad_accum)  # refuses sizes that cannot be
         require(
             self.ema_beta is None or 0.0 < self.ema_beta < 1.0,
             given=f"train.ema_beta={self.ema_beta}",
@@ -279,10 +280,15 @@ def open_run(config: GrugRunConfig, mesh: Mesh, folder: RunFolder) -> Run:
     require_at_most("tokenizer ids", tokenizer.vocab_size, "model.vocab_size", vocab_size)
     require_at_most("train.seq_len", trainer.seq_len, "model.max_seq_len", config.model.max_seq_len)
     seed = trainer.seed if trainer.data_seed is None else trainer.data_seed
-    dataset = build_train_dataset(config.data, tokenizer, seq_len=trainer.seq_len, seed=seed)
-    loader = build_train_loader(
-        dataset, mesh, batch_size=trainer.batch_size, grad_accum=trainer.grad_accum
+    dataset = build_train_dataset(
+        config.data,
+        tokenizer,
+        seq_len=trainer.seq_len,
+        seed=seed,
+        batches=BatchSchedule(trainer.batch_size, trainer.grad_accum),
+        total_steps=trainer.steps,
     )
+    loader = build_train_loader(dataset, mesh)
     held_out = build_eval_datasets(config.data, tokenizer, seq_len=trainer.seq_len)
     model = jax.eval_shape(lambda: Transformer.init(config.model, key=jax.random.key(0)))
     optimizer = config.optimizer.build(trainer.steps, model.param_groups())
@@ -319,6 +325,8 @@ def build_or_restore(run: Run) -> tuple[GrugTrainState, Checkpointer, int]:
         folder, initialize, about=about, mesh=run.mesh, load_checkpoint=must_load
     )
     log.info("starting from %s", "scratch" if found is None else found.path)
+    if found is not None:
+        run.loader.restore_streams(found.metadata.stream_states)
     checkpointer = Checkpointer(folder, config.checkpoint, about)
     return state, checkpointer, 0 if found is None else found.metadata.tokens_seen
 
@@ -326,10 +334,12 @@ def build_or_restore(run: Run) -> tuple[GrugTrainState, Checkpointer, int]:
 def train(run: Run, state: GrugTrainState, checkpointer: Checkpointer, tokens_seen: int) -> None:
     """The run from `state` to its end, with its record open."""
     config, trainer, start = run.config, run.config.trainer, int(state.step)
-    clock, started = LoopClock(), time.perf_counter()
-    step_tokens = run.loader.examples_per_step * trainer.seq_len
+    clock = LoopClock()
     with run.folder.tracker(
-        config.logging, total_steps=trainer.steps, start_step=start, step_tokens=step_tokens
+        config.logging,
+        total_steps=trainer.steps,
+        start_step=start,
+        step_tokens=run.loader.batches.examples(start) * trainer.seq_len,
     ) as tracker:
         step_log = StepLog(
             tracker,
@@ -344,9 +354,7 @@ def train(run: Run, state: GrugTrainState, checkpointer: Checkpointer, tokens_se
         )
         tools = Instruments(clock, tracker, step_log, _evaluation(run, tracker), checkpointer)
         finish(run, tools, step_loop(run, tools, state, start))
-        seconds, tokens = time.perf_counter() - started, (trainer.steps - start) * step_tokens
-        if tokens:  # else the run was done, and only its end was repeated
-            tracker.log_summary({"run/seconds": seconds, "run/tokens_per_second": tokens / seconds})
+        step_log.log_run_speed()
 
 
 def step_loop(run: Run, tools: Instruments, state: GrugTrainState, start: int) -> GrugTrainState:
@@ -355,16 +363,18 @@ def step_loop(run: Run, tools: Instruments, state: GrugTrainState, start: int) -
     train_step = _make_train_step(
         run.optimizer, run.mp, z_loss_weight=trainer.z_loss_weight, ema_beta=trainer.ema_beta
     )
+    compiled: dict[int, Any] = {}  # one program for each size of batch
     batches = iter_from_step(run.loader, start, trainer.steps)
     clock.read()  # the time of setting up belongs to no step
     with StopSignal() as stop, closing(batches):
         for step in range(start, trainer.steps):
             with clock.phase("loading"):
                 batch = next(batches)
-            if step == start:
+            size = batch.tokens.shape[1]
+            if size not in compiled:
                 with clock.phase("compile"):
-                    train_step = train_step.lower(state, batch).compile()
-            state, metrics = train_step(state, batch)
+                    compiled[size] = train_step.lower(state, batch).compile()
+            state, metrics = compiled[size](state, batch)
             step_log.add(step, metrics)
 
             completed = step + 1
@@ -400,7 +410,8 @@ def save(run: Run, tools: Instruments, state: GrugTrainState, completed: int) ->
     return tools.checkpointer.save(
         state,
         step=completed,
-        data_offset=completed * run.loader.examples_per_step,
+        data_offset=run.loader.batches.examples_before(completed),
+        stream_states=run.loader.stream_states(completed),
         tokens_seen=tools.step_log.tokens_seen,
         is_final=completed == run.config.trainer.steps,
     )
@@ -433,16 +444,6 @@ def _models(state: GrugTrainState) -> dict[str, Any]:
 
 
 def _sample(run: Run, state: GrugTrainState, max_tokens: int) -> str:
-    weights = state.params if state.ema_params is None else state.ema_params
-    # A real beginning: with boundary loss masked, nobody learns how a document starts.
-    prompt = run.eval_datasets[0].beginning(16)
-    ids = generate(
-        run.mp.for_compute(weights),
-        prompt,
-        mesh=run.mesh,
-        max_tokens=max_tokens,
-        eos_id=run.tokenizer.eos_id,
-        temperature=0.7,
-        top_k=40,
-    )
-    return f"{run.tokenizer.decode(prompt)}{SAMPLE_MARK}{run.tokenizer.decode(ids)}"
+    weights = run.mp.for_compute(state.params if state.ema_params is None else state.ema_params)
+    first = run.eval_datasets[0]
+    return sample_text(weights, first, run.tokenizer, mesh=run.mesh, max_tokens=max_tokens)

@@ -49,11 +49,22 @@ class Checkpointer:
         return self._permanent_due(step) or self._temporary_due()
 
     def save(
-        self, state: Any, *, step: int, data_offset: int, tokens_seen: int, is_final: bool = False
+        self,
+        state: Any,
+        *,
+        step: int,
+        data_offset: int,
+        tokens_seen: int,
+        stream_states: dict[str, Any] | None = None,
+        is_final: bool = False,
     ) -> str:
         """Save now, for good if a permanent checkpoint is due; gives the folder."""
         metadata = dataclasses.replace(
-            self._metadata, step=step, data_offset=data_offset, tokens_seen=tokens_seen
+            self._metadata,
+            step=step,
+            data_offset=data_offset,
+            tokens_seen=tokens_seen,
+            stream_states=stream_states,
         )
         is_permanent = is_final or self._permanent_due(step)
         save = save_step_checkpoint if is_permanent else save_temporary_checkpoint

@@ -51,6 +51,7 @@ class CheckpointMetadata:
     data_fingerprint: str
     data_offset: int  # examples consumed
     tokens_seen: int
+    stream_states: dict[str, Any] | None = None  # of components that are read as streams
     is_temporary: bool = False
     time: float = 0.0
     mesh: dict[str, int] = field(default_factory=dict)

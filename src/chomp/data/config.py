@@ -1,4 +1,4 @@
-"""What a run trains on: a tokenizer and named components with weights.
+"""What a run trains on: a tokenizer, named components with weights, and how they become rows.
 
 Until the executor has run, a path here may be a marker: "the output of that step".
 """
@@ -8,37 +8,19 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from chomp.config import Config, setting
-from chomp.data.sources import EmbeddedSource, Source
-from chomp.errors import require
-from chomp.tokenize import Tokenizer, load_tokenizer
-from chomp.tokenize.bpe import MIN_BPE_VOCAB_SIZE
+from chomp.data.mixture import StopStrategy
+from chomp.data.packing import LongDocuments
+from chomp.data.shuffle import BlockShuffleConfig
+from chomp.data.sources.formats import Format, TextFormat
+from chomp.data.sources.source import EmbeddedSource, Source
+from chomp.data.streams.stream import StreamConfig
+from chomp.data.tokenizer_config import TokenizerConfig
+from chomp.errors import require, require_positive
 
+PackingMode = Literal["concat", "packed", "sequential", "bin"]
 
-@dataclass(frozen=True, kw_only=True)
-class TokenizerConfig(Config):
-    """The tokenizer of a run. `path` is the folder of a built one; the launch file fills it in."""
-
-    kind: Literal["bpe", "byte"] = "bpe"
-    vocab_size: int = 2048  # of a BPE; the byte tokenizer has 257
-    path: str | None = setting(default=None, mark="cosmetic")  # the content counts, not the place
-
-    def __post_init__(self) -> None:
-        require(
-            self.kind != "bpe" or self.vocab_size >= MIN_BPE_VOCAB_SIZE,
-            given=f"data.tokenizer.vocab_size={self.vocab_size} of a BPE",
-            allowed=f"{MIN_BPE_VOCAB_SIZE} or more (every byte and the end of a document)",
-            fix="raise data.tokenizer.vocab_size, or set data.tokenizer.kind=byte",
-        )
-
-    def load(self) -> Tokenizer:
-        """The built tokenizer at `path`."""
-        require(
-            self.path is not None,
-            given="data.tokenizer.path=null",
-            allowed="the folder of a built tokenizer",
-            fix="run this config through a launch file, which builds one",
-        )
-        return load_tokenizer(str(self.path))
+# The names of the first chomp for the same two ways.
+_OTHER_NAMES: dict[str, PackingMode] = {"sequential": "concat", "bin": "packed"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,8 +28,10 @@ class LmComponentConfig(Config):
     """One named body of text. The stores are filled in by the launch file that builds them."""
 
     source: Source = field(default_factory=EmbeddedSource)
+    format: Format = field(default_factory=TextFormat)
     weight: float = 1.0  # share of training examples; 0: evaluated, never trained on
     tags: tuple[str, ...] = ()  # groups it is also evaluated under, such as "text/web"
+    stream: StreamConfig | None = None  # train straight from the source, without a store
     # Where they are is cosmetic: what is in them is told by the run's data fingerprint.
     train_store: str | None = setting(default=None, mark="cosmetic")
     validation_store: str | None = setting(default=None, mark="cosmetic")
@@ -59,6 +43,36 @@ class LmComponentConfig(Config):
             allowed="finite weights of 0 or more",
             fix="give each component its share; they need not add up to 1",
         )
+        require(
+            self.stream is None or self.train_store is None,
+            given="a component with both stream and train_store",
+            allowed="one of them: a stream is read without a store",
+            fix="leave out stream to train from the store, which is shuffled better",
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class MixtureStage(Config):
+    """Weights that hold from a step on, until the next stage."""
+
+    start_step: int
+    weights: dict[str, float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PackingConfig(Config):
+    """How whole documents share rows."""
+
+    # None: 64, or one for each 32 tokens of a longer row. With a low bound, rows stay half empty.
+    max_documents_per_row: int | None = None
+    long_documents: LongDocuments = "split"  # than a row: split them, truncate them or drop them
+
+    def __post_init__(self) -> None:
+        require_positive(self, "max_documents_per_row")
+
+    def documents_per_row(self, seq_len: int) -> int:
+        """The bound for rows of that length."""
+        return self.max_documents_per_row or max(64, seq_len // 32)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,16 +81,25 @@ class LmDataConfig(Config):
 
     tokenizer: TokenizerConfig = field(default_factory=TokenizerConfig)
     components: dict[str, LmComponentConfig] = field(default_factory=dict)
+    stages: tuple[MixtureStage, ...] = ()  # weights by step; empty: the components' own
+    # When a component has been read once: begin it again, or let the data end there.
+    stop_strategy: StopStrategy = "restart"
+    shuffle: bool | BlockShuffleConfig = True  # rows, anew every epoch
+    packing_mode: PackingMode = "concat"  # windows over the line of documents, or whole documents
+    packing: PackingConfig | None = None  # of packed rows; None: its defaults
     validation_fraction: float = 0.05  # of documents, by hash
     mask_boundary_loss: bool = True  # a document's end does not predict the next document
     train_on_eos: bool = True  # the end of a document is something to predict
+    stream_semantics: bool = False  # attention goes on over the documents of a row
 
     def __post_init__(self) -> None:
+        mode = _OTHER_NAMES.get(self.packing_mode, self.packing_mode)
+        object.__setattr__(self, "packing_mode", mode)
         require(
-            "ema" not in self.components,
-            given="a component named 'ema'",
-            allowed="any other name: eval/ema/* is the evaluation of the averaged weights",
-            fix="rename the component",
+            self.packing is None or mode == "packed",
+            given=f"data.packing with data.packing_mode={mode}",
+            allowed="data.packing for packed rows only",
+            fix="set data.packing_mode=packed, or leave data.packing out",
         )
         require(
             0.0 < self.validation_fraction < 1.0,
@@ -84,16 +107,58 @@ class LmDataConfig(Config):
             allowed="between 0 and 1",
             fix="0.05 holds out one document in twenty",
         )
-        for name in self.components:
-            require(
-                name != "" and name == name.strip(" /"),
-                given=f"data.components with the name {name!r}",
-                allowed="names that do not start or end with a blank or a slash",
-                fix='name each component for what it holds, such as "code"; '
-                "the name is part of paths and metrics",
-            )
+        _check_names(self.components)
+        streams = [name for name, part in self.components.items() if part.stream is not None]
+        require(
+            self.stop_strategy == "restart" or not streams,
+            given=f"data.stop_strategy={self.stop_strategy} with the stream {streams[:1]}",
+            allowed="data.stop_strategy=restart: how long a stream is, nobody knows beforehand",
+            fix="set data.stop_strategy=restart, or train from a token store",
+        )
+        for number, stage in enumerate(self.stages):
+            _check_stage(number, stage, self.components)
 
     @property
     def weights(self) -> dict[str, float]:
-        """Weight of each component."""
-        return {name: component.weight for name, component in self.components.items()}
+        """The largest weight of each component in any stage: 0 if it is never trained on."""
+        if not self.stages:
+            return {name: component.weight for name, component in self.components.items()}
+        return {name: max(stage.weights[name] for stage in self.stages) for name in self.components}
+
+
+def _check_names(components: dict[str, LmComponentConfig]) -> None:
+    require(
+        "ema" not in components,
+        given="a component named 'ema'",
+        allowed="any other name: eval/ema/* is the evaluation of the averaged weights",
+        fix="rename the component",
+    )
+    for name in components:
+        require(
+            name != "" and name == name.strip(" /"),
+            given=f"data.components with the name {name!r}",
+            allowed="names that do not start or end with a blank or a slash",
+            fix='name each component for what it holds, such as "code"; '
+            "the name is part of paths and metrics",
+        )
+
+
+def _check_stage(
+    number: int, stage: MixtureStage, components: dict[str, LmComponentConfig]
+) -> None:
+    """A name nobody knows is a typing error; one that is left out would vanish without a word."""
+    listed = f"a weight for each of the components {', '.join(sorted(components))}"
+    for name in stage.weights:
+        require(
+            name in components,
+            given=f"data.stages[{number}].weights with the unknown component {name!r}",
+            allowed=listed,
+            fix="correct the name, or add the component to data.components",
+        )
+    for name in components:
+        require(
+            name in stage.weights,
+            given=f"data.stages[{number}].weights without {name!r}",
+            allowed=listed,
+            fix=f"add {name}: 0 to leave it out of this stage",
+        )

@@ -1,88 +1,186 @@
-"""Examples by number: example n of a run is a pure function of config, seed and n."""
+"""Examples by number: example n of a run is a pure function of config, seed and n.
+
+A component that is a stream is the exception: its rows come one after the other, and where it
+stands is a small state that goes into the checkpoint.
+"""
 
 import hashlib
-from functools import lru_cache
+import logging
+import math
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 from jaxtyping import Int
 
-from chomp.data.config import LmComponentConfig, LmDataConfig
-from chomp.data.documents import Split
+from chomp.data.batch_schedule import BatchSchedule
+from chomp.data.config import LmDataConfig
 from chomp.data.examples import GrugLmExample
-from chomp.data.mixture import Mixture
-from chomp.data.permutation import Permutation
-from chomp.data.rows import ConcatRows
-from chomp.data.store import TokenStore
-from chomp.errors import DataError, message
+from chomp.data.forecast import Forecast, forecast
+from chomp.data.mixture import Mixture, mixture_length, require_served
+from chomp.data.open_components import (
+    StoreComponent,
+    StreamComponent,
+    opened_component,
+    opened_store,
+)
+from chomp.data.rows import ConcatRows, RowBatch
+from chomp.errors import DataError, message, require
 from chomp.kernels.attention.mask import PAD_SEGMENT
+from chomp.storage import is_local
 from chomp.tokenize import Tokenizer
+
+log = logging.getLogger(__name__)
+
+# Axes: K rows that are kept, T tokens of a row.
 
 
 class TrainDataset:
     """The mixture of a run's components, each shuffled anew every epoch."""
 
     def __init__(
-        self, config: LmDataConfig, tokenizer: Tokenizer, *, seq_len: int, seed: int
+        self,
+        config: LmDataConfig,
+        tokenizer: Tokenizer,
+        *,
+        seq_len: int,
+        seed: int,
+        batches: BatchSchedule,
     ) -> None:
         self.config = config
-        self.mixture = Mixture(config.weights)
+        self.batches = batches
+        self.mixture = mixture_of(config, batches)
         self.seq_len = seq_len
         self._seed = seed
         self._eos_id = tokenizer.eos_id
-        self._rows = {
-            name: ConcatRows(_open(name, config.components[name], "train", tokenizer), seq_len)
+        self.components: dict[str, StoreComponent | StreamComponent] = {
+            name: opened_component(name, config, tokenizer, seq_len=seq_len, seed=seed)
             for name in self.mixture.names
         }
-        self._permutation = lru_cache(maxsize=64)(self._new_permutation)
 
-    def examples(self, start: int, stop: int) -> GrugLmExample:
-        """Examples start..stop-1 of the run, as numpy rows in that order."""
+    @property
+    def num_rows(self) -> dict[str, int]:
+        """Rows of one epoch of every component that has a store."""
+        return {
+            name: component.num_rows
+            for name, component in self.components.items()
+            if isinstance(component, StoreComponent)
+        }
+
+    @property
+    def is_local(self) -> bool:
+        """Whether every store is on a disk of this machine, or mounted like one."""
+        stored = [part for part in self.components.values() if isinstance(part, StoreComponent)]
+        return all(is_local(part.rows.store.path) for part in stored)
+
+    @property
+    def num_examples(self) -> int | None:
+        """How many examples the stop strategy allows; None: without end."""
+        if self.config.stop_strategy == "restart":
+            return None
+        return mixture_length(self.mixture, self.num_rows, self.config.stop_strategy)
+
+    def examples(
+        self, start: int, stop: int, keep: Int[np.ndarray, " K"] | None = None
+    ) -> GrugLmExample:
+        """Examples start..stop-1 of the run, or only those `keep` counts from `start`, as numpy.
+
+        Only the rows that are kept are read from stores.
+        """
         components, positions = self.mixture.assign(start, stop)
-        tokens = np.empty((stop - start, self.seq_len), np.int32)
-        segments = np.empty((stop - start, self.seq_len), np.int32)
-        for i, name in enumerate(self.mixture.names):
-            mine = components == i
-            if mine.any():
-                tokens[mine], segments[mine] = self._rows[name].read(
-                    self._shuffled(name, positions[mine])
-                )
-        return GrugLmExample.from_rows(
-            tokens,
-            segments,
+        keep = np.arange(stop - start) if keep is None else keep
+        is_kept = np.zeros(stop - start, np.bool_)
+        is_kept[keep] = True
+        component_of_kept = components[keep]
+        rows = _empty_rows(len(keep), self.seq_len)
+        weights: np.ndarray | None = None
+        for i, component in enumerate(self.components.values()):
+            mine = np.flatnonzero(components == i)
+            found = component.read(positions[mine], is_kept[mine])
+            target = np.flatnonzero(component_of_kept == i)
+            rows.tokens[target], rows.segment_ids[target] = found.tokens, found.segment_ids
+            if found.loss_weights is not None:
+                weights = np.ones(rows.tokens.shape, np.float32) if weights is None else weights
+                weights[target] = found.loss_weights
+        return examples_of(
+            RowBatch(tokens=rows.tokens, segment_ids=rows.segment_ids, loss_weights=weights),
+            self.config,
             eos_id=self._eos_id,
-            mask_boundary_loss=self.config.mask_boundary_loss,
             train_on_eos=self.config.train_on_eos,
+        )
+
+    def forecast(self, total_steps: int) -> Forecast:
+        """What a run of so many steps reads, by stage and component."""
+        if self.streams:
+            raise DataError(
+                message(
+                    given=f"a forecast with the stream {min(self.streams)!r}",
+                    allowed="components with token stores, whose rows are counted",
+                    fix="leave out data.components.*.stream to train from stores",
+                )
+            )
+        return forecast(
+            self.mixture, self.batches, self.num_rows, seq_len=self.seq_len, total_steps=total_steps
         )
 
     def fingerprint(self) -> str:
         """SHA-256 of everything that decides which tokens example n has."""
-        parts = (self._seed, self.seq_len, self.mixture.proportions)
+        config = self.config
+        parts = (
+            self._seed,
+            self.seq_len,
+            self.mixture.identity,
+            config.packing_mode,
+            config.packing,
+            config.shuffle,
+        )
         digest = hashlib.sha256(repr(parts).encode())
-        for rows in self._rows.values():
-            # Where documents end tells apart what two versions of chomp made of one source.
-            digest.update(repr(rows.store.manifest).encode() + rows.store.document_ends.tobytes())
+        for component in self.components.values():
+            digest.update(component.fingerprint().encode())
         return digest.hexdigest()
 
     def epochs(self, examples: int) -> dict[str, float]:
-        """How many times each component has been read once that many examples are served."""
-        counts = self.mixture.counts_before(examples)
+        """How many times each stored component was read once that many examples are served."""
+        counts = dict(zip(self.mixture.names, self.mixture.counts_before(examples), strict=True))
+        return {name: counts[name] / rows for name, rows in self.num_rows.items()}
+
+    def utilization(self, example: int) -> float:
+        """The part of positions that hold tokens, by the mixture at an example."""
+        shares = self.mixture.weights_at(example)
+        parts = self.components.items()
+        return math.fsum(shares[name] * part.utilization for name, part in parts)
+
+    @property
+    def streams(self) -> dict[str, StreamComponent]:
+        """The components that are streams."""
         return {
-            name: count / self._rows[name].num_rows
-            for name, count in zip(self.mixture.names, counts, strict=True)
+            name: component
+            for name, component in self.components.items()
+            if isinstance(component, StreamComponent)
         }
 
-    def _shuffled(self, name: str, positions: Int[np.ndarray, " N"]) -> Int[np.ndarray, " N"]:
-        size = self._rows[name].num_rows
-        rows = np.empty_like(positions)
-        epochs = positions // size
-        for epoch in np.unique(epochs):
-            mine = epochs == epoch
-            rows[mine] = self._permutation(name, int(epoch))(positions[mine] % size)
-        return rows
+    def stream_states(self) -> dict[str, Any] | None:
+        """Where the streams stand after the examples served so far; None without streams."""
+        return {name: stream.state() for name, stream in self.streams.items()} or None
 
-    def _new_permutation(self, name: str, epoch: int) -> Permutation:
-        # Keyed by name: adding or renaming another component moves nothing here.
-        return Permutation(self._rows[name].num_rows, f"{self._seed}/{name}/{epoch}")
+    def restore_streams(self, states: Mapping[str, Any] | None) -> None:
+        """Put the streams where they stood; what a checkpoint has must be what this run needs."""
+        found = set(states or {})
+        if found != set(self.streams):
+            raise DataError(
+                message(
+                    given=f"a checkpoint with the states of the streams {sorted(found)}",
+                    allowed=f"the streams of this run: {sorted(self.streams)}",
+                    fix="use the data config of the run that was saved",
+                )
+            )
+        for name, state in (states or {}).items():
+            self.streams[name].restore(state)
+
+    def close(self) -> None:
+        """End the threads of streams."""
+        for stream in self.streams.values():
+            stream.close()
 
 
 class EvalDataset:
@@ -96,9 +194,8 @@ class EvalDataset:
         self.tags = (name, *component.tags)
         self._config = config
         self._eos_id = tokenizer.eos_id
-        self._rows = ConcatRows(
-            _open(name, component, "validation", tokenizer), seq_len, is_eval=True
-        )
+        store = opened_store(name, component, "validation", tokenizer)
+        self._rows = ConcatRows(store, seq_len, is_eval=True)
 
     @property
     def num_rows(self) -> int:
@@ -108,30 +205,47 @@ class EvalDataset:
     def beginning(self, num_tokens: int) -> list[int]:
         """The first tokens of the first held-out document, without its end: a prompt."""
         store = self._rows.store
-        length = max(min(num_tokens, int(store.document_ends[0]) - 1), 1)
-        return store.read_windows(np.zeros(1, np.int64), length)[0].tolist()
+        length = max(min(num_tokens, store.documents.span(0)[1] - 1), 1)
+        return store.read(np.zeros(1, np.int64), np.asarray([length])).tolist()
 
     def batch(self, index: int, batch_size: int) -> GrugLmExample:
         """Batch `index` of rows; past the last row, rows that count for nothing."""
         start = min(index * batch_size, self.num_rows)
-        rows = np.arange(start, min(start + batch_size, self.num_rows))
-        tokens = np.zeros((batch_size, self._rows.seq_len), np.int32)
-        segments = np.full(tokens.shape, PAD_SEGMENT, np.int32)
-        tokens[: len(rows)], segments[: len(rows)] = self._rows.read(rows)
-        return GrugLmExample.from_rows(
-            tokens,
-            segments,
-            eos_id=self._eos_id,
-            mask_boundary_loss=self._config.mask_boundary_loss,
-            train_on_eos=True,
-        )
+        found = self._rows.read(np.arange(start, min(start + batch_size, self.num_rows)))
+        rows = _empty_rows(batch_size, self._rows.seq_len)
+        count = len(found.tokens)
+        rows.tokens[:count], rows.segment_ids[:count] = found.tokens, found.segment_ids
+        weights = None
+        if found.loss_weights is not None:
+            weights = np.zeros(rows.tokens.shape, np.float32)
+            weights[:count] = found.loss_weights
+        whole = RowBatch(tokens=rows.tokens, segment_ids=rows.segment_ids, loss_weights=weights)
+        return examples_of(whole, self._config, eos_id=self._eos_id, train_on_eos=True)
 
 
 def build_train_dataset(
-    config: LmDataConfig, tokenizer: Tokenizer, *, seq_len: int, seed: int
+    config: LmDataConfig,
+    tokenizer: Tokenizer,
+    *,
+    seq_len: int,
+    seed: int,
+    batches: BatchSchedule,
+    total_steps: int | None = None,
 ) -> TrainDataset:
-    """The training examples of a run. Opens every store, so damage shows before step 0."""
-    return TrainDataset(config, tokenizer, seq_len=seq_len, seed=seed)
+    """The training examples of a run. Opens every store, so damage shows before step 0.
+
+    With `total_steps`, also refuses a run that the data does not last for, and one in which a
+    component with a weight never comes, and warns of text that is repeated too often.
+    """
+    dataset = TrainDataset(config, tokenizer, seq_len=seq_len, seed=seed, batches=batches)
+    if total_steps is not None:
+        needed = batches.examples_before(total_steps)
+        require_served(dataset.mixture, needed)
+        _require_enough(dataset, total_steps, needed)
+        if not dataset.streams:  # how long an epoch of a stream is, nobody knows
+            for warning in dataset.forecast(total_steps).warnings():
+                log.warning(warning)
+    return dataset
 
 
 def build_eval_datasets(
@@ -143,17 +257,47 @@ def build_eval_datasets(
     ]
 
 
-def _open(
-    name: str, component: LmComponentConfig, split: Split, tokenizer: Tokenizer
-) -> TokenStore:
-    path = component.train_store if split == "train" else component.validation_store
-    if path is None:
-        raise DataError(
-            message(
-                given=f"component {name!r} has no {split}_store",
-                allowed="the folder of a built token store",
-                fix="let the launch file build it, or set "
-                f"data.components.{name}.{split}_store to one",
-            )
-        )
-    return TokenStore.open(path, tokenizer_hash=tokenizer.content_hash)
+def mixture_of(config: LmDataConfig, batches: BatchSchedule) -> Mixture:
+    """The mixture a config asks for; stages that begin at steps begin at their first examples."""
+    if not config.stages:
+        return Mixture(config.weights)
+    return Mixture(
+        [(batches.examples_before(stage.start_step), stage.weights) for stage in config.stages]
+    )
+
+
+def examples_of(
+    rows: RowBatch, config: LmDataConfig, *, eos_id: int, train_on_eos: bool
+) -> GrugLmExample:
+    """Rows as examples, by the rules of a data config."""
+    return GrugLmExample.from_rows(
+        rows.tokens,
+        rows.segment_ids,
+        eos_id=eos_id,
+        mask_boundary_loss=config.mask_boundary_loss,
+        train_on_eos=train_on_eos,
+        loss_weights=rows.loss_weights,
+        isolate_documents=not config.stream_semantics,
+    )
+
+
+def _empty_rows(count: int, seq_len: int) -> RowBatch:
+    return RowBatch(
+        tokens=np.zeros((count, seq_len), np.int32),
+        segment_ids=np.full((count, seq_len), PAD_SEGMENT, np.int32),
+    )
+
+
+def _require_enough(dataset: TrainDataset, total_steps: int, needed: int) -> None:
+    available = dataset.num_examples
+    if available is None:
+        return
+    # The last step whose examples are all there.
+    steps = dataset.batches.step_of(available)
+    require(
+        needed <= available,
+        given=f"train.steps={total_steps}, which take {needed} examples, with "
+        f"data.stop_strategy={dataset.config.stop_strategy}, which gives {available}",
+        allowed=f"at most {steps} steps",
+        fix=f"set train.steps={steps}, or data.stop_strategy=restart to read components again",
+    )

@@ -1,34 +1,104 @@
-"""Documents and the split that decides which of them are held out."""
+"""Documents, where they were found, and the split that decides which of them are held out."""
 
 import hashlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
+
+import numpy as np
+from jaxtyping import Float, Integer
+
+from chomp.errors import DataError, message
+
+# Axes: N tokens of a document that came tokenized.
 
 Split = Literal["train", "validation"]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Document:
-    """One text with a name that finds it again.
+class Position(NamedTuple):
+    """Where a record is: which part of its source, which record in that part. Ordered.
 
-    `split_key` is what the held-out split hashes: the text itself, unless documents that share
-    text (a source file and its docstrings) must fall on the same side.
+    Every record counts, those without a document too, so a position never depends on content.
+    """
+
+    part: int = 0
+    record: int = 0
+
+
+@dataclass(frozen=True)
+class Span:
+    """A piece of a conversation: learnt from, or only read."""
+
+    text: str
+    is_trained: bool
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Document:
+    """A text, a conversation or token ids, under a name that finds it again.
+
+    One of `text`, `spans` and `ids` is the content. `loss_weights` belong to `ids`: weight i scores
+    the prediction of token i+1. `split_key` is what the held-out split hashes: the content itself,
+    unless documents that share text (a source file and its docstrings) must fall on one side.
     """
 
     id: str
-    text: str
+    text: str = ""
+    spans: tuple[Span, ...] = ()
+    ids: Integer[np.ndarray, " N"] | None = None
+    loss_weights: Float[np.ndarray, " N"] | None = None
     split_key: str | None = None
+
+    def __post_init__(self) -> None:
+        if bool(self.text) + bool(self.spans) + (self.ids is not None) > 1:
+            raise DataError(
+                message(
+                    given=f"document {self.id} with more than one content",
+                    allowed="one of text, spans and ids",
+                    fix="leave the others out",
+                )
+            )
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to learn from: no id, or nothing but white space."""
+        if self.ids is not None:
+            return len(self.ids) == 0
+        return _is_blank(self.text) and all(_is_blank(span.text) for span in self.spans)
+
+    def __eq__(self, other: object) -> bool:
+        """Equal in every field; arrays by their numbers."""
+        if not isinstance(other, Document):
+            return NotImplemented
+        mine, its = (
+            (document.id, document.text, document.spans, document.split_key)
+            for document in (self, other)
+        )
+        return (
+            mine == its
+            and _are_equal(self.ids, other.ids)
+            and _are_equal(self.loss_weights, other.loss_weights)
+        )
+
+    def __hash__(self) -> int:
+        """Of the name and the text; enough to tell most documents apart."""
+        return hash((self.id, self.text))
+
+
+class LocatedDocument(NamedTuple):
+    """A document and where its record is."""
+
+    position: Position
+    document: Document
 
 
 def is_held_out(document: Document, validation_fraction: float) -> bool:
     """Whether the document belongs to the validation split.
 
     A function of the document alone: adding, removing or reordering others moves nothing, and
-    documents with one key (equal texts, unless they have keys of their own) are on one side.
+    documents with one key (equal contents, unless they have keys of their own) are on one side.
     """
-    key = document.text if document.split_key is None else document.split_key
-    digest = hashlib.sha256(key.encode("utf-8", "surrogatepass")).digest()
+    digest = hashlib.sha256(_split_bytes(document)).digest()
     return int.from_bytes(digest[:8], "big") < validation_fraction * 2**64
 
 
@@ -40,3 +110,23 @@ def documents_of_split(
     for document in documents:
         if is_held_out(document, validation_fraction) == wants_held_out:
             yield document
+
+
+def _split_bytes(document: Document) -> bytes:
+    if document.split_key is None and document.ids is not None:
+        # One width, so that the same ids from files of different widths are on one side.
+        return document.ids.astype("<u4").tobytes()
+    key = document.split_key
+    if key is None:
+        key = document.text or "".join(span.text for span in document.spans)
+    return key.encode("utf-8", "surrogatepass")
+
+
+def _is_blank(text: str) -> bool:
+    return not text or text.isspace()
+
+
+def _are_equal(one: np.ndarray | None, other: np.ndarray | None) -> bool:
+    if one is None or other is None:
+        return one is other
+    return np.array_equal(one, other)

@@ -9,7 +9,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 
 from chomp.kernels.attention import AttentionMask
 
@@ -36,40 +36,54 @@ class GrugLmExample:
         eos_id: int,
         mask_boundary_loss: bool = True,
         train_on_eos: bool = True,
+        loss_weights: Float[np.ndarray, "N T"] | None = None,
+        ignore_id: int | None = None,
+        sliding_window: int | None = None,
+        isolate_documents: bool = True,
     ) -> "GrugLmExample":
         """Causal examples from rows whose positions carry the index of their document.
 
         `mask_boundary_loss`: the last token of a document does not predict the next document.
         `train_on_eos=False`: nobody is asked to predict the end of a document.
+        `loss_weights`: of the documents themselves; they multiply what the rules leave.
+        `ignore_id`: nobody is asked to predict that token.
+        `isolate_documents=False`: attention goes over the whole row, whatever document it is in.
         """
-        weight = loss_weights(
+        counts = is_scored(
             tokens,
             segment_ids,
             eos_id=eos_id,
             mask_boundary_loss=mask_boundary_loss,
             train_on_eos=train_on_eos,
+            ignore_id=ignore_id,
         )
+        weight = np.zeros(tokens.shape, np.float32)
+        weight[:, :-1] = counts if loss_weights is None else counts * loss_weights[:, :-1]
         return GrugLmExample(
             tokens=tokens,
             loss_weight=weight,
-            attn_mask=AttentionMask.causal(segment_ids=segment_ids),
+            attn_mask=AttentionMask.causal(
+                sliding_window=sliding_window,
+                segment_ids=segment_ids if isolate_documents else None,
+            ),
         )
 
 
-def loss_weights(
+def is_scored(
     tokens: Int[np.ndarray, "N T"],
     segment_ids: Int[np.ndarray, "N T"],
     *,
     eos_id: int,
     mask_boundary_loss: bool,
     train_on_eos: bool,
-) -> Float[np.ndarray, "N T"]:
-    """1 where the next token's prediction counts, else 0; the last position never counts."""
-    counts = np.minimum(segment_ids[:, 1:], segment_ids[:, :-1]) >= 0
+    ignore_id: int | None,
+) -> Bool[np.ndarray, "N T-1"]:
+    """Whether each position's prediction of the next token counts; the last has none to predict."""
+    here, following = segment_ids[:, :-1], segment_ids[:, 1:]
+    counts = (here >= 0) & (following >= 0)
     if mask_boundary_loss:
-        counts &= segment_ids[:, 1:] == segment_ids[:, :-1]
-    if not train_on_eos:
-        counts &= tokens[:, 1:] != eos_id
-    weight = np.zeros(tokens.shape, np.float32)
-    weight[:, :-1] = counts
-    return weight
+        counts &= following == here
+    for unscored in (ignore_id, None if train_on_eos else eos_id):
+        if unscored is not None:
+            counts &= tokens[:, 1:] != unscored
+    return counts

@@ -1,108 +1,127 @@
 """Batches on the mesh: batch n of the run, read and placed ahead of the step that needs it."""
 
-import queue
-import threading
-from collections.abc import Iterator
+import logging
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
 
 import jax
+import numpy as np
 from jax.sharding import Mesh
+from jaxtyping import Int
 
 from chomp.data.dataset import TrainDataset
 from chomp.data.examples import GrugLmExample
 from chomp.errors import divisors, require
-from chomp.mesh import batch_shards, place_batch
+from chomp.mesh import batch_shards, local_rows, place_rows
 
 # Axes: A micro-batches, B rows of a micro-batch, T tokens of a row.
 
-# Batches made ahead. Two hide a read; more only cost memory.
-_AHEAD = 2
+# Batches made ahead at most. It takes a few to hide a slow read; more only cost memory.
+_MAX_AHEAD = 8
+# Threads that make them where reading waits for a network. Local reads do not wait, and several
+# threads then only take the interpreter's lock from each other: 18 M tokens/s with four against 43
+# with one, on two free cores (benchmarks/data, November 2026).
+_CLOUD_THREADS = 4
+# A step that waits longer than this for its batch is worth a word.
+_LONG_WAIT_S = 1.0
+
+log = logging.getLogger(__name__)
 
 
 class TrainLoader:
-    """Batch n as `[A, B, T]` arrays; a pure function of n."""
+    """Batch n as `[A, B, T]` arrays; a pure function of n, unless a component is a stream."""
 
-    def __init__(
-        self, dataset: TrainDataset, mesh: Mesh, *, batch_size: int, grad_accum: int = 1
-    ) -> None:
+    def __init__(self, dataset: TrainDataset, mesh: Mesh) -> None:
         shards = batch_shards(mesh)
-        require(
-            batch_size > 0 and batch_size % shards == 0,
-            given=f"train.batch_size={batch_size} on a mesh that cuts the batch into {shards}",
-            allowed=f"multiples of {shards}",
-            fix=f"set train.batch_size to {max(round(batch_size / shards), 1) * shards}, or a mesh "
-            f"whose replica x data x expert is one of {divisors(max(batch_size, 1))}",
-        )
-        require(
-            grad_accum > 0,
-            given=f"train.grad_accum={grad_accum}",
-            allowed="1 or more micro-batches a step",
-            fix="set train.grad_accum=1 for no accumulation",
-        )
+        for size in dataset.batches.distinct_sizes:
+            require(
+                size % shards == 0,
+                given=f"train.batch_size={size} on a mesh that cuts the batch into {shards}",
+                allowed=f"multiples of {shards}",
+                fix=f"set train.batch_size to {max(round(size / shards), 1) * shards}, or a mesh "
+                f"whose replica x data x expert is one of {divisors(size)}",
+            )
         self.dataset = dataset
+        self.batches = dataset.batches
         self.mesh = mesh
-        self.batch_size = batch_size
-        self.grad_accum = grad_accum
+        # States of streams after each of the last few steps that were made.
+        self._states: dict[int, dict[str, Any]] = {}
 
-    @property
-    def examples_per_step(self) -> int:
-        """Rows that one optimizer step consumes."""
-        return self.batch_size * self.grad_accum
-
-    def host_batch(self, step: int) -> GrugLmExample:
-        """The batch of a step as numpy arrays `[A, B, T]`."""
-        start = step * self.examples_per_step
-        rows = self.dataset.examples(start, start + self.examples_per_step)
-        shape = (self.grad_accum, self.batch_size, self.dataset.seq_len)
-        folded: GrugLmExample = jax.tree.map(lambda leaf: leaf.reshape(shape), rows)
+    def host_batch(self, step: int, rows: Int[np.ndarray, " K"] | None = None) -> GrugLmExample:
+        """The batch of a step as numpy arrays `[A, B, T]`, or only some rows of each B."""
+        accum, size = self.batches.grad_accum, self.batches.batch_size(step)
+        start = self.batches.examples_before(step)
+        rows = np.arange(size) if rows is None else rows
+        keep = (np.arange(accum)[:, None] * size + rows).reshape(-1)
+        found = self.dataset.examples(start, start + accum * size, keep)
+        shape = (accum, len(rows), self.dataset.seq_len)
+        folded: GrugLmExample = jax.tree.map(lambda leaf: leaf.reshape(shape), found)
         return folded
 
     def batch(self, step: int) -> GrugLmExample:
-        """The batch of a step on the mesh."""
-        return place_batch(self.host_batch(step), self.mesh, batch_axis=1)
+        """The batch of a step on the mesh; this host reads the rows of its own devices only."""
+        size = self.batches.batch_size(step)
+        rows = local_rows(self.mesh, size)
+        made = place_rows(
+            self.host_batch(step, rows), self.mesh, rows=rows, batch_size=size, batch_axis=1
+        )
+        if self.dataset.streams:
+            self._note_states(step)
+        return made
+
+    def stream_states(self, completed_steps: int) -> dict[str, Any] | None:
+        """What a checkpoint after that many steps has to hold of the data: None without streams."""
+        if not self.dataset.streams:
+            return None
+        if completed_steps in self._states:
+            return self._states[completed_steps]
+        return self.dataset.stream_states()  # nothing was read since the streams were put there
+
+    def restore_streams(self, states: Mapping[str, Any] | None) -> None:
+        """Put the streams where a checkpoint says they stood."""
+        self.dataset.restore_streams(states)
+
+    def _note_states(self, step: int) -> None:
+        states = self.dataset.stream_states()
+        assert states is not None
+        self._states[step + 1] = states
+        # Batches are made ahead by a few steps; older states can no longer be asked for.
+        self._states.pop(step + 1 - 2 * _MAX_AHEAD, None)
 
 
-def build_train_loader(
-    dataset: TrainDataset, mesh: Mesh, *, batch_size: int, grad_accum: int = 1
-) -> TrainLoader:
+def build_train_loader(dataset: TrainDataset, mesh: Mesh) -> TrainLoader:
     """The loader of a run; refuses a batch size that the mesh cannot cut."""
-    return TrainLoader(dataset, mesh, batch_size=batch_size, grad_accum=grad_accum)
+    return TrainLoader(dataset, mesh)
 
 
 def iter_from_step(loader: TrainLoader, start_step: int, stop_step: int) -> Iterator[GrugLmExample]:
-    """Batches start..stop-1, made by a thread ahead of their use. Close it to stop the thread."""
-    ready: queue.Queue[GrugLmExample | BaseException] = queue.Queue(maxsize=_AHEAD)
-    closed = threading.Event()
+    """Batches start..stop-1, made by threads ahead of their use. Close it to end the threads.
 
-    def make() -> None:
+    One batch is made at first, so that the first step need not wait for more; then twice as many
+    ahead with each that is taken, up to 8. Streams are read by one thread, in order.
+    """
+    dataset = loader.dataset
+    ahead, threads = 1, 1 if dataset.streams or dataset.is_local else _CLOUD_THREADS
+    waiting: deque[Future[GrugLmExample]] = deque()
+    with ThreadPoolExecutor(threads, thread_name_prefix="chomp-loader") as pool:
         try:
+            asked = start_step
             for step in range(start_step, stop_step):
-                _put(ready, loader.batch(step), closed)
-                if closed.is_set():
-                    return
-        except BaseException as error:  # handed to the loop, which raises it
-            _put(ready, error, closed)
-
-    thread = threading.Thread(target=make, name="chomp-loader", daemon=True)
-    thread.start()
-    try:
-        for _ in range(start_step, stop_step):
-            item = ready.get()
-            if isinstance(item, BaseException):
-                raise item
-            yield item
-    finally:
-        closed.set()
-        thread.join()
+                while asked < min(step + ahead, stop_step):
+                    waiting.append(pool.submit(loader.batch, asked))
+                    asked += 1
+                started = time.perf_counter()
+                batch = waiting.popleft().result()
+                _tell_wait(step, start_step, time.perf_counter() - started)
+                ahead = min(2 * ahead, _MAX_AHEAD)
+                yield batch
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _put(
-    ready: "queue.Queue[GrugLmExample | BaseException]",
-    item: "GrugLmExample | BaseException",
-    closed: threading.Event,
-) -> None:
-    while not closed.is_set():
-        try:
-            ready.put(item, timeout=0.1)
-            return
-        except queue.Full:
-            continue
+def _tell_wait(step: int, start_step: int, seconds: float) -> None:
+    if seconds > _LONG_WAIT_S and step > start_step:
+        log.warning("step %d waited %.1f s for its batch", step, seconds)

@@ -1,93 +1,216 @@
-"""Which component the n-th example comes from: exact proportions, no state.
+"""Which component the n-th example comes from: exact proportions in stages, no state.
 
-Component i with share p wants its j-th example (from 0) at time (2j + 1) / (2p); examples are
-served in the order of those times, ties by the order of names. So after n examples every component
-has had its share of n to within a constant, and the count before any n is found by bisection.
-All arithmetic is on whole numbers: no rounding, no drift, at any n.
+Within a stage every component is served by due times (`due_times`), and what it was owed at the
+end of one stage it has as credit in the next: short stages round nothing away. Stages begin at any
+example. The count before any n costs the same at every n, once its stage has been reached.
 """
 
-import heapq
+import bisect
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from fractions import Fraction
+from itertools import pairwise
+from typing import Literal
 
 import numpy as np
 from jaxtyping import Int
 
-from chomp.errors import DataError, message
+from chomp.data.due_times import Stage
+from chomp.errors import DataError, message, require
+
+StopStrategy = Literal["restart", "first_exhausted", "all_exhausted"]
+
+Weights = Mapping[str, float]
+
+# Whole numbers by name, or pairs of a start and such numbers; lists, to come back from JSON equal.
+Identity = dict[str, int] | list[list[int | dict[str, int]]]
 
 
 class Mixture:
-    """Component and position of every example, from weights alone."""
+    """Component and position of every example, from weights alone.
 
-    def __init__(self, weights: Mapping[str, float]) -> None:
-        are_valid = all(math.isfinite(weight) and weight >= 0 for weight in weights.values())
-        if not are_valid or not any(weights.values()):
-            raise DataError(
-                message(
-                    given=f"mixture weights {dict(weights)}",
-                    allowed="finite weights of 0 or more, at least one above 0",
-                    fix="give each component its share; they need not add up to 1",
-                )
-            )
+    One mapping of weights is one stage; else pairs of the example a stage starts at and its
+    weights. A component with weight 0 in a stage is not served in it, from its first example on.
+    """
+
+    def __init__(self, stages: Weights | Sequence[tuple[int, Weights]]) -> None:
+        pairs = [(0, stages)] if isinstance(stages, Mapping) else list(stages)
+        self._starts = [start for start, _ in pairs]
+        _require_starts(self._starts)
+        for i, (_, weights) in enumerate(pairs):
+            _require_weights(weights, f" of stage {i}" if len(pairs) > 1 else "")
         # Sorted by name: the order in which a config lists its components changes nothing.
-        self.names: tuple[str, ...] = tuple(sorted(n for n, w in weights.items() if w > 0))
-        # 0.7 means seven tenths, not its nearest binary fraction: hence the decimal text.
-        exact = [Fraction(repr(float(weights[name]))) for name in self.names]
-        scale = math.lcm(*(share.denominator for share in exact))
-        whole = [int(share * scale) for share in exact]
-        # In lowest terms, so that weights in the same proportion are the same mixture.
-        self._shares = [share // math.gcd(*whole) for share in whole]
-        self._total = sum(self._shares)
-        # Times in units that make all of them whole: (2j + 1) / share, over this common multiple.
-        common = math.lcm(*self._shares)
-        self._pace = [common // share for share in self._shares]
+        self.names: tuple[str, ...] = tuple(
+            sorted({name for _, weights in pairs for name, weight in weights.items() if weight > 0})
+        )
+        self._shares = [_whole_shares(self.names, weights) for _, weights in pairs]
+        nothing = [0] * len(self.names)
+        # A stage follows from the one before it, so it is made when first needed, and kept.
+        self._made = {0: Stage(0, self._shares[0], nothing, nothing, 1)}
 
     @property
-    def proportions(self) -> dict[str, int]:
-        """Whole numbers in the proportion of the weights, by name; all that decides the order."""
-        return dict(zip(self.names, self._shares, strict=True))
+    def num_stages(self) -> int:
+        """How many stages were given."""
+        return len(self._starts)
 
-    def share(self, name: str) -> float:
-        """The part of all examples that comes from a component."""
-        return self._shares[self.names.index(name)] / self._total if name in self.names else 0.0
+    @property
+    def identity(self) -> Identity:
+        """All that decides the order: whole numbers in the proportion of the weights, by name.
+
+        With stages, pairs of start and proportions, one wherever the proportions change.
+        """
+        proportions = [
+            {name: share for name, share in zip(self.names, shares, strict=True) if share}
+            for shares in self._shares
+        ]
+        changes: list[list[int | dict[str, int]]] = [
+            [start, now]
+            for start, now, then in zip(
+                self._starts, proportions, [None, *proportions[:-1]], strict=True
+            )
+            if now != then
+        ]
+        return changes if len(changes) > 1 else proportions[0]
+
+    def stage_at(self, example: int) -> int:
+        """Number of the stage that an example belongs to."""
+        return bisect.bisect_right(self._starts, example) - 1
+
+    def stage_start(self, stage: int) -> int:
+        """The first example of a stage."""
+        return self._starts[stage]
+
+    def share(self, name: str, example: int = 0) -> float:
+        """The part of the examples of a stage that comes from a component."""
+        return self.weights_at(example).get(name, 0.0)
+
+    def weights_at(self, example: int) -> dict[str, float]:
+        """Share of every component in the stage of an example; together they are 1."""
+        shares = self._shares[self.stage_at(example)]
+        total = sum(shares)
+        return {name: share / total for name, share in zip(self.names, shares, strict=True)}
 
     def assign(self, start: int, stop: int) -> tuple[Int[np.ndarray, " N"], Int[np.ndarray, " N"]]:
         """For examples start..stop-1: index into `names`, and how many of it came before."""
-        counts = self.counts_before(start)
-        events = [(self._time(i, count), i, count) for i, count in enumerate(counts)]
-        heapq.heapify(events)
-        components = np.empty(stop - start, np.int64)
-        positions = np.empty(stop - start, np.int64)
-        for n in range(stop - start):
-            _, i, count = events[0]
-            components[n], positions[n] = i, count
-            heapq.heapreplace(events, (self._time(i, count + 1), i, count + 1))
-        return components, positions
+        components: list[int] = []
+        positions: list[int] = []
+        while start < stop:
+            number = self.stage_at(start)
+            end = min([stop, *self._starts[number + 1 : number + 2]])
+            stage = self._stage(number)
+            served = stage.order(start - stage.start, end - stage.start)
+            components += served[0]
+            positions += served[1]
+            start = end
+        return np.array(components, np.int64), np.array(positions, np.int64)
 
     def counts_before(self, example: int) -> list[int]:
         """How many examples of each component come before the given one."""
-        # The latest whole time by which at most `example` examples were served; the few that are
-        # left (one per component at most, or nearly) are served one by one.
-        low, high = 0, example + len(self._shares) + 1
-        while low < high:
-            middle = (low + high + 1) // 2
-            if sum(self._served(middle)) <= example:
-                low = middle
-            else:
-                high = middle - 1
-        counts = self._served(low)
-        events = [(self._time(i, count), i) for i, count in enumerate(counts)]
-        heapq.heapify(events)
-        for _ in range(example - sum(counts)):
-            _, i = events[0]
-            counts[i] += 1
-            heapq.heapreplace(events, (self._time(i, counts[i]), i))
-        return counts
+        stage = self._stage(self.stage_at(example))
+        return stage.counts(example - stage.start)
 
-    def _time(self, component: int, count: int) -> int:
-        return (2 * count + 1) * self._pace[component]
+    def index_of(self, name: str, position: int) -> int | None:
+        """The example that is a component's `position`-th, from 0; None: it never comes."""
+        if name not in self.names:
+            return None
+        component = self.names.index(name)
+        last = self.num_stages - 1
+        number = next(
+            (i for i in range(last) if self._stage(i + 1).before[component] > position), last
+        )
+        stage = self._stage(number)
+        if stage.shares[component] == 0:
+            return None
+        return stage.start + stage.offset_of(component, position - stage.before[component])
 
-    def _served(self, time: int) -> list[int]:
-        """Examples of each component whose time is at most the given whole number."""
-        return [(2 * time * share + self._total) // (2 * self._total) for share in self._shares]
+    def _stage(self, number: int) -> Stage:
+        # Two threads may make the same stage: the same value, of which the first is kept.
+        for i in range(len(self._made), number + 1):
+            made = self._made[i - 1].followed_by(self._starts[i], self._shares[i])
+            self._made.setdefault(i, made)
+        return self._made[number]
+
+
+def mixture_length(mixture: Mixture, rows: Mapping[str, int], strategy: StopStrategy) -> int | None:
+    """How many examples a strategy allows; None: without end.
+
+    "first_exhausted" ends with the first component whose rows have all come once, and
+    "all_exhausted" with the last (the others start again meanwhile). A component that never gets
+    to its end ends nothing. `rows` has the size of every component's epoch.
+    """
+    require_rows(mixture, rows)
+    if strategy == "restart":
+        return None
+    last_rows = [mixture.index_of(name, rows[name] - 1) for name in mixture.names]
+    ends = [last + 1 for last in last_rows if last is not None]
+    if strategy == "first_exhausted":
+        return min(ends, default=None)
+    return max(ends) if len(ends) == len(last_rows) else None
+
+
+def require_rows(mixture: Mixture, rows: Mapping[str, int]) -> None:
+    """Raise `DataError` unless every component that is served has rows to serve."""
+    for name in mixture.names:
+        if rows.get(name, 0) < 1:
+            raise DataError(
+                message(
+                    given=f"component {name!r} has no rows, and a weight above 0",
+                    allowed="1 row or more of every component that is trained on",
+                    fix=f"give {name!r} documents enough for one row, or the weight 0",
+                )
+            )
+
+
+def require_served(mixture: Mixture, total_examples: int) -> None:
+    """Raise `ConfigError` unless a run of so many examples has one of every component."""
+    for name in mixture.names:
+        first = mixture.index_of(name, 0)
+        needed = "never served" if first is None else f"first served as example {first + 1:,}"
+        longer = "lengthen its stage" if first is None else f"train for {first + 1:,} examples"
+        require(
+            first is not None and first < total_examples,
+            given=f"component {name!r} with {_largest_share(mixture, name)} would be {needed}, in "
+            f"a run of {total_examples:,} examples",
+            allowed="weights above 0 that yield at least one example in the run",
+            fix=f"raise the weight of {name!r}, {longer}, or set its weight to 0",
+        )
+
+
+def _largest_share(mixture: Mixture, name: str) -> str:
+    starts = [mixture.stage_start(i) for i in range(mixture.num_stages)]
+    share, start = max((mixture.share(name, start), -start) for start in starts)
+    stage = f" in stage {mixture.stage_at(-start)}" if len(starts) > 1 else ""
+    return f"{share:.3g} of the weight{stage}"
+
+
+def _whole_shares(names: Sequence[str], weights: Weights) -> list[int]:
+    # 0.7 means seven tenths, not its nearest binary fraction: hence the decimal text.
+    exact = [Fraction(repr(float(weights.get(name, 0.0)))) for name in names]
+    scale = math.lcm(*(share.denominator for share in exact))
+    whole = [int(share * scale) for share in exact]
+    # In lowest terms, so that weights in the same proportion are the same mixture.
+    return [share // math.gcd(*whole) for share in whole]
+
+
+def _require_starts(starts: Sequence[int]) -> None:
+    if list(starts[:1]) != [0] or any(a >= b for a, b in pairwise(starts)):
+        raise DataError(
+            message(
+                given=f"mixture stages that start at {list(starts)}",
+                allowed="a first stage that starts at 0, and each later than the one before",
+                fix="list the stages in their order, each with the place where it starts",
+            )
+        )
+
+
+def _require_weights(weights: Weights, where: str) -> None:
+    wrong = [name for name, w in weights.items() if not (math.isfinite(w) and w >= 0)]
+    if wrong or not any(weights.values()):
+        which = f", with {weights[wrong[0]]} for {wrong[0]!r}" if wrong else ""
+        raise DataError(
+            message(
+                given=f"mixture weights {dict(weights)}{where}{which}",
+                allowed="finite weights of 0 or more, at least one above 0",
+                fix="give each component its share; they need not add up to 1",
+            )
+        )

@@ -4,10 +4,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 
-from chomp.data.build import StoreBuildConfig, TokenizerBuildConfig, build_store, build_tokenizer
 from chomp.data.config import LmComponentConfig, LmDataConfig
 from chomp.data.documents import Split
-from chomp.data.sources import Source, source_fingerprint
+from chomp.data.sources.source import Source, source_fingerprint
+from chomp.data.store.build import StoreBuildConfig, build_store
+from chomp.data.tokenizer_build import TokenizerBuildConfig, build_tokenizer, file_hash
 from chomp.executor import ExecutorStep, output_path_of, this_output_path, versioned
 from chomp.tokenize import load_tokenizer
 
@@ -18,17 +19,20 @@ def with_data_steps(data: LmDataConfig) -> LmDataConfig:
     """`data` with every path that is not given pointing at a step that builds what belongs there.
 
     The steps are identified by the content of the sources: a changed file is another store. A
-    component of weight 0 gets no train store, and no part in the tokenizer.
+    component that is never trained on gets no train store, and no part in the tokenizer; a stream
+    has no train store either.
     """
     # A source is read once for all of its steps; one whose paths are all given is not read.
     fingerprint_of = cache(source_fingerprint)
     tokenizer = data.tokenizer.path or output_path_of(tokenizer_step(data, fingerprint_of))
+    weights = data.weights
 
     def with_stores(name: str, component: LmComponentConfig) -> LmComponentConfig:
         def store(split: Split) -> str:
             return output_path_of(store_step(name, split, data, tokenizer, fingerprint_of))
 
-        train = component.train_store or (store("train") if component.weight > 0 else None)
+        needs_train_store = weights[name] > 0 and component.stream is None
+        train = component.train_store or (store("train") if needs_train_store else None)
         validation = component.validation_store or store("validation")
         return replace(component, train_store=train, validation_store=validation)
 
@@ -39,20 +43,22 @@ def with_data_steps(data: LmDataConfig) -> LmDataConfig:
 def tokenizer_step(
     data: LmDataConfig, fingerprint_of: Fingerprint = source_fingerprint
 ) -> ExecutorStep:
-    """The step that trains the tokenizer on the train split of every component trained on."""
-    # The byte tokenizer reads nothing, so no source is part of its identity.
+    """The step that makes the tokenizer; a BPE learns from the train split of every component."""
+    # Only a BPE reads documents, so only there are sources part of the identity.
     weights = data.weights if data.tokenizer.kind == "bpe" else {}
-    trained_on = sorted(name for name, weight in weights.items() if weight > 0)
-    sources = tuple(data.components[name].source for name in trained_on)
+    trained_on = [data.components[name] for name in sorted(weights) if weights[name] > 0]
+    sources = tuple(component.source for component in trained_on)
+    file = data.tokenizer.file
     return ExecutorStep(
         name=f"tokenizer/{data.tokenizer.kind}",
-        description="train the tokenizer",
+        description="make the tokenizer",
         fn=build_tokenizer,
         config=TokenizerBuildConfig(
             output_path=this_output_path(),
-            kind=versioned(data.tokenizer.kind),
-            vocab_size=versioned(data.tokenizer.vocab_size),
+            tokenizer=versioned(data.tokenizer),
+            file_hash=versioned(None if file is None else file_hash(file)),
             sources=versioned(sources),
+            formats=versioned(tuple(component.format for component in trained_on)),
             source_fingerprints=versioned(tuple(map(fingerprint_of, sources))),
             validation_fraction=versioned(data.validation_fraction),
         ),
@@ -67,7 +73,10 @@ def store_step(
     fingerprint_of: Fingerprint = source_fingerprint,
 ) -> ExecutorStep:
     """The step that turns one split of one component into tokens."""
-    source = data.components[name].source
+    component = data.components[name]
+    # All of a stream's held-out documents would take a reading of the whole stream.
+    is_bounded = component.stream is not None and split == "validation"
+    most = component.stream.max_validation_documents if component.stream and is_bounded else None
     return ExecutorStep(
         name=f"tokens/{name}-{split}",
         description=f"tokenize {name}, {split} split",
@@ -75,10 +84,12 @@ def store_step(
         config=StoreBuildConfig(
             output_path=this_output_path(),
             name=versioned(name),
-            source=versioned(source),
-            source_fingerprint=versioned(fingerprint_of(source)),
+            source=versioned(component.source),
+            source_fingerprint=versioned(fingerprint_of(component.source)),
+            format=versioned(component.format),
             split=versioned(split),
             validation_fraction=versioned(data.validation_fraction),
+            max_documents=versioned(most),
             tokenizer_path=tokenizer_path,
             tokenizer_hash=versioned(_given_tokenizer_hash(data)),
         ),

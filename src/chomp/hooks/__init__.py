@@ -4,12 +4,12 @@ from chomp.hooks.clock import LoopClock
 from chomp.hooks.environment import environment
 from chomp.hooks.evaluate import EvalCallback, build_tagged_eval_callback
 from chomp.hooks.interruption import StopSignal
-from chomp.hooks.run_folder import SAMPLE_MARK, LoggingConfig, RunFolder, print_run_table
+from chomp.hooks.run_folder import LoggingConfig, RunFolder, print_run_table
+from chomp.hooks.samples import sample_text
 from chomp.hooks.step_log import TRAINED_TOKENS, StepLog
 from chomp.hooks.throughput import Throughput
 
 __all__ = [
-    "SAMPLE_MARK",
     "TRAINED_TOKENS",
     "EvalCallback",
     "LoggingConfig",
@@ -21,4 +21,5 @@ __all__ = [
     "build_tagged_eval_callback",
     "environment",
     "print_run_table",
+    "sample_text",
 ]

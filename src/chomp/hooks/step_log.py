@@ -5,6 +5,7 @@ never makes the device wait. A loss or gradient that is not finite ends the run 
 """
 
 import math
+import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -14,6 +15,7 @@ import jax
 from chomp.data import TrainLoader
 from chomp.errors import NonFiniteError, message
 from chomp.hooks.clock import LoopClock
+from chomp.hooks.data_metrics import TensorStoreCounters, data_metrics
 from chomp.hooks.throughput import Throughput
 from chomp.tracking import Tracker, names, with_short_keys
 
@@ -43,9 +45,13 @@ class StepLog:
         self._throughput = Throughput(
             clock, loader, start_step=start_step, flops_per_token=flops_per_token
         )
+        self._started = time.perf_counter()
+        self._start_step = start_step
         self._total_steps = total_steps
         self._log_every = log_every
         self._schedule = schedule
+        self._loader = loader
+        self._counters = TensorStoreCounters()
         self._pending: deque[tuple[int, Mapping[str, jax.Array]]] = deque()
         self._window_tokens = 0
         tracker.log_summary(self._throughput.summary())
@@ -61,6 +67,18 @@ class StepLog:
         while self._pending:
             self._log(*self._pending.popleft())
 
+    def log_run_speed(self) -> None:
+        """How long the run took from its start to now, with all that is not a step."""
+        count = self._loader.batches.examples_before
+        examples = count(self._total_steps) - count(self._start_step)
+        if examples == 0:  # the run was done, and only its end was repeated
+            return
+        seconds = time.perf_counter() - self._started
+        tokens = examples * self._loader.dataset.seq_len
+        self._tracker.log_summary(
+            {"run/seconds": seconds, "run/tokens_per_second": tokens / seconds}
+        )
+
     def _log(self, step: int, metrics: Mapping[str, jax.Array]) -> None:
         values = {name: float(value) for name, value in metrics.items()}
         _require_finite(step, values)
@@ -75,6 +93,7 @@ class StepLog:
             row[names.RUN_PROGRESS] = (step + 1) / self._total_steps
             row[names.LEARNING_RATE] = float(self._schedule(step))
             row[names.TOKENS_SEEN] = self.tokens_seen
+            row |= data_metrics(self._loader, step) | self._counters.metrics(step)
             self._tracker.log(with_short_keys(row), step=step)
 
 

@@ -12,7 +12,7 @@ class Throughput:
         self, clock: LoopClock, loader: TrainLoader, *, start_step: int, flops_per_token: float
     ) -> None:
         self._clock = clock
-        self._examples = loader.examples_per_step
+        self._batches = loader.batches
         self._seq_len = loader.dataset.seq_len
         # Forward plus twice that for the backward pass.
         self._flops_per_example = 3.0 * self._seq_len * flops_per_token
@@ -30,10 +30,11 @@ class Throughput:
         """Metrics of the steps since the last call; `step` is the 0-based one just completed."""
         seconds = self._clock.read()
         steps = step - self._last_step
-        self._last_step = step
         duration = max(seconds["step"] / steps, 1e-9)
-        examples_per_second = self._examples / duration
-        total_examples = (step + 1) * self._examples
+        total_examples = self._batches.examples_before(step + 1)
+        examples = total_examples - self._batches.examples_before(self._last_step + 1)
+        examples_per_second = examples / steps / duration
+        self._last_step = step
         metrics = {
             names.DURATION: duration,
             names.EXAMPLES_PER_SECOND: examples_per_second,

@@ -8,7 +8,7 @@ from chomp.mesh.device_mesh import (
     batch_shards,
     create_mesh,
 )
-from chomp.mesh.placement import batch_spec, place_batch
+from chomp.mesh.placement import batch_spec, local_rows, place_batch, place_rows
 
 __all__ = [
     "AXES",
@@ -18,5 +18,7 @@ __all__ = [
     "batch_shards",
     "batch_spec",
     "create_mesh",
+    "local_rows",
     "place_batch",
+    "place_rows",
 ]

@@ -10,6 +10,7 @@ from chomp.storage.atomic import (
     write_json_atomic,
     write_text_atomic,
 )
+from chomp.storage.facts import FileFacts, file_facts
 from chomp.storage.lease import Lease
 from chomp.storage.lease_holder import LeaseHolder, LeaseWatch
 from chomp.storage.locations import StrPath, is_local, join, name_of, normalise, parent_of
@@ -24,10 +25,11 @@ from chomp.storage.paths import (
     rename_folder,
     require_writable_folder,
 )
-from chomp.storage.reading import read_bytes, read_json, read_text
+from chomp.storage.reading import open_stream, read_bytes, read_json, read_text
 from chomp.storage.strict_json import json_text
 
 __all__ = [
+    "FileFacts",
     "Lease",
     "LeaseHolder",
     "LeaseWatch",
@@ -35,6 +37,7 @@ __all__ = [
     "append_line",
     "create_exclusive",
     "exists",
+    "file_facts",
     "folder_size_bytes",
     "glob_files",
     "is_folder",
@@ -45,6 +48,7 @@ __all__ = [
     "make_folder",
     "name_of",
     "normalise",
+    "open_stream",
     "parent_of",
     "read_bytes",
     "read_json",

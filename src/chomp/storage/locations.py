@@ -39,6 +39,9 @@ class FileSystem(Protocol):
     def glob(self, path: str, detail: bool) -> dict[str, dict[str, Any]]:
         """Facts about each match by its whole path, with `detail=True`."""
 
+    def info(self, path: str) -> dict[str, Any]:
+        """Facts about one file: "size", and whatever else its store keeps."""
+
     def du(self, path: str) -> int:
         """Bytes below the path."""
 

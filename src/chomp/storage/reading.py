@@ -1,14 +1,18 @@
-"""The content of files, local or behind fsspec, as bytes, text or strict JSON.
+"""The content of files, local or behind fsspec, as bytes, a stream, text or strict JSON.
 
 What cannot be decoded is a `StorageError` that says where in the file the trouble is.
 """
 
+import io
 import json
-from typing import Any, NoReturn
+from typing import IO, Any, NoReturn
 
 from chomp.errors import StorageError, message
 from chomp.storage.failures import storage_errors
 from chomp.storage.locations import StrPath, filesystem_of, is_local, normalise
+
+# Large enough that the checks around each read cost nothing beside it.
+_BUFFER_BYTES = 1 << 20
 
 
 def read_bytes(path: StrPath) -> bytes:
@@ -20,6 +24,21 @@ def read_bytes(path: StrPath) -> bytes:
                 return file.read()
         filesystem, inner = filesystem_of(text)
         return filesystem.cat_file(inner)
+
+
+def open_stream(path: StrPath) -> io.BufferedReader:
+    """The file as a buffered, seekable stream to be closed by the caller.
+
+    What goes wrong later, in the middle of reading, is a `StorageError` too.
+    """
+    text = normalise(path)
+    with storage_errors(text, "read"):
+        if is_local(text):
+            raw: IO[bytes] = open(text, "rb", buffering=0)  # noqa: SIM115 (the caller's to close)
+        else:
+            filesystem, inner = filesystem_of(text)
+            raw = filesystem.open(inner, "rb")
+    return io.BufferedReader(_CheckedFile(raw, text), _BUFFER_BYTES)
 
 
 def read_text(path: StrPath) -> str:
@@ -51,6 +70,37 @@ def read_json(path: StrPath) -> Any:
                 fix="repair the file, or remove it if it can be made again",
             )
         ) from error
+
+
+class _CheckedFile(io.RawIOBase):
+    """A file opened for reading whose failures are explained."""
+
+    def __init__(self, raw: IO[bytes], path: str) -> None:
+        self._raw = raw
+        self._path = path
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return self._raw.seekable()
+
+    def readinto(self, buffer: Any) -> int:
+        with storage_errors(self._path, "read"):
+            # Every raw and every fsspec file has it, though IO does not say so.
+            return self._raw.readinto(buffer) or 0  # type: ignore[attr-defined]
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        with storage_errors(self._path, "read"):
+            return self._raw.seek(offset, whence)
+
+    def tell(self) -> int:
+        return self._raw.tell()
+
+    def close(self) -> None:
+        if not self.closed:
+            self._raw.close()
+        super().close()
 
 
 def _refuse_constant(name: str) -> NoReturn:

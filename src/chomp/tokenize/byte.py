@@ -3,14 +3,18 @@
 import hashlib
 from collections.abc import Sequence
 
+from chomp.tokenize.unencodable import lone_surrogate
+
 EOS_ID = 256
 
 
 class ByteTokenizer:
-    """Ids 0-255 are the bytes of the UTF-8 text; 256 ends a document."""
+    """Ids 0-255 are the bytes of the UTF-8 text; 256 ends a document. None begins one."""
 
     vocab_size = 257
     eos_id = EOS_ID
+    bos_id: int | None = None
+    can_encode_any_text = True
 
     @property
     def content_hash(self) -> str:
@@ -19,7 +23,11 @@ class ByteTokenizer:
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """The UTF-8 bytes of each text."""
-        return [list(text.encode()) for text in texts]
+        try:
+            return [list(text.encode()) for text in texts]
+        except UnicodeEncodeError as error:
+            refusals = (lone_surrogate(i, text) for i, text in enumerate(texts))
+            raise next(filter(None, refusals)) from error
 
     def decode(self, ids: Sequence[int]) -> str:
         """The bytes as text; ids that stand for no byte are left out."""

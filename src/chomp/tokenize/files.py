@@ -1,4 +1,4 @@
-"""A tokenizer as a folder: what it is (`chomp_tokenizer.json`) and, for BPE, its rules beside it.
+"""A tokenizer as a folder: what it is (`chomp_tokenizer.json`) and, unless bytes, its rules beside.
 
 The description is written last and carries the content hash, so a half-written folder is refused.
 """
@@ -15,56 +15,64 @@ from chomp.storage import (
     write_json_atomic,
     write_text_atomic,
 )
-from chomp.tokenize.bpe import BpeTokenizer, parsed_rules
 from chomp.tokenize.byte import ByteTokenizer
+from chomp.tokenize.json_tokenizer import JsonTokenizer
 from chomp.tokenize.protocol import Tokenizer
 
 DESCRIPTION = "chomp_tokenizer.json"
 RULES = "tokenizer.json"
+# "bpe" is what folders say that were written when there was no other vocabulary.
+_KINDS = ("byte", "json", "bpe")
 
 
 def save_tokenizer(tokenizer: Tokenizer, folder: str) -> None:
     """Write the tokenizer into `folder`; complete once the description is there."""
-    if not isinstance(tokenizer, BpeTokenizer | ByteTokenizer):
+    if not isinstance(tokenizer, JsonTokenizer | ByteTokenizer):
         raise DataError(
             message(
                 given=f"a tokenizer of type {type(tokenizer).__name__}",
-                allowed="a BpeTokenizer or a ByteTokenizer",
+                allowed="a JsonTokenizer or a ByteTokenizer",
                 fix="save it by its own means; this folder could not be loaded again",
             )
         )
     make_folder(folder)
-    kind = "byte"
-    if isinstance(tokenizer, BpeTokenizer):
-        kind = "bpe"
+    if isinstance(tokenizer, JsonTokenizer):
         write_text_atomic(join(folder, RULES), tokenizer.to_json())
-    description = {
-        "kind": kind,
-        "vocab_size": tokenizer.vocab_size,
-        "eos_id": tokenizer.eos_id,
-        "content_hash": tokenizer.content_hash,
-    }
-    write_json_atomic(join(folder, DESCRIPTION), description)
+    write_json_atomic(join(folder, DESCRIPTION), _described(tokenizer))
 
 
 def load_tokenizer(folder: str) -> Tokenizer:
     """The tokenizer of a folder, checked against the hash it was saved with."""
-    description = _description(folder)
-    tokenizer: Tokenizer = ByteTokenizer()
-    if description["kind"] == "bpe":
+    saved = _description(folder)
+    tokenizer: JsonTokenizer | ByteTokenizer = ByteTokenizer()
+    if saved["kind"] != "byte":
         rules = join(folder, RULES)
-        tokenizer = BpeTokenizer(
-            parsed_rules(read_text(rules), source=rules), eos_id=description["eos_id"]
+        tokenizer = JsonTokenizer(
+            read_text(rules), eos=saved["eos_id"], bos=saved["bos_id"], source=rules
         )
-    if tokenizer.content_hash != description["content_hash"]:
+    if tokenizer.content_hash != saved["content_hash"]:
         raise DataError(
             message(
                 given=f"tokenizer {folder} whose rules hash to {tokenizer.content_hash[:12]}",
-                allowed=f"{description['content_hash'][:12]}, the hash it was saved with",
+                allowed=f"{saved['content_hash'][:12]}, the hash it was saved with",
                 fix="the file was changed after it was built: build the tokenizer again",
             )
         )
+    found = _described(tokenizer)
+    for name in ("vocab_size", "eos_id", "bos_id"):
+        if saved[name] != found[name]:
+            raise _damaged(folder, f"{name} {saved[name]} of a tokenizer that has {found[name]}")
     return tokenizer
+
+
+def _described(tokenizer: JsonTokenizer | ByteTokenizer) -> dict[str, Any]:
+    return {
+        "kind": "json" if isinstance(tokenizer, JsonTokenizer) else "byte",
+        "vocab_size": tokenizer.vocab_size,
+        "eos_id": tokenizer.eos_id,
+        "bos_id": tokenizer.bos_id,
+        "content_hash": tokenizer.content_hash,
+    }
 
 
 def _description(folder: str) -> dict[str, Any]:
@@ -77,15 +85,23 @@ def _description(folder: str) -> dict[str, Any]:
                 fix="build the tokenizer again, or correct the path",
             )
         )
-    description = read_json(path)
-    fields = {"kind", "vocab_size", "eos_id", "content_hash"}
-    is_whole = isinstance(description, dict) and fields <= description.keys()
-    if not is_whole or description["kind"] not in ("bpe", "byte"):
-        raise DataError(
-            message(
-                given=f"{path}, which holds {description!r}"[:200],
-                allowed=f"the fields {', '.join(sorted(fields))}, of kind 'bpe' or 'byte'",
-                fix="build the tokenizer again; this file was not written by save_tokenizer",
-            )
+    read = read_json(path)
+    # Folders from before there was a beginning-of-document id do not name one.
+    description = {"bos_id": None, **read} if isinstance(read, dict) else {}
+    types = {"kind": str, "vocab_size": int, "eos_id": int, "content_hash": str}
+    is_whole = all(isinstance(description.get(name), kind) for name, kind in types.items())
+    has_bos = isinstance(description.get("bos_id"), int | None)
+    if not is_whole or not has_bos or description["kind"] not in _KINDS:
+        raise _damaged(folder, f"{read!r}"[:200])
+    return description
+
+
+def _damaged(folder: str, content: str) -> DataError:
+    return DataError(
+        message(
+            given=f"{join(folder, DESCRIPTION)}, which holds {content}",
+            allowed="the fields content_hash, eos_id, kind ('json' or 'byte') and vocab_size, as "
+            "they were saved; bos_id, a number or null",
+            fix="build the tokenizer again; this file is not as save_tokenizer wrote it",
         )
-    return dict(description)
+    )

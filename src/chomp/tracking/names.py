@@ -44,6 +44,9 @@ THEORETICAL_FLOPS_PER_DEVICE = "throughput/theoretical_flops_per_device"
 THEORETICAL_FLOPS = "throughput/theoretical_flops"
 MIXTURE_STAGE = "mixture/stage"
 MIXTURE_WEIGHT = "mixture/weight/<dataset_name>"
+MIXTURE_EPOCH = "mixture/epoch/<dataset_name>"
+MIXTURE_EXAMPLES = "mixture/examples/<dataset_name>"
+MIXTURE_TOKENS = "mixture/tokens/<dataset_name>"
 EVAL_LOSS = "eval/loss"
 EVAL_LOADING_TIME = "eval/loading_time"
 EVAL_TOTAL_TIME = "eval/total_time"
@@ -116,6 +119,9 @@ METRICS: tuple[Metric, ...] = (
     # Data.
     Metric(MIXTURE_STAGE, "", "index of the data mixture's current stage"),
     Metric(MIXTURE_WEIGHT, "fraction", "sampling weight of a dataset in that stage"),
+    Metric(MIXTURE_EPOCH, "epochs", "how many times a dataset was read so far"),
+    Metric(MIXTURE_EXAMPLES, "examples", "examples served from a dataset so far"),
+    Metric(MIXTURE_TOKENS, "tokens", "positions served from a dataset so far"),
     Metric(TENSORSTORE, "", "TensorStore cache and IO counters, when asked for"),
     # Evaluation. `eval/ema/*` repeats every name below it for the averaged weights.
     Metric(EVAL_LOSS, "nats/token", "loss over all evaluation tokens", "eval_loss"),

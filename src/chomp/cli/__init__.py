@@ -1,0 +1,1 @@
+"""The `chomp` command. Nothing here imports JAX before a command needs it."""

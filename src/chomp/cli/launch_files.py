@@ -1,0 +1,165 @@
+"""The steps of a launch file, or of a YAML file that fills in the config of one.
+
+A template is loaded by its path at run time, as Python would run it; the library never imports one.
+"""
+
+# ruff: noqa: PLC0415
+# What is imported inside functions is what `chomp --help` does not need: it must answer at once.
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from chomp.cli.given_config import GivenConfig
+from chomp.errors import ConfigError, message, require
+
+if TYPE_CHECKING:  # for annotations alone
+    from chomp.executor import ExecutorStep
+
+DEFAULT_TEMPLATE = "experiments/grug/base"
+LAUNCH_FILE = "launch.py"
+_STEPS = "steps"
+_CONFIG_SUFFIX = "LaunchConfig"
+_TEMPLATE_KEY = "template"
+
+
+def launch_steps(given: GivenConfig) -> list[ExecutorStep]:
+    """The steps of a launch file or a YAML file after overrides. Nothing is planned or run."""
+    from chomp.config import apply_overrides, config_from_mapping
+
+    is_yaml = given.kind() == "YAML file"
+    content = _yaml_mapping(given) if is_yaml else {}
+    launch_file = _launch_file(given, content.pop(_TEMPLATE_KEY, None) if is_yaml else None)
+    module = loaded_module(launch_file)
+    config_class, steps_of = _launch_class(module, launch_file), _steps_of(module, launch_file)
+    config = config_from_mapping(config_class, content, source=given.path)
+    found = list(steps_of(apply_overrides(config, given.overrides)))
+    require(
+        bool(found),
+        given=f"{launch_file}, whose {_STEPS} gives no step",
+        allowed="at least one step",
+        fix=f"return the training step from {_STEPS}",
+    )
+    return found
+
+
+def loaded_module(path: str) -> ModuleType:
+    """A Python file as a module, run now; not as `__main__`, so it launches nothing."""
+    location = Path(path).resolve()
+    # Its own name by its place: two launch files of one process must not be one module.
+    name = f"launch_file_{hashlib.sha256(str(location).encode()).hexdigest()[:12]}"
+    spec = importlib.util.spec_from_file_location(name, location)
+    assert spec is not None, "a file whose name ends in .py has a loader"
+    assert spec.loader is not None, "a file whose name ends in .py has a loader"
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # where dataclasses look up their annotations
+    try:
+        with _searched_first(location.parent, _package_root(location.parent)):
+            spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
+
+
+def _yaml_mapping(given: GivenConfig) -> dict[str, Any]:
+    from chomp.config.yaml_text import parsed_yaml
+    from chomp.storage import read_text
+
+    content = parsed_yaml(read_text(given.path), source=given.path)
+    require(
+        content is None or isinstance(content, dict),
+        given=f"{given.path}, which holds a {type(content).__name__}",
+        allowed="a mapping of the template's launch config",
+        fix="write keys such as data: and train: at its top level",
+    )
+    return content or {}
+
+
+def _launch_file(given: GivenConfig, template_key: Any) -> str:
+    """The launch file that a config is of."""
+    if given.kind() == "launch file":
+        require(
+            given.template is None,
+            given=f"--template {given.template} with the launch file {given.path}",
+            allowed="--template with a YAML file",
+            fix="leave out --template",
+        )
+        return given.path
+    folder = given.template or template_key or DEFAULT_TEMPLATE
+    require(
+        isinstance(folder, str),
+        given=f"template={folder!r} in {given.path}",
+        allowed="the folder of a template",
+        fix=f"write {_TEMPLATE_KEY}: {DEFAULT_TEMPLATE}",
+    )
+    path = Path(folder, LAUNCH_FILE)
+    require(
+        path.is_file(),
+        given=f"no {path}, the launch file of the template that {given.path} configures",
+        allowed=f"the folder of a template, which holds a {LAUNCH_FILE}",
+        fix=f"pass --template FOLDER, or write {_TEMPLATE_KEY}: FOLDER into {given.path}; "
+        f"without either it is {DEFAULT_TEMPLATE} in the current folder",
+    )
+    return str(path)
+
+
+def _launch_class(module: ModuleType, path: str) -> type[Any]:
+    """The class of the launch file's config, found by its name."""
+    found = {
+        name: value
+        for name, value in vars(module).items()
+        if isinstance(value, type) and name.endswith(_CONFIG_SUFFIX)
+    }
+    # One that is imported to be built upon is not the file's own.
+    own = {name: value for name, value in found.items() if value.__module__ == module.__name__}
+    if len(own or found) != 1:
+        listed = ", ".join(sorted(own or found)) or "none"
+        raise ConfigError(
+            message(
+                given=f"{path} with these classes named *{_CONFIG_SUFFIX}: {listed}",
+                allowed="a launch file with one of them, whose defaults are the run",
+                fix="name the config of the launch file so, and others otherwise",
+            )
+        )
+    return next(iter((own or found).values()))
+
+
+def _steps_of(module: ModuleType, path: str) -> Callable[[Any], Iterable[ExecutorStep]]:
+    steps_of = getattr(module, _STEPS, None)
+    if not callable(steps_of):
+        raise ConfigError(
+            message(
+                given=f"{path} without a function {_STEPS}",
+                allowed=f"a launch file in which {_STEPS}(config) gives the steps of a run",
+                fix=f"name the function so that is given to executor_main, as in "
+                f"{DEFAULT_TEMPLATE}/{LAUNCH_FILE}",
+            )
+        )
+    found: Callable[[Any], Iterable[ExecutorStep]] = steps_of
+    return found
+
+
+def _package_root(folder: Path) -> Path:
+    """The folder from which the files in a package are imported by their full names."""
+    while (folder / "__init__.py").is_file():
+        folder = folder.parent
+    return folder
+
+
+@contextmanager
+def _searched_first(*folders: Path) -> Iterator[None]:
+    """Let imports find what they find when the file is run from a checkout."""
+    before = list(sys.path)
+    sys.path[:0] = [str(folder) for folder in folders]
+    try:
+        yield
+    finally:
+        sys.path[:] = before

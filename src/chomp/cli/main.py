@@ -1,0 +1,104 @@
+"""The `chomp` command: parse, do, and end with the right code.
+
+Typer only parses. A command's function gives back what is to be done, which is done out here: typer
+has its own ideas about KeyboardInterrupt, EOFError and exit codes. As in launch files, a
+`ChompError` ends the command with its message alone; any other exception is a bug and keeps its
+traceback.
+"""
+
+# ruff: noqa: PLC0415
+# What is imported inside functions is what `chomp --help` does not need: it must answer at once.
+
+import sys
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+from chomp import __version__
+from chomp.cli.data_commands import Action, data_app
+from chomp.errors import ChompError, ConfigError, RunInterrupted, message
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, no_args_is_help=True)
+app.add_typer(data_app, name="data")
+
+
+def main() -> None:
+    """Do what the command line says; ends the process with the exit code."""
+    sys.exit(exit_code(sys.argv[1:]))
+
+
+def exit_code(arguments: Sequence[str]) -> int:
+    """Do what the arguments say, and tell what goes wrong; the exit code."""
+    try:
+        action = _parsed(arguments)
+        return 0 if action is None else _done(action)
+    except RunInterrupted as stop:
+        _tell_stop(str(stop))
+        return stop.exit_code
+    except KeyboardInterrupt:
+        from chomp.launch.main import INTERRUPTED_EXIT_CODE
+
+        _tell_stop("Run the same command again to go on.")
+        return INTERRUPTED_EXIT_CODE
+    except ChompError as error:
+        from chomp.launch.telling import tell_error
+
+        tell_error(error)
+        return error.exit_code
+
+
+def _show_version(is_asked: bool) -> None:
+    if is_asked:
+        print(f"chomp {__version__}")
+        raise typer.Exit
+
+
+@app.callback(help="Language-model pretraining in JAX.")
+def _top(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_show_version, is_eager=True, help="Show the version and exit."
+        ),
+    ] = False,
+) -> None:
+    pass
+
+
+def _parsed(arguments: Sequence[str]) -> Action | None:
+    """What is to be done; None once help or the version was shown."""
+    try:
+        parsed = app(list(arguments), prog_name="chomp", standalone_mode=False)
+    except Exception as error:
+        # Wrong arguments: typer raises these out of its own or an installed click, by version.
+        if not hasattr(error, "format_message"):
+            raise
+        fault = error.format_message().rstrip(".?")
+        if not fault:
+            return None  # no command was given, and help was shown
+        raise ConfigError(
+            message(
+                given=fault,
+                allowed="the commands and options that --help lists",
+                fix="correct the command line",
+            )
+        ) from error
+    return parsed if callable(parsed) else None
+
+
+def _done(action: Action) -> int:
+    from chomp.launch.telling import tell_warnings_only
+
+    tell_warnings_only()
+    return action()
+
+
+def _tell_stop(why: str) -> None:
+    from chomp.launch.telling import tell_stop
+
+    tell_stop(why)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,166 @@
+"""What a run will read, before it reads anything: examples, tokens and epochs of every component.
+
+The counts come from the mixture that serves the run, so a forecast cannot differ from the run.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+
+from rich.markup import escape
+from rich.table import Table
+
+from chomp.data.batch_schedule import BatchSchedule
+from chomp.data.mixture import Mixture, require_rows
+
+# Up to about four readings of the same text are nearly as good as new text; after that the gain
+# falls away (Muennighoff et al., "Scaling Data-Constrained Language Models", 2023).
+MAX_EPOCHS = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComponentForecast:
+    """What a stage takes of one component."""
+
+    name: str
+    weight: float  # share of the stage's examples
+    rows: int  # examples of one epoch
+    examples: int  # in the stage
+    examples_so_far: int  # when the stage ends
+    tokens: int  # in the stage
+
+    @property
+    def epochs(self) -> float:
+        """How often the stage reads the component."""
+        return self.examples / self.rows
+
+    @property
+    def epochs_so_far(self) -> float:
+        """How often the component has been read when the stage ends."""
+        return self.examples_so_far / self.rows
+
+    @property
+    def is_repeated_much(self) -> bool:
+        """Whether it has been read more than `MAX_EPOCHS` times when the stage ends."""
+        # On whole numbers: exactly four epochs are no reason to warn.
+        return self.examples_so_far > MAX_EPOCHS * self.rows
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageForecast:
+    """What one stage takes: its examples are those of steps start_step..stop_step-1.
+
+    A stage that starts within a step shares that step with the stage before it.
+    """
+
+    number: int
+    start_step: int
+    stop_step: int
+    components: tuple[ComponentForecast, ...]  # in the order of names
+
+    @property
+    def steps(self) -> int:
+        """Steps in which the stage has examples."""
+        return self.stop_step - self.start_step
+
+
+@dataclass(frozen=True, kw_only=True)
+class Forecast:
+    """What a run takes, by stage. Stages that the run does not reach are not in it."""
+
+    seq_len: int
+    total_steps: int
+    total_examples: int
+    stages: tuple[StageForecast, ...]
+
+    @property
+    def total_tokens(self) -> int:
+        """Tokens that the run trains on, padding and repeats included."""
+        return self.total_examples * self.seq_len
+
+    def warnings(self) -> list[str]:
+        """One message for each component that the run reads more than `MAX_EPOCHS` times."""
+        return [
+            f"component {last.name!r} is read {last.epochs_so_far:.1f} times in "
+            f"{self.total_steps:,} steps ({last.examples_so_far:,} examples from {last.rows:,} "
+            f"rows). After {MAX_EPOCHS} epochs repeated text teaches little. "
+            f"Fix: lower the weight of {last.name!r}, give it more documents, or train for less."
+            for last in (self.stages[-1].components if self.stages else ())
+            if last.is_repeated_much
+        ]
+
+
+def forecast(
+    mixture: Mixture,
+    schedule: BatchSchedule,
+    rows: Mapping[str, int],
+    *,
+    seq_len: int,
+    total_steps: int,
+) -> Forecast:
+    """What a run of `total_steps` takes of every component, whose epochs have so many `rows`."""
+    require_rows(mixture, rows)
+    total = schedule.examples_before(total_steps)
+    starts = [mixture.stage_start(i) for i in range(mixture.num_stages)]
+    reached = [start for start in starts if start < total]
+    return Forecast(
+        seq_len=seq_len,
+        total_steps=total_steps,
+        total_examples=total,
+        stages=tuple(
+            StageForecast(
+                number=number,
+                start_step=schedule.step_of(start),
+                stop_step=schedule.step_of(stop - 1) + 1,
+                components=_components(mixture, start, stop, rows, seq_len),
+            )
+            for number, (start, stop) in enumerate(pairwise([*reached, total]))
+        ),
+    )
+
+
+def forecast_table(forecast: Forecast) -> Table:
+    """The forecast for a terminal: a line for each component of each stage."""
+    table = Table(
+        title=f"{forecast.total_steps:,} steps, {forecast.total_examples:,} examples, "
+        f"{forecast.total_tokens:,} tokens"
+    )
+    table.add_column("stage")
+    table.add_column("steps")
+    table.add_column("component")
+    for heading in ("weight", "examples", "tokens", "epochs", "epochs so far"):
+        table.add_column(heading, justify="right")
+    for stage in forecast.stages:
+        steps = f"{stage.start_step:,} to {stage.stop_step - 1:,}"
+        table.add_section()
+        for i, part in enumerate(part for part in stage.components if part.weight):
+            table.add_row(
+                *(("", "") if i else (str(stage.number), steps)),
+                # A name in square brackets would be read as a style.
+                escape(part.name),
+                f"{part.weight:.4g}",
+                f"{part.examples:,}",
+                f"{part.tokens:,}",
+                f"{part.epochs:.2f}",
+                f"{part.epochs_so_far:.2f}",
+                style="yellow" if part.is_repeated_much else None,
+            )
+    return table
+
+
+def _components(
+    mixture: Mixture, start: int, stop: int, rows: Mapping[str, int], seq_len: int
+) -> tuple[ComponentForecast, ...]:
+    weights = mixture.weights_at(start)
+    counts = zip(mixture.counts_before(start), mixture.counts_before(stop), strict=True)
+    return tuple(
+        ComponentForecast(
+            name=name,
+            weight=weights[name],
+            rows=rows[name],
+            examples=after - before,
+            examples_so_far=after,
+            tokens=(after - before) * seq_len,
+        )
+        for name, (before, after) in zip(mixture.names, counts, strict=True)
+    )

@@ -1,0 +1,139 @@
+"""Where a batch comes from, and when a document is seen: both answered without replaying anything.
+
+Example number, component, position, epoch, row of the store and document follow from each other by
+the same functions that serve the run, read forwards or backwards.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from chomp.data.dataset import TrainDataset
+from chomp.data.open_components import StoreComponent
+from chomp.data.rows import Piece
+from chomp.errors import DataError, message, require
+
+
+@dataclass(frozen=True, kw_only=True)
+class DocumentPart:
+    """Some tokens of a document in a row: `length` of them, from `offset` on, at `column`."""
+
+    document_id: str
+    offset: int
+    length: int
+    document_length: int
+    column: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowOrigin:
+    """What one row of a step's batch is made of."""
+
+    step: int
+    row: int  # over all micro-batches of the step
+    component: str
+    epoch: int
+    store_row: int
+    parts: tuple[DocumentPart, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sighting:
+    """One time at which tokens of a document are trained on."""
+
+    component: str
+    epoch: int
+    step: int
+    row: int
+
+
+def row_origin(dataset: TrainDataset, step: int, row: int) -> RowOrigin:
+    """The documents behind one row of a step."""
+    size = dataset.batches.examples(step)
+    require(
+        0 <= row < size and step >= 0,
+        given=f"row {row} of step {step}",
+        allowed=f"steps from 0 and rows 0 to {size - 1}",
+        fix="correct --step or --row",
+    )
+    example = dataset.batches.examples_before(step) + row
+    components, positions = dataset.mixture.assign(example, example + 1)
+    name = dataset.mixture.names[int(components[0])]
+    component = _stored(dataset, name)
+    store_row = int(component.order.rows(positions)[0])
+    return RowOrigin(
+        step=step,
+        row=row,
+        component=name,
+        epoch=int(positions[0]) // component.num_rows,
+        store_row=store_row,
+        parts=tuple(
+            part
+            for piece in component.rows.pieces(store_row)
+            for part in _document_parts(component, piece)
+        ),
+    )
+
+
+def sightings(dataset: TrainDataset, document_id: str, total_steps: int) -> list[Sighting] | None:
+    """When a document is trained on in a run of so many steps; None: no train store has it."""
+    found, is_known = list[Sighting](), False
+    for name in dataset.num_rows:
+        component = _stored(dataset, name)
+        document = component.rows.store.locations.find(document_id)
+        if document is None:
+            continue
+        is_known = True
+        rows = component.rows.rows_with(*component.rows.store.documents.span(document))
+        for row in rows:
+            found += _sightings_of_row(dataset, name, row, total_steps)
+    return sorted(found, key=lambda item: (item.step, item.row)) if is_known else None
+
+
+def _sightings_of_row(
+    dataset: TrainDataset, name: str, row: int, total_steps: int
+) -> Iterator[Sighting]:
+    component, mixture = _stored(dataset, name), dataset.mixture
+    total = dataset.batches.examples_before(total_steps)
+    served = mixture.counts_before(total)[mixture.names.index(name)]
+    for epoch in range(-(-served // component.num_rows)):
+        position = int(component.order.positions(np.asarray([row]), epoch)[0])
+        if position >= served:
+            continue  # the last epoch does not come to this row
+        example = mixture.index_of(name, position)
+        assert example is not None
+        step = dataset.batches.step_of(example)
+        place = example - dataset.batches.examples_before(step)
+        yield Sighting(component=name, epoch=epoch, step=step, row=place)
+
+
+def _document_parts(component: StoreComponent, piece: Piece) -> Iterator[DocumentPart]:
+    """The documents in a piece of the store's line, each with what the piece holds of it."""
+    store, stop = component.rows.store, piece.start + piece.length
+    first, _, begins = store.documents.beginnings(
+        np.asarray([piece.start]), np.asarray([piece.length])
+    )
+    for document in range(int(first[0]), int(first[0]) + len(begins) + 1):
+        begin, end = store.documents.span(document)
+        here = max(begin, piece.start)
+        yield DocumentPart(
+            document_id=store.locations.document_id(document),
+            offset=here - begin,
+            length=min(end, stop) - here,
+            document_length=end - begin,
+            column=piece.column + here - piece.start,
+        )
+
+
+def _stored(dataset: TrainDataset, name: str) -> StoreComponent:
+    component = dataset.components[name]
+    if not isinstance(component, StoreComponent):
+        raise DataError(
+            message(
+                given=f"component {name!r}, which is a stream",
+                allowed="components with a token store: what a stream has read is not kept",
+                fix=f"leave out data.components.{name}.stream to train from a store",
+            )
+        )
+    return component

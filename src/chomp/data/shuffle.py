@@ -1,0 +1,162 @@
+"""The order of one component's rows over its epochs: shuffled anew in each, or not at all.
+
+Positions run on over the epochs: position p is in epoch p // size. Row and position follow from
+size, seed and the component's name alone, so what else is in the mixture moves nothing here.
+"""
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+from jaxtyping import Int
+
+from chomp.config import Config
+from chomp.data.permutation import Permutation
+from chomp.errors import DataError, message, require_positive
+
+# Rows worked out at a time. A batch takes a few consecutive positions of each component: one by
+# one they cost up to 20 us each, in pieces of this length about 1 us.
+_PIECE = 1024
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlockShuffleConfig(Config):
+    """A shuffle for stores that are slow to read at random places, such as buckets.
+
+    Whole blocks of rows are permuted over the component, then rows within windows of so many
+    blocks. So the `block_rows * window_blocks` positions of a window come from `window_blocks`
+    runs of neighbouring rows (one more where the component ends in a short block), and a run is
+    read within one window, or in two that follow each other. Price: rows of a run stay that near
+    in every epoch, so a window should hold many runs.
+    """
+
+    block_rows: int = 256
+    window_blocks: int = 512
+
+    def __post_init__(self) -> None:
+        require_positive(self)
+
+
+class RowOrder:
+    """Row of every position of a component, and the position of every row."""
+
+    def __init__(
+        self, size: int, *, seed: int, name: str, shuffle: bool | BlockShuffleConfig = True
+    ) -> None:
+        if size < 1:
+            raise DataError(
+                message(
+                    given=f"component {name!r} with {size} rows",
+                    allowed="1 row or more",
+                    fix=f"give {name!r} documents enough for one row, or the weight 0",
+                )
+            )
+        self.size = size
+        self.name = name
+        self._key = f"{seed}/{name}"
+        self._shuffle = shuffle
+        self._epoch = lru_cache(maxsize=16)(self._new_epoch)
+        self._piece = lru_cache(maxsize=16)(self._new_piece)
+
+    def rows(self, positions: Int[np.ndarray, " N"]) -> Int[np.ndarray, " N"]:
+        """The row that is read at each position, in any epoch."""
+        epochs, indices = np.divmod(positions, self.size)
+        if self._shuffle is False:
+            return indices
+        rows = np.empty_like(indices)
+        for epoch in np.unique(epochs).tolist():
+            mine = epochs == epoch
+            rows[mine] = self._rows_of_epoch(epoch, indices[mine])
+        return rows
+
+    def positions(self, rows: Int[np.ndarray, " N"], epoch: int) -> Int[np.ndarray, " N"]:
+        """The position at which each row is read in an epoch: what `rows` undone gives."""
+        self._require_rows(rows)
+        indices = rows if self._shuffle is False else self._epoch(epoch).inverse(rows)
+        return epoch * self.size + indices
+
+    def _rows_of_epoch(self, epoch: int, indices: Int[np.ndarray, " N"]) -> Int[np.ndarray, " N"]:
+        first, last = int(indices.min()) // _PIECE, int(indices.max()) // _PIECE
+        if last > first + 1:
+            # Many at once, or far apart: pieces would be no gain.
+            return self._epoch(epoch)(indices)
+        rows = self._piece(epoch, first)
+        if last > first:
+            rows = np.concatenate([rows, self._piece(epoch, last)])
+        return rows[indices - first * _PIECE]
+
+    def _new_piece(self, epoch: int, piece: int) -> Int[np.ndarray, " N"]:
+        stop = min((piece + 1) * _PIECE, self.size)
+        return self._epoch(epoch)(np.arange(piece * _PIECE, stop))
+
+    def _new_epoch(self, epoch: int) -> "Permutation | BlockPermutation":
+        key = f"{self._key}/{epoch}"
+        if isinstance(self._shuffle, BlockShuffleConfig):
+            return BlockPermutation(self.size, key, self._shuffle)
+        return Permutation(self.size, key)
+
+    def _require_rows(self, rows: Int[np.ndarray, " N"]) -> None:
+        outside = rows[(rows < 0) | (rows >= self.size)].tolist()
+        if outside:
+            raise DataError(
+                message(
+                    given=f"row {outside[0]} of component {self.name!r} with {self.size} rows",
+                    allowed=f"0 to {self.size - 1}",
+                    fix="ask for a row that the component has",
+                )
+            )
+
+
+class BlockPermutation:
+    """A bijection on 0..size-1 that keeps neighbours near: see `BlockShuffleConfig`."""
+
+    def __init__(self, size: int, key: str, config: BlockShuffleConfig) -> None:
+        self.size = size
+        self._key = key
+        self._block_rows = config.block_rows
+        self._window_rows = config.block_rows * config.window_blocks
+        num_blocks = -(-size // config.block_rows)
+        self._blocks = Permutation(num_blocks, f"{key}#blocks")
+        self._window = lru_cache(maxsize=16)(self._new_window)
+        # The last block may be short. It takes its turn among the others; the places after it
+        # begin that much earlier.
+        self._missing = num_blocks * config.block_rows - size
+        last = self._blocks.inverse(np.array([num_blocks - 1]))
+        self._short_end = (int(last[0]) + 1) * config.block_rows - self._missing
+
+    def __call__(self, indices: Int[np.ndarray, " N"]) -> Int[np.ndarray, " N"]:
+        """Where each index goes; all of them must be in 0..size-1."""
+        places = self._in_windows(indices, is_inverse=False)
+        # As if the short block were full.
+        places = places + np.where(places >= self._short_end, self._missing, 0)
+        return self._in_blocks(places, is_inverse=False)
+
+    def inverse(self, rows: Int[np.ndarray, " N"]) -> Int[np.ndarray, " N"]:
+        """The index that goes to each row."""
+        places = self._in_blocks(rows, is_inverse=True)
+        places = places - np.where(places >= self._short_end, self._missing, 0)
+        return self._in_windows(places, is_inverse=True)
+
+    def _in_blocks(
+        self, places: Int[np.ndarray, " N"], *, is_inverse: bool
+    ) -> Int[np.ndarray, " N"]:
+        """Places with their blocks permuted: a block's rows stay together, in order."""
+        blocks, offsets = np.divmod(places, self._block_rows)
+        moved = self._blocks.inverse(blocks) if is_inverse else self._blocks(blocks)
+        return moved * self._block_rows + offsets
+
+    def _in_windows(
+        self, places: Int[np.ndarray, " N"], *, is_inverse: bool
+    ) -> Int[np.ndarray, " N"]:
+        """Places permuted within their windows."""
+        windows, offsets = np.divmod(places, self._window_rows)
+        moved = np.empty_like(places)
+        for window in np.unique(windows).tolist():
+            mine = windows == window
+            order = self._window(window)
+            moved[mine] = order.inverse(offsets[mine]) if is_inverse else order(offsets[mine])
+        return windows * self._window_rows + moved
+
+    def _new_window(self, window: int) -> Permutation:
+        rows = min(self._window_rows, self.size - window * self._window_rows)
+        return Permutation(rows, f"{self._key}#{window}")

@@ -1,0 +1,148 @@
+"""Datasets of the Hugging Face `datasets` library: a name on the hub, or a local folder of files.
+
+Code that comes with a dataset is never run.
+"""
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+from chomp.config import Config, fingerprint
+from chomp.data.documents import Position
+from chomp.data.sources.file_hashes import hash_of_files
+from chomp.data.sources.optional_packages import optional_package
+from chomp.data.sources.record_fields import Record, missing_key
+from chomp.data.sources.source_files import files_of, records_of_parts
+from chomp.errors import ChompError, DataError, StorageError, message, require
+
+# Names that stand for a kind of file and not for a dataset.
+_FILE_BUILDERS = ("arrow", "csv", "json", "parquet", "text", "webdataset", "xml")
+
+
+@dataclass(frozen=True, kw_only=True)
+class HuggingFaceSource(Config):
+    """One split of a dataset, as `datasets.load_dataset` names it.
+
+    Without `streaming` it is downloaded first and read by index. A stream is read as it comes:
+    going on in its middle means passing over what lies before. A hub dataset without a `revision`
+    may change between two runs.
+    """
+
+    has_whole_parts: ClassVar[bool] = False
+
+    kind: Literal["hf"] = "hf"
+    path: str
+    name: str | None = None  # the dataset's configuration, where it has several
+    split: str = "train"
+    revision: str | None = None  # a commit of the hub's repository; None: its newest
+    data_files: tuple[str, ...] = ()  # of a generic builder: path "json" and these files
+    streaming: bool = False
+
+    def __post_init__(self) -> None:
+        require(
+            self.path != "" and self.split != "",
+            given=f"path={self.path!r} and split={self.split!r} of a Hugging Face dataset",
+            allowed="the name of a dataset or a folder, and of one of its splits",
+            fix="write both, for example path: allenai/c4 and split: train",
+        )
+
+    def part_names(self) -> tuple[str, ...]:
+        """One part, named for dataset, configuration and split."""
+        return ("/".join(filter(None, (self.path, self.name, self.split))),)
+
+    def records(
+        self, parts: Sequence[str], start: Position, keys: tuple[str, ...]
+    ) -> Iterator[tuple[Position, Record]]:
+        """The examples of the split, with the named columns."""
+
+        def examples_of(name: str, first: int) -> Iterator[tuple[int, Record]]:
+            return self._examples(name, first, keys)
+
+        return records_of_parts(parts, start, examples_of)
+
+    def fingerprint(self) -> str:
+        """SHA-256 of names and revision; of a local dataset the files, of a downloaded one more.
+
+        What a stream from the hub holds is not known before it has been read.
+        """
+        names = [self.name, self.split, self.revision]
+        local = self._local_files()
+        if local:
+            return hash_of_files(local, salt=f"{self.kind} {names}")
+        content = None if self.streaming else self._loaded()._fingerprint
+        return fingerprint([self.kind, self.path, list(self.data_files), *names, content])
+
+    def _local_files(self) -> tuple[str, ...]:
+        if os.path.isdir(self.path):
+            return files_of([os.path.join(self.path, "**")])
+        # Beside a dataset of the hub, data_files are files of its repository.
+        is_local = self.path in _FILE_BUILDERS and not any("://" in f for f in self.data_files)
+        return files_of(self.data_files) if is_local else ()
+
+    def _examples(
+        self, part: str, first: int, keys: tuple[str, ...]
+    ) -> Iterator[tuple[int, Record]]:
+        dataset = self._loaded()
+        with _explained(f"record {part}:{first} or a later one"):
+            columns = dataset.column_names  # a stream may not know them
+            for key in keys if columns is not None else ():
+                if key not in columns:
+                    raise missing_key(f"{part}:{first}", key, columns)
+            if columns is not None:
+                dataset = dataset.select_columns(list(keys))
+            # A downloaded dataset refuses to skip all it has; a stream cannot know.
+            if first == 0 or self.streaming or first < len(dataset):
+                yield from enumerate(dataset.skip(first) if first else dataset, start=first)
+
+    def _loaded(self) -> Any:
+        given = f"the Hugging Face dataset {self.part_names()[0]}"
+        datasets = optional_package("datasets", extra="hf", purpose=given)
+        with _explained(given):
+            return datasets.load_dataset(
+                self.path,
+                self.name,
+                data_files=list(self.data_files) or None,
+                split=self.split,
+                revision=self.revision,
+                streaming=self.streaming,
+            )
+
+
+@contextmanager
+def _explained(what: str) -> Iterator[None]:
+    """Raise what the library raises as errors of ours: wrong names and content, or a failed read.
+
+    A failed read may succeed when it is tried again; wrong names and content never will.
+    """
+    try:
+        yield
+    except ChompError:
+        raise
+    except Exception as error:
+        reason = (str(error) or type(error).__name__).rstrip(".")
+        if _is_wrong(error):
+            raise DataError(
+                message(
+                    given=f"{what} cannot be read: {reason}",
+                    allowed="a dataset with the names given that datasets.load_dataset can read",
+                    fix="correct path, name, split or revision, or the dataset's files",
+                )
+            ) from error
+        raise StorageError(
+            message(
+                given=f"{what} cannot be read now: {reason}",
+                allowed="a dataset that can be reached",
+                fix="see the error above this one for what the library said",
+            )
+        ) from error
+
+
+def _is_wrong(error: BaseException) -> bool:
+    """Whether an error is about names or content; what is left is about reaching them."""
+    if isinstance(error, ValueError | KeyError | FileNotFoundError):
+        return True
+    # The library wraps what happened while it was building the dataset.
+    cause = error.__cause__
+    return cause is not None and not isinstance(error, OSError) and _is_wrong(cause)

@@ -1,0 +1,1 @@
+"""Token stores: documents to tokens on disk, and back to any piece of their line."""

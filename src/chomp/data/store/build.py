@@ -1,0 +1,180 @@
+"""Building a token store from a source: an executor step, and what `chomp data build` runs.
+
+Nothing looks finished before it is: the file that makes a folder valid is written last. And nothing
+is filed under content it was not made from: a source that changed since the plan is an error.
+A build that was killed goes on at the record it had come to.
+"""
+
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass, field
+from itertools import islice
+
+import numpy as np
+
+from chomp.config import Config, fingerprint
+from chomp.data.documents import LocatedDocument, Split, is_held_out
+from chomp.data.progress import progress_bar
+from chomp.data.sources.formats import Format, TextFormat
+from chomp.data.sources.records import located_documents, part_names
+from chomp.data.sources.source import Source, source_fingerprint
+from chomp.data.store.locations import location_of
+from chomp.data.store.parallel_encoding import encoded_in_order
+from chomp.data.store.token_store import MANIFEST, StoreIdentity, read_manifest
+from chomp.data.store.writer import PROGRESS, StoreWriter
+from chomp.errors import DataError, StorageError, message
+from chomp.storage import exists, join, remove_tree
+from chomp.tokenize import Tokenizer, load_tokenizer
+from chomp.tokenize.processes import available_cores
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoreBuildConfig(Config):
+    """One split of one component as tokens."""
+
+    output_path: str
+    name: str
+    source: Source
+    source_fingerprint: str  # its content when the build was planned
+    format: Format = field(default_factory=TextFormat)
+    split: Split
+    validation_fraction: float
+    max_documents: int | None = None  # only the first so many of the split; None: all
+    tokenizer_path: str
+    # Its content when the build was planned; None: a step of the same plan builds it.
+    tokenizer_hash: str | None = None
+    processes: int | None = None  # that tokenize; None: one per core
+
+
+def build_store(config: StoreBuildConfig) -> None:
+    """Tokenize one split of a source into the store at `output_path`.
+
+    A store that was left unfinished is continued; one that is finished is left as it is.
+    """
+    try:
+        tokenizer = load_tokenizer(config.tokenizer_path)
+        _refuse_changed_tokenizer(config, tokenizer)
+        identity = _identity(config, tokenizer)
+        if _is_built(config.output_path, identity):
+            # There if the build was killed right after its last write.
+            remove_tree(join(config.output_path, PROGRESS))
+        else:
+            _write_store(config, tokenizer, identity)
+    except (DataError, StorageError) as error:
+        raise type(error)(f"component {config.name!r}, {config.split} split: {error}") from error
+
+
+def refuse_changed_source(source: Source, planned: str) -> None:
+    """Raise `DataError` unless a source holds what it held when its fingerprint was taken."""
+    found = source_fingerprint(source)
+    if found != planned:
+        raise DataError(
+            message(
+                given=f"{source} with content {found[:12]}"[:500],
+                allowed=f"{planned[:12]}, its content when this build was planned",
+                fix="let whatever writes there finish, then run the same command again",
+            )
+        )
+
+
+def _write_store(config: StoreBuildConfig, tokenizer: Tokenizer, identity: StoreIdentity) -> None:
+    writer = StoreWriter(
+        config.output_path, identity, tokenizer, has_loss_weights=config.format.has_loss_weights
+    )
+    if writer.is_resumed:
+        # With a file gone, the position to go on from would be another record.
+        refuse_changed_source(config.source, config.source_fingerprint)
+    parts = part_names(config.source)
+    batches = encoded_in_order(
+        _documents(config, writer, parts),
+        tokenizer,
+        config.tokenizer_path,
+        processes=config.processes or available_cores(),
+    )
+    # Closed, not left to the garbage collector: an error would keep the processes alive.
+    with (
+        closing(batches),
+        progress_bar(f"tokenizing {config.name}, {config.split} split") as advance,
+    ):
+        advance(writer.num_documents)
+        for batch, tokens in batches:
+            locations = np.asarray([location_of(item.position) for item in batch], np.int64)
+            writer.append(locations, tokens)
+            advance(len(batch))
+    if writer.num_documents == 0:
+        raise DataError(
+            message(
+                given=f"no document in the {config.split} split",
+                allowed="at least one document in each split",
+                fix="give the component more documents, or another validation_fraction",
+            )
+        )
+    _refuse_changed_content(config, writer)
+    writer.finish(parts, has_whole_parts=config.source.has_whole_parts)
+
+
+def _refuse_changed_content(config: StoreBuildConfig, writer: StoreWriter) -> None:
+    try:
+        refuse_changed_source(config.source, config.source_fingerprint)
+    except DataError:
+        # Some of what was read may be of the other content, and nobody can tell which.
+        writer.forget_progress()
+        raise
+
+
+def _documents(
+    config: StoreBuildConfig, writer: StoreWriter, parts: tuple[str, ...]
+) -> Iterator[LocatedDocument]:
+    """The documents of the split that are not in the store yet."""
+    wants_held_out = config.split == "validation"
+    documents = (
+        item
+        for item in located_documents(
+            config.source, config.format, start=writer.next_position, parts=parts
+        )
+        if is_held_out(item.document, config.validation_fraction) == wants_held_out
+    )
+    if config.max_documents is None:
+        return documents
+    return islice(documents, config.max_documents - writer.num_documents)
+
+
+def _identity(config: StoreBuildConfig, tokenizer: Tokenizer) -> StoreIdentity:
+    return StoreIdentity(
+        name=config.name,
+        split=config.split,
+        validation_fraction=config.validation_fraction,
+        source_fingerprint=config.source_fingerprint,
+        format_fingerprint=fingerprint(config.format),
+        tokenizer_hash=tokenizer.content_hash,
+        max_documents=config.max_documents,
+    )
+
+
+def _is_built(path: str, wanted: StoreIdentity) -> bool:
+    """Whether this very store is finished; any other finished store in its place is an error."""
+    if not exists(join(path, MANIFEST)):
+        return False
+    found = read_manifest(path).identity
+    other = [name for name, value in vars(wanted).items() if getattr(found, name) != value]
+    if other:
+        raise DataError(
+            message(
+                given=f"a finished store with another {', '.join(other)} at {path}",
+                allowed="a folder without a finished store, or with the one to be built",
+                fix=f"choose another folder, or delete {path} first",
+            )
+        )
+    return True
+
+
+def _refuse_changed_tokenizer(config: StoreBuildConfig, tokenizer: Tokenizer) -> None:
+    planned = config.tokenizer_hash
+    if planned is not None and planned != tokenizer.content_hash:
+        raise DataError(
+            message(
+                given=f"tokenizer {config.tokenizer_path} ({tokenizer.content_hash[:12]})",
+                allowed=f"{planned[:12]}, its content when this build was planned",
+                fix="run the same command again: it plans with the tokenizer that is there now",
+            )
+        )

@@ -1,0 +1,246 @@
+"""One long line of numbers on disk: a sharded zarr3 array, written once and read at any place.
+
+Every chunk carries a crc32c, and a chunk that is missing is an error. Where the files are local,
+a chunk is checked through TensorStore the first time it is touched, and from then on its bytes are
+read straight from the file: as fast as a memory map, without a map's resident pages.
+"""
+
+import os
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import tensorstore as ts
+from jaxtyping import Int, Num
+
+from chomp.errors import DataError, StorageError, message
+from chomp.storage import is_local, join
+
+# Axes: N pieces, L numbers of all pieces together.
+
+# Decoded chunks of cloud stores kept in memory, over all stores of the process.
+_CLOUD_CACHE_BYTES = 256 << 20
+# Chunks that are checked at once: enough to keep TensorStore's threads busy, 4 MiB of tokens.
+_CHECKED_AT_ONCE = 64
+# Files kept open per array. A store may have more shards than a process may have open files.
+_OPEN_FILES = 64
+
+_NO_CACHE = ts.Context({"cache_pool": {"total_bytes_limit": 0}})
+_CLOUD_CACHE = ts.Context({"cache_pool": {"total_bytes_limit": _CLOUD_CACHE_BYTES}})
+
+
+class FlatArray:
+    """An array that is open for reading."""
+
+    def __init__(self, path: str, array: Any) -> None:
+        self.path = path
+        self.dtype: np.dtype[Any] = np.dtype(array.dtype.numpy_dtype)
+        self._array = array
+        self._shard_len = int(array.chunk_layout.write_chunk.shape[0])
+        self._chunk_len = int(array.chunk_layout.read_chunk.shape[0])
+        self._is_direct = is_local(path) and _is_plain(array)
+        self._is_checked = np.zeros(-(-len(self) // self._chunk_len), np.bool_)
+        self._shard = lru_cache(maxsize=_OPEN_FILES)(self._open_shard)
+
+    @staticmethod
+    def open(path: str) -> "FlatArray":
+        """The array at `path`, which must be there."""
+        context = _NO_CACHE if is_local(path) else _CLOUD_CACHE
+        try:
+            return FlatArray(path, ts.open(_spec(path), open=True, context=context).result())
+        except (ValueError, OSError) as error:
+            raise damaged(path, error) from error
+
+    def __len__(self) -> int:
+        return int(self._array.shape[0])
+
+    def read(
+        self, starts: Int[np.ndarray, " N"], lengths: Int[np.ndarray, " N"]
+    ) -> Num[np.ndarray, " L"]:
+        """The numbers from each start on, `lengths` of them, all pieces in one line."""
+        if not self._is_direct:
+            return self._read_through_tensorstore(starts, lengths)
+        out = np.empty(int(lengths.sum()), self.dtype)
+        chunks, offsets, counts = _cut_at_chunks(starts, lengths, self._chunk_len)
+        unchecked = chunks[~self._is_checked[chunks]]
+        if len(unchecked):
+            self._check(np.unique(unchecked))
+        self._read_files(chunks, offsets, counts, out)
+        return out
+
+    def read_all(self) -> Num[np.ndarray, " L"]:
+        """The whole array. For arrays that are known to be small."""
+        return self.read(np.zeros(1, np.int64), np.asarray([len(self)], np.int64))
+
+    def _read_through_tensorstore(
+        self, starts: Int[np.ndarray, " N"], lengths: Int[np.ndarray, " N"]
+    ) -> Num[np.ndarray, " L"]:
+        ends = starts + lengths
+        futures = [self._array[a:b].read() for a, b in zip(starts, ends, strict=True)]
+        try:
+            pieces = [np.asarray(future.result()) for future in futures]
+        except (ValueError, OSError) as error:
+            raise damaged(self.path, error) from error
+        return np.concatenate([np.empty(0, self.dtype), *pieces])
+
+    def _check(self, chunks: Int[np.ndarray, " N"]) -> None:
+        """Read chunks that were never read before the slow way, which compares their checksums."""
+        for first in range(0, len(chunks), _CHECKED_AT_ONCE):
+            batch = chunks[first : first + _CHECKED_AT_ONCE]
+            starts = batch * self._chunk_len
+            lengths = np.minimum(self._chunk_len, len(self) - starts)
+            self._read_through_tensorstore(starts, lengths)
+            self._is_checked[batch] = True
+
+    def _read_files(
+        self,
+        chunks: Int[np.ndarray, " M"],
+        offsets: Int[np.ndarray, " M"],
+        counts: Int[np.ndarray, " M"],
+        out: Num[np.ndarray, " L"],
+    ) -> None:
+        width = self.dtype.itemsize
+        target = out.view(np.uint8).data
+        shards, places = np.divmod(chunks, self._shard_len // self._chunk_len)
+        begin = 0
+        for shard, place, offset, count in zip(
+            shards.tolist(), places.tolist(), (offsets * width).tolist(), (counts * width).tolist(),
+            strict=True,
+        ):  # fmt: skip
+            file = self._shard(shard)
+            piece = target[begin : begin + count]
+            if os.preadv(file.descriptor, [piece], file.chunk_begins[place] + offset) != count:
+                raise damaged(self.path, f"shard {shard} became shorter while it was open")
+            begin += count
+
+    def _open_shard(self, shard: int) -> "_ShardFile":
+        try:
+            return _ShardFile(join(self.path, "c", str(shard)), self._shard_len // self._chunk_len)
+        except OSError as error:
+            raise damaged(self.path, error) from error
+
+
+class FlatArrayWriter:
+    """An array that grows at its end."""
+
+    def __init__(
+        self, path: str, dtype: str, *, shard_len: int, chunk_len: int, is_new: bool
+    ) -> None:
+        self.path = path
+        self.shard_len = shard_len
+        spec = {
+            **_spec(path),
+            "metadata": {
+                "data_type": dtype,
+                "shape": [0],
+                "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [shard_len]}},
+                "codecs": [{"name": "sharding_indexed", "configuration": _sharding(chunk_len)}],
+            },
+            # A shard that is not there yet is what every write begins with.
+            "fill_missing_data_reads": True,
+            # Else a chunk of zeros is not stored, and a reader takes it for a lost one.
+            "store_data_equal_to_fill_value": True,
+        }
+        if not is_new:
+            del spec["metadata"]
+        try:
+            self._array = ts.open(spec, create=is_new, delete_existing=is_new).result()
+        except (ValueError, OSError) as error:
+            raise _unwritable(path, error) from error
+
+    def write(self, start: int, values: Num[np.ndarray, " L"]) -> None:
+        """Let `values` be what the array holds from `start` to its end."""
+        try:
+            self._array = self._array.resize(exclusive_max=[start + len(values)]).result()
+            self._array[start : start + len(values)].write(values).result()
+        except (ValueError, OSError) as error:
+            raise _unwritable(self.path, error) from error
+
+
+class _ShardFile:
+    """An open shard and where its chunks begin. Closed when nobody reads it any more."""
+
+    def __init__(self, path: str, num_chunks: int) -> None:
+        self.descriptor = -1
+        self.descriptor = os.open(path, os.O_RDONLY)
+        # The index ends the file: begin and size of each chunk, then its own checksum, which
+        # TensorStore has compared when it checked the chunk that is about to be read.
+        index_bytes = 16 * num_chunks + 4
+        begin = os.fstat(self.descriptor).st_size - index_bytes
+        index = np.frombuffer(os.pread(self.descriptor, index_bytes, begin), "<u8", 2 * num_chunks)
+        self.chunk_begins: list[int] = index[::2].tolist()
+
+    def __del__(self) -> None:
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+
+
+def damaged(path: str, reason: object) -> DataError:
+    """The error of a store, or of one of its arrays, whose files are not as they were written."""
+    return DataError(
+        message(
+            given=f"{path} is damaged: {_told(reason)}",
+            allowed="a token store whose files are as they were written",
+            fix="delete the store: the same command then builds it again; nothing of the damaged "
+            "part was trained on",
+        )
+    )
+
+
+def _unwritable(path: str, error: Exception) -> StorageError:
+    return StorageError(
+        message(
+            given=f"{path} could not be written: {_told(error)}",
+            allowed="a folder that can be written, with space for the tokens",
+            fix="free space, or choose another --prefix; the same command goes on where this ended",
+        )
+    )
+
+
+def _told(reason: object) -> str:
+    # TensorStore ends its words with the whole configuration of the array.
+    return str(reason).partition(" [tensorstore_spec=")[0]
+
+
+def _spec(path: str) -> dict[str, Any]:
+    return {
+        "driver": "zarr3",
+        "kvstore": {"driver": "file", "path": path + "/"} if is_local(path) else path + "/",
+        # Without this a lost shard reads as zeros.
+        "fill_missing_data_reads": False,
+        # Chunks read since the array was opened are not looked at again. Not `False`: a store that
+        # was deleted and built anew would be served from the chunks of the old one.
+        "recheck_cached_data": "open",
+    }
+
+
+def _sharding(chunk_len: int) -> dict[str, Any]:
+    little_endian = {"name": "bytes", "configuration": {"endian": "little"}}
+    # crc32c: without it a flipped byte reads as another token.
+    codecs = [little_endian, {"name": "crc32c"}]
+    return {"chunk_shape": [chunk_len], "codecs": codecs, "index_codecs": codecs}
+
+
+def _is_plain(array: Any) -> bool:
+    """Whether chunks lie in the files byte by byte as they do in memory."""
+    (sharding,) = array.codec.to_json()["codecs"]
+    settings = sharding.get("configuration", {})
+    wanted = [codec["name"] for codec in settings.get("codecs", ())] == ["bytes", "crc32c"]
+    return wanted and settings.get("index_location", "end") == "end"
+
+
+def _cut_at_chunks(
+    starts: Int[np.ndarray, " N"], lengths: Int[np.ndarray, " N"], chunk_len: int
+) -> tuple[Int[np.ndarray, " M"], Int[np.ndarray, " M"], Int[np.ndarray, " M"]]:
+    """Pieces that lie in one chunk each: the chunk, the place in it, the count."""
+    ends = starts + lengths
+    first, offsets = np.divmod(starts, chunk_len)
+    if len(starts) and lengths.min() > 0 and (offsets + lengths).max() <= chunk_len:
+        return first, offsets, lengths  # as nearly always: rows are short beside chunks
+    parts = np.where(lengths > 0, -(-ends // chunk_len) - first, 0)
+    piece = np.repeat(np.arange(len(starts)), parts)
+    nth = np.arange(len(piece)) - np.repeat(np.cumsum(parts) - parts, parts)
+    chunks = first[piece] + nth
+    begins = np.maximum(starts[piece], chunks * chunk_len)
+    counts = np.minimum(ends[piece], (chunks + 1) * chunk_len) - begins
+    return chunks, begins - chunks * chunk_len, counts

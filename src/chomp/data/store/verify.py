@@ -1,0 +1,219 @@
+"""Whether a token store still is what its manifest says: every number is read and compared.
+
+One shard is in memory at a time. What is wrong with one file does not keep the others from being
+looked at, so one reading tells everything.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+from jaxtyping import Int, Num
+
+from chomp.config import fingerprint
+from chomp.data.packed_rows import PACKING
+from chomp.data.progress import progress_bar
+from chomp.data.store.document_index import DOCUMENTS_PER_MARK
+from chomp.data.store.flat_array import FlatArray
+from chomp.data.store.token_store import (
+    DOCUMENT_ENDS,
+    DOCUMENT_MARKS,
+    LOCATIONS,
+    LOSS_WEIGHTS,
+    MANIFEST,
+    PARTS,
+    TOKENS,
+    StoreManifest,
+    read_manifest,
+)
+from chomp.data.store.writer import checksum
+from chomp.errors import ChompError, DataError, StorageError
+from chomp.storage import exists, is_folder, join, list_folder, read_json
+
+# Axes: L numbers of a shard, M marks.
+
+_ZARR_METADATA = "zarr.json"
+_PLAN = "plan.json"
+
+
+def verify_store(path: str) -> list[str]:
+    """What is wrong with the store at `path`; nothing if it is as it was written.
+
+    Each problem begins with the file that it is in. Damage never raises. Shows a progress bar.
+    """
+    location = join(path, MANIFEST)
+    if not exists(location):
+        return [f"{location}: is missing, so this is no finished token store"]
+    try:
+        manifest = read_manifest(path)
+    except (DataError, StorageError) as error:
+        return [f"{location}: {_reason(error)}"]
+    total = sum(size * np.dtype(dtype).itemsize for dtype, size in _arrays(manifest).values())
+    with progress_bar(f"verifying {path}", total=total, unit="bytes") as advance:
+        return _Verification(path, manifest, advance).problems()
+
+
+class _Verification:
+    """One reading of a store, and the problems it has come across."""
+
+    def __init__(self, path: str, manifest: StoreManifest, advance: Callable[[int], None]) -> None:
+        self._path = path
+        self._manifest = manifest
+        self._advance = advance
+        self._problems: list[str] = []
+
+    def problems(self) -> list[str]:
+        """Read everything; then all that is wrong."""
+        for name in (TOKENS, LOSS_WEIGHTS):
+            if name in _arrays(self._manifest):
+                for _ in self._shards(name):
+                    pass  # their numbers are compared by their checksums alone
+        self._check_marks(self._checked_ends())
+        self._check_locations()
+        self._check_plans()
+        return self._problems
+
+    def _checked_ends(self) -> Int[np.ndarray, " M"] | None:
+        """The marks that belong to the ends of documents; None if not all ends can be read."""
+        found = [np.empty(0, np.int64)]
+        last, count, per_mark = 0, 0, DOCUMENTS_PER_MARK
+        for file, first, ends in self._shards(DOCUMENT_ENDS):
+            if np.any(np.diff(ends, prepend=last) <= 0):
+                self._note(file, "document ends that do not rise")
+            last, count = int(ends[-1]), count + len(ends)
+            found.append(ends[(per_mark - 1 - first) % per_mark :: per_mark])
+        if count != self._manifest.num_documents:
+            return None
+        if last != self._manifest.num_tokens:
+            where = join(self._path, DOCUMENT_ENDS)
+            said = f"the last document ends at {last:,} of {self._manifest.num_tokens:,} tokens"
+            self._note(where, said)
+        return np.concatenate(found)
+
+    def _check_marks(self, expected: Int[np.ndarray, " M"] | None) -> None:
+        found = [numbers for _, _, numbers in self._shards(DOCUMENT_MARKS)]
+        if expected is None:
+            return
+        read = np.concatenate([np.empty(0, np.int64), *found])
+        if len(read) == len(expected) and not np.array_equal(read, expected):
+            self._note(join(self._path, DOCUMENT_MARKS), "marks that are not the documents' ends")
+
+    def _check_locations(self) -> None:
+        last = -1
+        for file, _, numbers in self._shards(LOCATIONS):
+            if np.any(np.diff(numbers, prepend=last) <= 0):
+                self._note(file, "locations that do not rise")
+            last = int(numbers[-1])
+        path = join(self._path, PARTS)
+        content = self._content(path)
+        if content is None:
+            return
+        if fingerprint(content) != self._manifest.checksums[PARTS][0]:
+            self._note(path, "other names than the manifest has the checksum of")
+
+    def _check_plans(self) -> None:
+        """Plans of packed rows are kept beside the tokens; each chunk has its own checksum."""
+        folder = join(self._path, PACKING)
+        for key in list_folder(folder) if is_folder(folder) else []:
+            path = join(folder, key)
+            if not exists(join(path, _PLAN)):
+                continue  # being made, or left by a process that was killed
+            figures = self._content(join(path, _PLAN))
+            if figures is None:
+                continue
+            rows, pieces = (_count(figures, name) for name in ("num_rows", "num_pieces"))
+            sizes = {"row_ends": rows, "piece_starts": pieces, "piece_lengths": pieces}
+            for name, size in sizes.items():
+                for _ in self._shards_of(join(path, name), "int64", size, None):
+                    pass
+
+    def _shards(self, name: str) -> Iterator[tuple[str, int, Num[np.ndarray, " L"]]]:
+        dtype, size = _arrays(self._manifest)[name]
+        checksums = None if name == DOCUMENT_MARKS else self._manifest.checksums[name]
+        return self._shards_of(join(self._path, name), dtype, size, checksums)
+
+    def _shards_of(
+        self, folder: str, dtype: str, size: int, checksums: list[str] | None
+    ) -> Iterator[tuple[str, int, Num[np.ndarray, " L"]]]:
+        """The shards that can be read: file, place of the first number, numbers. Notes the rest."""
+        try:
+            array, shard_len = _opened(folder)
+        except (DataError, StorageError) as error:
+            self._note(join(folder, _ZARR_METADATA), _reason(error))
+            return
+        if array.dtype != np.dtype(dtype) or len(array) != size:
+            found = f"{len(array):,} numbers of type {array.dtype}"
+            self._note(folder, f"{found}, not the {size:,} of type {dtype} that were written")
+        num_shards = -(-len(array) // shard_len)
+        if checksums is not None and len(checksums) != num_shards:
+            said = f"{num_shards} shards, the manifest has checksums of {len(checksums)}"
+            self._note(folder, said)
+            num_shards = min(num_shards, len(checksums))
+        for shard in range(num_shards):
+            first, file = shard * shard_len, join(folder, "c", str(shard))
+            length = min(shard_len, len(array) - first)
+            numbers = self._numbers(array, file, first, length)
+            self._advance(length * array.dtype.itemsize)
+            if numbers is None:
+                continue
+            if checksums is not None and checksum(numbers) != checksums[shard]:
+                self._note(file, "other numbers than the manifest has the checksum of")
+            yield file, first, numbers
+
+    def _numbers(
+        self, array: FlatArray, file: str, first: int, length: int
+    ) -> Num[np.ndarray, " L"] | None:
+        if not exists(file):
+            self._note(file, "is missing")
+            return None
+        try:
+            return array.read(np.asarray([first]), np.asarray([length]))
+        except DataError as error:
+            self._note(file, _reason(error))
+            return None
+
+    def _content(self, path: str) -> Any:
+        try:
+            return read_json(path)
+        except StorageError as error:
+            self._note(path, _reason(error))
+            return None
+
+    def _note(self, file: str, fault: str) -> None:
+        self._problems.append(f"{file}: {fault}")
+
+
+def _arrays(manifest: StoreManifest) -> dict[str, tuple[str, int]]:
+    """The type and the size of each array of a store."""
+    arrays = {TOKENS: (manifest.dtype, manifest.num_tokens)}
+    if manifest.has_loss_weights:
+        arrays[LOSS_WEIGHTS] = ("float32", manifest.num_tokens)
+    for name in (DOCUMENT_ENDS, LOCATIONS):
+        arrays[name] = ("int64", manifest.num_documents)
+    arrays[DOCUMENT_MARKS] = ("int64", manifest.num_documents // DOCUMENTS_PER_MARK)
+    return arrays
+
+
+def _count(figures: Any, name: str) -> int:
+    """A count that a plan has noted; -1, which no array has, where it has not."""
+    value = figures.get(name) if isinstance(figures, dict) else None
+    return value if isinstance(value, int) else -1
+
+
+def _opened(folder: str) -> tuple[FlatArray, int]:
+    """The array in a folder, and the length of its shards."""
+    metadata = read_json(join(folder, _ZARR_METADATA))
+    array = FlatArray.open(folder)
+    # Every chunk is stored, so what fills absent ones has no effect: it was never anything but 0.
+    if metadata.get("fill_value") != 0:
+        raise DataError(f"fill_value {metadata.get('fill_value')}, not 0")
+    return array, int(metadata["chunk_grid"]["configuration"]["chunk_shape"][0])
+
+
+def _reason(error: ChompError) -> str:
+    """Why something cannot be read, without the advice, which is the same for every file."""
+    text = str(error.__cause__ or error)
+    # TensorStore tells the way through its layers first, and after it the whole of its settings.
+    for end in (". Allowed: ", " [tensorstore_spec="):
+        text = text.partition(end)[0]
+    return text.rpartition('": ')[2]

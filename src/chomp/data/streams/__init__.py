@@ -1,0 +1,1 @@
+"""Training straight from documents, without a token store."""

@@ -1,0 +1,72 @@
+"""The tokenizer of a run: which one, and the folder it is in once it is built."""
+
+from dataclasses import dataclass, fields
+from typing import Literal
+
+from chomp.config import Config, setting
+from chomp.errors import require
+from chomp.tokenize import Tokenizer, load_tokenizer
+from chomp.tokenize.bpe import MIN_BPE_VOCAB_SIZE
+
+TokenizerKind = Literal["bpe", "byte", "json", "hub"]
+
+# Which fields a kind reads, besides `path`; any other has to be left alone.
+_FIELDS: dict[TokenizerKind, frozenset[str]] = {
+    "bpe": frozenset({"vocab_size"}),
+    "byte": frozenset(),
+    "json": frozenset({"file", "eos", "bos"}),
+    "hub": frozenset({"name", "revision", "eos", "bos"}),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenizerConfig(Config):
+    """The tokenizer of a run. `path` is the folder of a built one; the launch file fills it in.
+
+    `bpe` is trained on the run's own documents, `byte` needs nothing, `json` is the
+    `tokenizer.json` of another model, `hub` the name of a model that has one.
+    """
+
+    kind: TokenizerKind = "bpe"
+    vocab_size: int = 2048  # of a trained BPE
+    file: str | None = None  # of kind json
+    name: str | None = None  # of kind hub
+    revision: str | None = None  # of kind hub; None: the newest
+    # Special tokens by id or by text. None: the usual end, and no beginning.
+    eos: int | str | None = None
+    bos: int | str | None = None
+    path: str | None = setting(default=None, mark="cosmetic")  # the content counts, not the place
+
+    def __post_init__(self) -> None:
+        require(
+            self.kind != "bpe" or self.vocab_size >= MIN_BPE_VOCAB_SIZE,
+            given=f"data.tokenizer.vocab_size={self.vocab_size} of a BPE",
+            allowed=f"{MIN_BPE_VOCAB_SIZE} or more (every byte and the end of a document)",
+            fix="raise data.tokenizer.vocab_size, or set data.tokenizer.kind=byte",
+        )
+        for kind, needed in (("json", "file"), ("hub", "name")):
+            require(
+                self.kind != kind or bool(getattr(self, needed)) or self.path is not None,
+                given=f"data.tokenizer.kind={kind} without data.tokenizer.{needed}",
+                allowed="the path of a tokenizer.json" if kind == "json" else "a name on the hub",
+                fix=f"set data.tokenizer.{needed}",
+            )
+        for other in fields(self):
+            is_read = other.name in ("kind", "path", "vocab_size", *_FIELDS[self.kind])
+            value = getattr(self, other.name)
+            require(
+                is_read or value is None,
+                given=f"data.tokenizer.{other.name}={value} with data.tokenizer.kind={self.kind}",
+                allowed=f"{', '.join(sorted(_FIELDS[self.kind])) or 'no further fields'}",
+                fix=f"leave {other.name} out, or choose the kind that reads it",
+            )
+
+    def load(self) -> Tokenizer:
+        """The built tokenizer at `path`."""
+        require(
+            self.path is not None,
+            given="data.tokenizer.path=null",
+            allowed="the folder of a built tokenizer",
+            fix="run this config through a launch file, which builds one",
+        )
+        return load_tokenizer(str(self.path))

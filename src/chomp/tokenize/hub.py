@@ -1,0 +1,52 @@
+"""A tokenizer by its name on the Hugging Face hub. What counts is still its content, not the name.
+
+The download and its cache are the hub library's; `HF_HUB_OFFLINE=1` uses the cache alone.
+"""
+
+from chomp.errors import DataError, message
+from chomp.storage import read_text
+from chomp.tokenize.json_tokenizer import JsonTokenizer
+
+
+def load_hub_tokenizer(
+    name: str,
+    *,
+    revision: str | None = None,
+    eos: int | str | None = None,
+    bos: int | str | None = None,
+) -> JsonTokenizer:
+    """The `tokenizer.json` of the model `name` on the hub, of a branch, tag or commit.
+
+    A branch moves: a later load of the same name can be another tokenizer, with another hash.
+    """
+    text = _downloaded(name, revision)
+    return JsonTokenizer(text, eos=eos, bos=bos, source=f"{name} (hub)")
+
+
+def _downloaded(name: str, revision: str | None) -> str:
+    # What the tokenizers library's own `from_pretrained` does, but the file as it was written:
+    # that library renumbers tokens, which has to be seen.
+    try:
+        from huggingface_hub import hf_hub_download  # noqa: PLC0415  optional, and slow to import
+
+        path = hf_hub_download(name, "tokenizer.json", revision=revision)
+    except ImportError as error:
+        install = "install it: pip install huggingface_hub"
+        raise _unreachable(name, revision, error, fix=install) from error
+    except Exception as error:  # the hub has its own errors, and lets the network's through
+        access = "check the name, the network and your access"
+        raise _unreachable(name, revision, error, fix=access) from error
+    return read_text(path)
+
+
+def _unreachable(name: str, revision: str | None, error: Exception, *, fix: str) -> DataError:
+    # The hub's errors go on for many lines; the first says what happened.
+    reason = next(iter(str(error).splitlines()), "").rstrip(".")
+    return DataError(
+        message(
+            given=f"hub tokenizer {name!r}, revision {revision or 'main'!r}: "
+            f"{type(error).__name__}: {reason}",
+            allowed="the name of a model with a tokenizer.json, on a hub that can be reached",
+            fix=f"{fix}; or download its tokenizer.json elsewhere and give the path of that file",
+        )
+    )

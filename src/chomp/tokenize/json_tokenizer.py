@@ -1,0 +1,207 @@
+"""Any vocabulary that the `tokenizers` library reads: the `tokenizer.json` of a model, or our own.
+
+What is special is an id, never a text: a document that quotes "<|endoftext|>" does not end there.
+And nothing is lost in silence: a character that has no id is an error, not an unknown token.
+"""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any
+
+from tokenizers import Tokenizer as HuggingFaceTokenizer
+
+from chomp.errors import DataError, message
+from chomp.storage import StrPath, read_text
+from chomp.tokenize.piece_rules import BYTE_PIECES, PieceRules
+from chomp.tokenize.quoting import quotable, split_quotes
+from chomp.tokenize.special_ids import begin_id, end_id
+from chomp.tokenize.unencodable import lone_surrogate, unencodable
+
+
+class JsonTokenizer:
+    """The tokenizer in the text of a `tokenizer.json`; `source` names it in errors.
+
+    `eos` and `bos` are ids or texts of special tokens; None is the usual end, and no beginning.
+    Length limits, padding, dropout and templates that add special tokens are left out.
+    """
+
+    def __init__(
+        self,
+        text: str,
+        *,
+        eos: int | str | None = None,
+        bos: int | str | None = None,
+        source: str = "text",
+    ) -> None:
+        self._tokenizer = _parsed(text, source=source)
+        self._text = str(self._tokenizer.to_str())
+        self._added = self._tokenizer.get_added_tokens_decoder()
+        specials = {i: token.content for i, token in self._added.items() if token.special}
+        self.eos_id = end_id(eos, specials, source=source)
+        self.bos_id = begin_id(bos, specials, source=source)
+        vocab = self._tokenizer.get_vocab(with_added_tokens=True)
+        self.vocab_size: int = max(vocab.values()) + 1
+        # Special tokens are read out of texts unless told otherwise, and documents quote them.
+        self._tokenizer.encode_special_tokens = True
+        rules = json.loads(self._text)
+        self._pieces = PieceRules.of(rules)
+        self.can_encode_any_text = self._pieces.every_text_has_ids(vocab)
+        self._never_given = self._guard(rules["model"], set(specials.values()))
+
+    def to_json(self) -> str:
+        """The text of a `tokenizer.json`."""
+        return self._text
+
+    @cached_property
+    def content_hash(self) -> str:
+        """SHA-256 of the vocabulary, merges and rules, and of the ids that end and begin."""
+        rules = json.dumps(json.loads(self._text), sort_keys=True)
+        bos = "" if self.bos_id is None else f" bos={self.bos_id}"
+        return hashlib.sha256(f"{rules} eos={self.eos_id}{bos}".encode()).hexdigest()
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """Ids of each text, on all cores."""
+        try:
+            encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
+        except Exception as error:  # the library raises bare Exception
+            raise self._refusal(texts, error) from error
+        batch = [encoding.ids for encoding in encodings]
+        if self._never_given:
+            self._refuse_unknown(texts, batch)
+        return batch
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text, without special tokens."""
+        return str(self._tokenizer.decode(list(ids), skip_special_tokens=True))
+
+    def token_bytes(self) -> list[bytes | None]:
+        """Raw bytes of each id; None for special tokens and for the unknown one.
+
+        Together the ids of a text are the bytes of that text as the rules normalise it. For a
+        byte-level vocabulary that is the text itself. A blank that rules put in front of a document
+        (SentencePiece does, and behind added tokens too) counts as one byte more, and a "▁" written
+        in a document as the blank it becomes. What rules throw away (the white space between the
+        words of a WordPiece, case, accents) is not counted.
+        """
+        table: list[bytes | None] = [None] * self.vocab_size
+        model_vocab = self._tokenizer.get_vocab(with_added_tokens=False)
+        for piece, token_id in model_vocab.items():
+            if piece != self._pieces.unknown:
+                table[token_id] = self._pieces.raw_bytes(piece)
+        for token_id, token in self._added.items():
+            # Added tokens are written as plain text, outside the alphabet. One that is a piece too
+            # ("▁▁" in Gemma) is met as that piece.
+            if token.special:
+                table[token_id] = None
+            elif self._pieces.is_byte_level or token.content not in model_vocab:
+                table[token_id] = token.content.encode()
+        return table
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickled as its JSON: the library's own pickle forgets how special tokens are read."""
+        return _from_parts, (self._text, self.eos_id, self.bos_id)
+
+    def _guard(self, model: dict[str, Any], specials: set[str]) -> frozenset[int]:
+        """Cut quoted tokens apart; the ids that have to be looked for in what comes out."""
+        pieces, names = self._pieces, set(specials)
+        if pieces.unknown is not None:
+            names.add(pieces.unknown)
+        if pieces.has_byte_fallback:
+            names.update(BYTE_PIECES)
+        quoted = quotable(names, model)
+        split_quotes(self._tokenizer, quoted)
+        looked_for = {name for name in quoted if len(name) == 1}  # these cannot be cut
+        if not self.can_encode_any_text and pieces.unknown is not None:
+            looked_for.add(pieces.unknown)
+        elif not self.can_encode_any_text and pieces.model == "BPE":
+            # Without an unknown token a BPE drops what it does not know. With one that is not in
+            # its vocabulary it fails, as the other models do.
+            self._tokenizer.model.unk_token = "none"
+        ids = map(self._tokenizer.token_to_id, looked_for)
+        return frozenset(i for i in ids if i is not None)
+
+    def _refuse_unknown(self, texts: Sequence[str], batch: Sequence[Sequence[int]]) -> None:
+        for index, ids in enumerate(batch):
+            if self._never_given.isdisjoint(ids):
+                continue
+            # Encoded once more, the slow way, which tells where in the text each id is from.
+            encoding = self._tokenizer.encode(texts[index], add_special_tokens=False)
+            at = next(i for i, token in enumerate(encoding.ids) if token in self._never_given)
+            start, end = encoding.offsets[at]
+            name = self._tokenizer.id_to_token(encoding.ids[at])
+            why = f"has no id of its own, it would become {name!r}"
+            raise unencodable(index, texts[index], start=start, end=end, why=why)
+
+    def _refusal(self, texts: Sequence[str], error: Exception) -> Exception:
+        """What to raise when the library refused a batch: the first text and character at fault."""
+        for index, text in enumerate(texts):
+            if not self._is_refused(text):
+                continue
+            # A word may be refused whose characters are not: then all of the text is named.
+            culprit = next(filter(self._is_refused, dict.fromkeys(text)), text)
+            start = text.index(culprit)
+            return lone_surrogate(index, text) or unencodable(
+                index, text, start=start, end=start + len(culprit), why=f"has no id ({error})"
+            )
+        return error
+
+    def _is_refused(self, text: str) -> bool:
+        try:
+            self._tokenizer.encode(text, add_special_tokens=False)
+        except Exception:
+            return True
+        return False
+
+
+def tokenizer_from_json_file(
+    path: StrPath, *, eos: int | str | None = None, bos: int | str | None = None
+) -> JsonTokenizer:
+    """The tokenizer in a `tokenizer.json`, local or behind fsspec."""
+    return JsonTokenizer(read_text(path), eos=eos, bos=bos, source=str(path))
+
+
+def _from_parts(text: str, eos_id: int, bos_id: int | None) -> JsonTokenizer:
+    return JsonTokenizer(text, eos=eos_id, bos=bos_id, source="from a pickle")
+
+
+def _parsed(text: str, *, source: str) -> HuggingFaceTokenizer:
+    """The library's tokenizer, with everything off that cuts, pads or varies what texts get."""
+    try:
+        tokenizer = HuggingFaceTokenizer.from_str(text)
+    except Exception as error:  # the library raises bare Exception
+        raise DataError(
+            message(
+                given=f"tokenizer {source}: {error}",
+                allowed="the JSON that the tokenizers library writes",
+                fix="restore the file or build the tokenizer again",
+            )
+        ) from error
+    _refuse_moved_ids(tokenizer, json.loads(text).get("added_tokens") or [], source=source)
+    # A limit meant for a model's input would cut documents short without a word.
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    if getattr(tokenizer.model, "dropout", None):
+        tokenizer.model.dropout = None  # random merges: other ids for the same text
+    return tokenizer
+
+
+def _refuse_moved_ids(
+    tokenizer: HuggingFaceTokenizer, written: Sequence[dict[str, Any]], *, source: str
+) -> None:
+    """The library numbers added tokens itself, wrongly where the vocabulary leaves ids out."""
+    vocab = tokenizer.get_vocab(with_added_tokens=True)
+    moved = {token["content"]: token["id"] for token in written}
+    moved = {name: i for name, i in moved.items() if vocab.get(name) != i}
+    shared = len(vocab) - len(set(vocab.values()))
+    if moved or shared:
+        names = ", ".join(f"{name} is {vocab.get(name)}, not {moved[name]}" for name in moved)
+        raise DataError(
+            message(
+                given=f"tokenizer {source}, whose ids cannot be those it was made with: "
+                f"{names[:200] or f'{shared} of them are shared by several pieces'}",
+                allowed="ids that leave out none in front of those of added tokens",
+                fix="fill the gaps in its vocabulary with unused pieces",
+            )
+        )

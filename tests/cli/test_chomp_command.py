@@ -1,0 +1,71 @@
+"""The command itself: help, version, wrong arguments, and how it ends."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from chomp import __version__
+from tests.cli.conftest import Chomp
+
+
+def test_help_answers_without_the_heavy_imports():
+    code = (
+        "import sys\n"
+        "from chomp.cli.main import exit_code\n"
+        "assert exit_code(['data', '--help']) == 0\n"
+        "print(*{'jax', 'numpy', 'tensorstore'} & set(sys.modules))"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "forecast" in found.stdout
+    assert found.stdout.splitlines()[-1] == ""
+
+
+def test_python_m_chomp_is_the_command():
+    found = subprocess.run(
+        [sys.executable, "-m", "chomp", "--version"], capture_output=True, text=True, check=True
+    )
+    assert found.stdout == f"chomp {__version__}\n"
+
+
+@pytest.mark.parametrize("arguments", [[], ["data"], ["--help"], ["data", "where", "--help"]])
+def test_help_is_shown_where_nothing_is_asked_for(chomp: Chomp, arguments: list[str]):
+    told = chomp(*arguments)
+    assert (told.code, told.err) == (0, "")
+    assert "Usage: chomp" in told.out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "fault"),
+    [
+        (["dta"], "No such command 'dta'"),
+        (["data", "biuld", "x.yaml"], "Did you mean 'build'"),
+        (["data", "build"], "Missing argument"),
+        (["data", "build", "x.yaml", "--fast"], "No such option: --fast"),
+        (["data", "where", "x.yaml", "--step", "two"], "'--step'"),
+        (["data", "where", "x.yaml"], "neither --step nor --doc"),
+        (["data", "where", "x.yaml", "--step", "1", "--doc", "a"], "both --step and --doc"),
+        (["data", "where", "x.yaml", "--doc", "a", "--row", "1"], "--doc with --row"),
+    ],
+)
+def test_wrong_arguments_are_told_in_three_parts(chomp: Chomp, arguments: list[str], fault: str):
+    told = chomp(*arguments)
+    assert (told.code, told.out) == (2, "")
+    assert told.err.startswith("Error: ")
+    assert fault in told.err
+    assert "Allowed: " in told.err
+    assert "Fix: " in told.err
+    assert "Traceback" not in told.err
+
+
+def test_a_bug_in_a_launch_file_keeps_its_traceback(chomp: Chomp, folder: Path):
+    (folder / "broken.py").write_text("1 / 0\n")
+    with pytest.raises(ZeroDivisionError):
+        chomp("data", "build", "broken.py")
+
+
+def test_ctrl_c_ends_with_the_code_of_an_interrupted_command(chomp: Chomp, folder: Path):
+    (folder / "interrupted.py").write_text("raise KeyboardInterrupt\n")
+    told = chomp("data", "build", "interrupted.py")
+    assert (told.code, told.err) == (130, "Stopped. Run the same command again to go on.\n")

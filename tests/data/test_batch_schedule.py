@@ -1,0 +1,85 @@
+"""The batch-size schedule against a walk over the steps."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from chomp.data.batch_schedule import BatchSchedule
+from chomp.errors import ConfigError
+
+Sizes = list[tuple[int, int]]
+
+schedules = st.builds(
+    lambda starts, sizes: list(zip([0, *sorted(starts)], sizes, strict=False)),
+    st.sets(st.integers(1, 25), min_size=4, max_size=4),
+    st.lists(st.integers(1, 9), min_size=1, max_size=5),
+)
+
+
+def walked(sizes: Sizes, grad_accum: int, steps: int) -> list[int]:
+    """For each example of the first steps, in order: its step."""
+    steps_of_examples: list[int] = []
+    size = 0
+    for step in range(steps):
+        size = dict(sizes).get(step, size)
+        steps_of_examples += [step] * size * grad_accum
+    return steps_of_examples
+
+
+@settings(deadline=None)
+@given(schedules, st.integers(1, 4))
+def test_every_step_takes_the_examples_that_a_walk_gives_it(sizes: Sizes, grad_accum: int):
+    schedule, expected = BatchSchedule(sizes, grad_accum), walked(sizes, grad_accum, 40)
+    assert [schedule.step_of(example) for example in range(len(expected))] == expected
+    for step in range(40):
+        assert schedule.examples(step) == expected.count(step)
+        assert schedule.batch_size(step) * grad_accum == expected.count(step)
+        assert schedule.examples_before(step) == expected.index(step)
+    assert schedule.distinct_sizes == tuple(sorted({size for _, size in sizes}))
+
+
+@settings(deadline=None)
+@given(schedules, st.integers(1, 64), st.integers(0, 10**12))
+def test_far_into_a_run_steps_and_examples_still_agree(sizes: Sizes, grad_accum: int, step: int):
+    schedule = BatchSchedule(sizes, grad_accum)
+    first, after = schedule.examples_before(step), schedule.examples_before(step + 1)
+    assert after - first == schedule.examples(step)
+    assert schedule.step_of(first) == schedule.step_of(after - 1) == step
+    assert schedule.step_of(after) == step + 1
+
+
+def test_one_size_is_a_schedule_without_changes():
+    schedule = BatchSchedule(32, grad_accum=3)
+    assert schedule.examples_before(10**12) == 96 * 10**12
+    assert schedule.step_of(96 * 10**12 - 1) == 10**12 - 1
+    assert schedule.distinct_sizes == (32,)
+    assert schedule.batch_size(7) == 32
+
+
+def test_a_size_holds_from_its_step_on():
+    schedule = BatchSchedule([(0, 8), (100, 16), (300, 8)])
+    assert [schedule.batch_size(step) for step in (99, 100, 299, 300)] == [8, 16, 16, 8]
+    assert schedule.examples_before(301) == 100 * 8 + 200 * 16 + 8
+    assert schedule.distinct_sizes == (8, 16)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "message"),
+    [
+        (0, r"^train\.batch_size=0\. Allowed: sizes of 1 row or more"),
+        (-4, r"^train\.batch_size=-4\. Allowed"),
+        ([(0, 8), (5, 0)], r"^train\.batch_size=\[\(0, 8\), \(5, 0\)\]\. Allowed: sizes of 1 row"),
+        ([], r"^train\.batch_size=\[\]\. Allowed: one size, or \[start step, size\] pairs"),
+        ([(1, 8)], r"^train\.batch_size=\[\(1, 8\)\]\. Allowed: one size, or"),
+        ([(0, 8), (5, 4), (5, 2)], r"^train\.batch_size=.*each after the last\. Fix: start"),
+        ([(0, 8), (5, 4), (3, 2)], r"^train\.batch_size=.*each after the last\. Fix: start"),
+    ],
+)
+def test_schedules_that_make_no_sense_are_refused(sizes, message: str):
+    with pytest.raises(ConfigError, match=message):
+        BatchSchedule(sizes)
+
+
+def test_a_step_without_micro_batches_is_refused():
+    with pytest.raises(ConfigError, match=r"^train\.grad_accum=0\. Allowed: 1 or more"):
+        BatchSchedule(8, grad_accum=0)

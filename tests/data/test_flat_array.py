@@ -1,0 +1,311 @@
+"""One long line of numbers on disk: any pieces of it come back, and no damage goes unnoticed."""
+
+import gc
+import os
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tensorstore as ts
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from chomp.data.store import flat_array
+from chomp.data.store.flat_array import FlatArray, FlatArrayWriter
+from chomp.errors import DataError, StorageError
+
+SHARD, CHUNK = 64, 16
+# Two whole shards and most of a third, which ends inside a chunk.
+VALUES = np.random.default_rng(0).integers(0, 1 << 16, 187).astype(np.uint16)
+SHARD_CHUNKS_BYTES = 4 * (CHUNK * 2 + 4)  # each chunk has its checksum behind it
+FIRST_SHARD = "c/0"
+
+
+def new_writer(path: Path, dtype: str = "uint16", *, is_new: bool = True) -> FlatArrayWriter:
+    return FlatArrayWriter(str(path), dtype, shard_len=SHARD, chunk_len=CHUNK, is_new=is_new)
+
+
+def write_plain(path: Path, values: np.ndarray) -> None:
+    """As stores are written: chunks lie in their files as they do in memory."""
+    new_writer(path, values.dtype.name).write(0, values)
+
+
+def write_compressed(path: Path, values: np.ndarray) -> None:
+    """As somebody else might write it. Its bytes mean nothing unless TensorStore decodes them."""
+    little_endian = {"name": "bytes", "configuration": {"endian": "little"}}
+    gzip = {"name": "gzip", "configuration": {"level": 1}}
+    sharding = {
+        "chunk_shape": [CHUNK],
+        "codecs": [little_endian, gzip, {"name": "crc32c"}],
+        "index_codecs": [little_endian, {"name": "crc32c"}],
+    }
+    spec = {
+        "driver": "zarr3",
+        "kvstore": {"driver": "file", "path": f"{path}/"},
+        "metadata": {
+            "data_type": values.dtype.name,
+            "shape": [len(values)],
+            "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [SHARD]}},
+            "codecs": [{"name": "sharding_indexed", "configuration": sharding}],
+        },
+    }
+    ts.open(spec, create=True).result().write(values).result()
+
+
+WRITE = {"plain": write_plain, "compressed": write_compressed}
+
+
+@pytest.fixture(scope="module", params=WRITE)
+def any_array(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> FlatArray:
+    """The values, read straight from the files or through TensorStore."""
+    path = tmp_path_factory.mktemp(request.param) / "array"
+    WRITE[request.param](path, VALUES)
+    return FlatArray.open(str(path))
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """The values in the format of stores, to be damaged."""
+    write_plain(tmp_path / "array", VALUES)
+    return tmp_path / "array"
+
+
+def pieces_of(array: FlatArray, pieces: list[tuple[int, int]]) -> list[float]:
+    starts, lengths = np.asarray(pieces, np.int64).reshape(-1, 2).T
+    return array.read(starts, lengths).tolist()
+
+
+def read_all(path: Path) -> list[float]:
+    return FlatArray.open(str(path)).read_all().tolist()
+
+
+def flip(file: Path, offset: int) -> None:
+    """Change one bit of a file where it lies."""
+    with open(file, "r+b") as opened:
+        opened.seek(offset)
+        (byte,) = opened.read(1)
+        opened.seek(offset)
+        opened.write(bytes([byte ^ 1]))
+
+
+def open_files_below(folder: Path) -> int:
+    """How many files of a folder this process has open."""
+    links = Path("/proc/self/fd").iterdir()
+    targets = [os.readlink(link) for link in links if link.is_symlink()]
+    return sum(target.startswith(f"{folder}/") for target in targets)
+
+
+edges = st.sampled_from([e + o for e in (CHUNK, SHARD, 2 * SHARD, 187) for o in (-1, 0, 1)])
+places = (st.integers(0, 187) | edges).map(lambda place: min(place, 187))
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(places, places), max_size=8), st.integers(1, 3))
+def test_any_pieces_are_slices_of_the_line(any_array, ends, repeats):
+    pieces = [(min(pair), abs(pair[0] - pair[1])) for pair in ends] * repeats
+    expected = np.concatenate([VALUES[:0], *(VALUES[a : a + n] for a, n in pieces)])
+    assert pieces_of(any_array, pieces) == expected.tolist()
+
+
+def test_no_pieces_and_empty_pieces_are_nothing(any_array):
+    assert pieces_of(any_array, []) == []
+    assert pieces_of(any_array, [(0, 0), (187, 0), (64, 0)]) == []
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "uint16", "uint32", "int64", "float32"])
+def test_numbers_of_every_type_come_back(tmp_path: Path, dtype: str):
+    values = (VALUES % 251).astype(dtype) + np.asarray(0.25 if dtype == "float32" else 0, dtype)
+    write_plain(tmp_path / "array", values)
+    array = FlatArray.open(str(tmp_path / "array"))
+    read = array.read_all()
+    assert array.dtype == read.dtype == dtype
+    np.testing.assert_array_equal(read, values)
+
+
+def test_the_bytes_of_a_plain_chunk_lie_in_its_file_as_in_memory(path: Path):
+    shard = (path / FIRST_SHARD).read_bytes()
+    assert VALUES[:CHUNK].tobytes() in shard
+    assert len(shard) == SHARD_CHUNKS_BYTES + 4 * 16 + 4
+
+
+def test_a_flipped_byte_anywhere_in_a_shard_is_found(path: Path):
+    shard = path / FIRST_SHARD
+    for offset in range(shard.stat().st_size):
+        flip(shard, offset)
+        with pytest.raises(DataError, match="array is damaged: "):
+            read_all(path)
+        flip(shard, offset)
+    assert read_all(path) == VALUES.tolist()
+
+
+def test_a_flipped_byte_is_found_after_other_chunks_of_its_shard_were_read(path: Path):
+    shard = path / FIRST_SHARD
+    chunk_begin = shard.read_bytes().index(VALUES[:CHUNK].tobytes())
+    assert chunk_begin == 0
+    for offset in range(CHUNK * 2 + 4, shard.stat().st_size):
+        array = FlatArray.open(str(path))
+        assert pieces_of(array, [(3, 9)]) == VALUES[3:12].tolist()
+        flip(shard, offset)
+        with pytest.raises(DataError, match="array is damaged: "):
+            pieces_of(array, [(CHUNK, SHARD - CHUNK)])
+        flip(shard, offset)
+
+
+def test_what_was_found_damaged_once_is_refused_every_time(path: Path):
+    flip(path / FIRST_SHARD, 0)
+    array = FlatArray.open(str(path))
+    for _ in range(3):
+        with pytest.raises(DataError, match="is damaged"):
+            pieces_of(array, [(0, 1)])
+
+
+def test_damage_is_no_trouble_for_what_lies_elsewhere(path: Path):
+    flip(path / FIRST_SHARD, 0)
+    (path / "c/1").unlink()
+    elsewhere = [(CHUNK, SHARD - CHUNK), (2 * SHARD, 5)]
+    expected = [*VALUES[CHUNK:SHARD], *VALUES[2 * SHARD : 2 * SHARD + 5]]
+    assert pieces_of(FlatArray.open(str(path)), elsewhere) == expected
+
+
+@pytest.mark.parametrize("kind", WRITE)
+def test_a_flipped_byte_and_a_lost_shard_are_found_through_tensorstore_too(tmp_path, kind):
+    WRITE[kind](tmp_path / "array", VALUES)
+    flip(tmp_path / "array/c/1", 5)
+    (tmp_path / "array/c/2").unlink()
+    array = FlatArray.open(str(tmp_path / "array"))
+    assert pieces_of(array, [(0, SHARD)]) == VALUES[:SHARD].tolist()
+    for shard in (1, 2):
+        with pytest.raises(DataError, match="is damaged"):
+            pieces_of(array, [(shard * SHARD, 59)])
+
+
+def test_a_lost_shard_is_found_and_the_error_says_what_to_do(path: Path):
+    (path / "c/1").unlink()
+    with pytest.raises(DataError, match=r"is damaged: NOT_FOUND.* Allowed: .* Fix: delete the st"):
+        read_all(path)
+
+
+def test_a_shard_cut_short_anywhere_is_found(path: Path):
+    shard = (path / FIRST_SHARD).read_bytes()
+    for kept in range(0, len(shard), 5):
+        (path / FIRST_SHARD).write_bytes(shard[:kept])
+        with pytest.raises(DataError, match="is damaged"):
+            read_all(path)
+
+
+def test_a_shard_that_is_cut_short_after_it_was_read_is_found(path: Path):
+    array = FlatArray.open(str(path))
+    array.read_all()
+    os.truncate(path / FIRST_SHARD, 40)
+    with pytest.raises(DataError, match="shard 0 became shorter while it was open"):
+        array.read_all()
+
+
+def test_zeros_are_stored_like_any_other_numbers(tmp_path: Path):
+    # Zarr leaves out chunks that equal the fill value, and a left out chunk reads as a lost one.
+    write_plain(tmp_path / "array", np.zeros(3 * SHARD + 1, np.uint16))
+    assert read_all(tmp_path / "array") == [0] * (3 * SHARD + 1)
+    (tmp_path / "array/c/1").unlink()
+    with pytest.raises(DataError, match="is damaged"):
+        read_all(tmp_path / "array")
+
+
+@pytest.fixture
+def many_shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FlatArray:
+    """Fifty shards, of which three stay open."""
+    monkeypatch.setattr(flat_array, "_OPEN_FILES", 3)
+    write_plain(tmp_path / "array", np.arange(50 * SHARD, dtype=np.uint32))
+    return FlatArray.open(str(tmp_path / "array"))
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="open files cannot be counted here")
+def test_more_shards_than_files_kept_open_are_no_trouble(many_shards, tmp_path: Path):
+    assert many_shards.read_all().tolist() == list(range(50 * SHARD))
+    starts = np.random.default_rng(1).integers(0, 50 * SHARD, 500)
+    assert many_shards.read(starts, np.ones_like(starts)).tolist() == starts.tolist()
+    assert 0 < open_files_below(tmp_path) <= 3
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="open files cannot be counted here")
+def test_files_are_closed_with_their_array(path: Path):
+    array = FlatArray.open(str(path))
+    array.read_all()
+    assert open_files_below(path) == 3
+    del array
+    gc.collect()
+    assert open_files_below(path) == 0
+
+
+def test_many_threads_at_once_read_what_is_there(many_shards):
+    # Files are opened, shared and closed under each other's hands all the time.
+    def right_values(seed: int) -> bool:
+        random = np.random.default_rng(seed)
+        for _ in range(20):
+            starts = random.integers(0, 48 * SHARD, 16)
+            lengths = random.integers(0, 2 * SHARD, 16)
+            expected = np.concatenate(
+                [np.arange(a, a + n) for a, n in zip(starts, lengths, strict=True)]
+            )
+            if not np.array_equal(many_shards.read(starts, lengths), expected):
+                return False
+        return True
+
+    with ThreadPoolExecutor(8) as threads:
+        assert list(threads.map(right_values, range(16))) == [True] * 16
+
+
+lengths_around_edges = st.integers(0, 20) | st.sampled_from([15, 16, 17, 63, 64, 65, 130])
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 300), lengths_around_edges, st.booleans()), max_size=6))
+def test_a_write_replaces_everything_from_its_start_on(writes):
+    expected: list[int] = []
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "array"
+        writer = new_writer(path)
+        for number, (start, length, is_continued) in enumerate(writes):
+            start = min(start, len(expected))
+            values = np.arange(length) + 200 * number
+            if is_continued:
+                writer = new_writer(path, is_new=False)
+            writer.write(start, values.astype(np.uint16))
+            expected = expected[:start] + values.tolist()
+            assert read_all(path) == expected
+
+
+def test_shards_behind_a_new_end_are_gone(path: Path):
+    new_writer(path, is_new=False).write(CHUNK, np.arange(3, dtype=np.uint16))
+    assert read_all(path) == [*VALUES[:CHUNK], 0, 1, 2]
+    assert [file.name for file in (path / "c").iterdir()] == ["0"]
+
+
+def test_a_new_array_leaves_nothing_of_the_old_one(path: Path):
+    new_writer(path, "uint32").write(0, np.asarray([1 << 31], np.uint32))
+    assert read_all(path) == [1 << 31]
+    assert [file.name for file in (path / "c").iterdir()] == ["0"]
+
+
+@pytest.mark.parametrize("content", [None, "", "{}", '{"zarr_format": 2}'])
+def test_damaged_metadata_is_found_on_opening(path: Path, content: str | None):
+    metadata = path / "zarr.json"
+    metadata.unlink() if content is None else metadata.write_text(content)
+    with pytest.raises(DataError, match="array is damaged: "):
+        FlatArray.open(str(path))
+
+
+def test_a_place_that_cannot_be_written_is_a_storage_error(tmp_path: Path):
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(StorageError, match=r"file/array could not be written: .* Fix: free space"):
+        new_writer(tmp_path / "file" / "array")
+    with pytest.raises(StorageError, match="could not be written"):
+        new_writer(tmp_path / "not there", is_new=False)
+
+
+def test_an_array_opens_by_a_relative_path(path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(path.parent)
+    assert read_all(Path("array")) == VALUES.tolist()

@@ -1,0 +1,149 @@
+"""Packed rows of a store: whole documents side by side, planned once and kept beside the tokens."""
+
+import json
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from number_stores import EOS, NUMBERS, counted_documents, number_identity, write_store
+
+from chomp.data import (
+    Document,
+    EncodedBatch,
+    PackedRows,
+    PackingRule,
+    RowBatch,
+    TokenStore,
+    encoded,
+)
+from chomp.data.store.writer import StoreWriter
+from chomp.errors import ConfigError, DataError
+
+
+def rule(row_len: int = 12, max_documents: int = 3, long_documents: str = "split") -> PackingRule:
+    return PackingRule(row_len=row_len, max_documents=max_documents, long_documents=long_documents)
+
+
+def all_rows(rows: PackedRows) -> RowBatch:
+    return rows.read(np.arange(rows.num_rows))
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    lengths=st.lists(st.integers(1, 40), min_size=1, max_size=30),
+    row_len=st.sampled_from([2, 5, 12, 41]),
+    max_documents=st.integers(1, 4),
+)
+def test_every_token_is_in_one_row_and_documents_of_a_row_are_told_apart(
+    lengths: list[int], row_len: int, max_documents: int
+):
+    documents = counted_documents(lengths)
+    with tempfile.TemporaryDirectory() as folder:
+        store = write_store(Path(folder) / "store", documents)
+        rows = PackedRows(store, rule(row_len, max_documents))
+        found = all_rows(rows)
+        is_token = found.segment_ids >= 0
+        expected = sorted(token for document in documents for token in [*document, EOS])
+        assert sorted(found.tokens[is_token].tolist()) == expected
+        assert not found.tokens[~is_token].any()
+        assert rows.utilization == is_token.mean()
+        assert found.segment_ids.max() < max_documents
+        for tokens, segments in zip(found.tokens, found.segment_ids, strict=True):
+            length = int((segments >= 0).sum())
+            # Segments go up by one, padding comes last, and a segment is a piece of a document.
+            assert set(np.diff(segments[:length])) <= {0, 1}
+            assert (segments[length:] == -1).all()
+            for segment in range(int(segments.max()) + 1):
+                piece = tokens[segments == segment]
+                assert (np.diff(piece[piece != EOS]) == 1).all()
+                assert EOS not in piece[:-1].tolist()
+
+
+def test_pieces_say_what_a_row_is_made_of(tmp_path: Path):
+    store = write_store(tmp_path / "store", counted_documents([4, 30, 6, 2, 9, 11]))
+    rows = PackedRows(store, rule())
+    found = all_rows(rows)
+    for row in range(rows.num_rows):
+        for piece in rows.pieces(row):
+            line = store.read(np.asarray([piece.start]), np.asarray([piece.length]))
+            in_row = found.tokens[row, piece.column : piece.column + piece.length]
+            assert line.tolist() == in_row.tolist()
+            assert row in rows.rows_with(piece.start, piece.start + piece.length)
+    assert rows.rows_with(0, store.num_tokens) == list(range(rows.num_rows))
+
+
+@pytest.mark.parametrize(
+    ("long_documents", "kept", "dropped"), [("split", 39, 0), ("truncate", 20, 19), ("drop", 8, 31)]
+)
+def test_long_documents_are_split_truncated_or_dropped_and_counted(
+    tmp_path: Path, long_documents, kept, dropped
+):
+    # With their ends: 8 and 31 tokens, for rows of 12.
+    store = write_store(tmp_path / "store", counted_documents([7, 30]))
+    rows = PackedRows(store, rule(long_documents=long_documents))
+    assert (rows.figures.kept_tokens, rows.figures.dropped_tokens) == (kept, dropped)
+    assert rows.figures.long_documents == 1
+    assert (all_rows(rows).segment_ids >= 0).sum() == kept
+
+
+def test_a_plan_is_made_once_and_read_again(tmp_path: Path):
+    store = write_store(tmp_path / "store", counted_documents([4, 30, 6, 2, 9, 11]))
+    first = all_rows(PackedRows(store, rule()))
+    (folder,) = (tmp_path / "store/packing").iterdir()
+    times = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
+    again = all_rows(PackedRows(TokenStore.open(store.path), rule()))
+    np.testing.assert_array_equal(first.tokens, again.tokens)
+    assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == times
+    PackedRows(store, rule(max_documents=2))
+    assert len(list((tmp_path / "store/packing").iterdir())) == 2
+
+
+def test_a_plan_that_was_not_finished_is_made_anew(tmp_path: Path):
+    store = write_store(tmp_path / "store", counted_documents([4, 30, 6, 2, 9, 11]))
+    expected = all_rows(PackedRows(store, rule()))
+    (folder,) = (tmp_path / "store/packing").iterdir()
+    folder.rename(folder.with_name(f"{folder.name}-1"))  # as a killed process leaves it
+    np.testing.assert_array_equal(all_rows(PackedRows(store, rule())).tokens, expected.tokens)
+
+
+def test_a_damaged_plan_is_an_error(tmp_path: Path):
+    store = write_store(tmp_path / "store", counted_documents([4, 30, 6, 2, 9, 11]))
+    PackedRows(store, rule())
+    (shard,) = (tmp_path / "store/packing").glob("*/piece_starts/c/0")
+    content = bytearray(shard.read_bytes())
+    content[3] ^= 1
+    shard.write_bytes(content)
+    with pytest.raises(DataError, match="piece_starts is damaged"):
+        all_rows(PackedRows(store, rule()))
+
+
+def test_weights_go_with_their_tokens(tmp_path: Path):
+    writer = StoreWriter(str(tmp_path / "s"), number_identity(), NUMBERS, has_loss_weights=True)
+    documents = [Document(id="x", text=NUMBERS.decode(ids)) for ids in counted_documents([5, 3, 8])]
+    plain = encoded(documents, NUMBERS)
+    # Each token's weight tells which token it is of.
+    weights = plain.ids.astype(np.float32) / 2
+    batch = EncodedBatch(ids=plain.ids, lengths=plain.lengths, loss_weights=weights)
+    writer.append(np.arange(3), batch)
+    writer.finish(("x",), has_whole_parts=False)
+    found = all_rows(PackedRows(TokenStore.open(str(tmp_path / "s")), rule(row_len=11)))
+    assert found.loss_weights is not None
+    np.testing.assert_array_equal(found.loss_weights, found.tokens / 2)
+
+
+def test_a_store_of_which_every_document_is_dropped_is_refused(tmp_path: Path):
+    store = write_store(tmp_path / "store", counted_documents([50]))
+    with pytest.raises(DataError, match=r"component 'numbers'.*Allowed: a document that is not dr"):
+        PackedRows(store, rule(long_documents="drop"))
+    with pytest.raises(ConfigError, match="rows of 1 tokens"):
+        PackedRows(store, rule(row_len=1))
+
+
+def test_the_figures_are_on_disk_for_whoever_looks(tmp_path: Path):
+    store = write_store(tmp_path / "store", counted_documents([7, 30]))
+    PackedRows(store, rule())
+    (plan,) = (tmp_path / "store/packing").glob("*/plan.json")
+    assert json.loads(plan.read_text())["kept_tokens"] == 39
