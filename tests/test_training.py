@@ -120,13 +120,15 @@ def test_a_run_stopped_in_the_middle_continues_bit_for_bit(straight_run, data, t
 
 
 def test_streams_stages_and_growing_batches_continue_bit_for_bit(data, tmp_path):
-    stream = replace(
-        data.components["words"], train_store=None, stream=StreamConfig(window_documents=8)
-    )
+    stored, streamed = (replace(data.components[name], weight=1.0) for name in ("sums", "words"))
+    stream = StreamConfig(window_documents=8)
     weights = [{"sums": 1.0, "words": 1.0}, {"sums": 0.0, "words": 1.0}]
     mixed = replace(
         data,
-        components={**data.components, "words": stream},
+        components={
+            "sums": stored,
+            "words": replace(streamed, train_store=None, stream=stream),
+        },
         stages=tuple(MixtureStage(start_step=3 * i, weights=w) for i, w in enumerate(weights)),
         packing_mode="packed",
     )

@@ -22,6 +22,8 @@ PACKED = ("data.packing_mode=packed",)
 STAGED = (
     "data.stages=[{start_step: 0, weights: {poems: 1, notes: 0}}, "
     "{start_step: 11, weights: {poems: 0.3, notes: 0.7}}]",
+    "data.components.poems.weight=1",
+    "data.components.notes.weight=1",
 )
 
 

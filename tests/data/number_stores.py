@@ -12,6 +12,7 @@ from chomp.data import (
     Document,
     LmComponentConfig,
     LmDataConfig,
+    Split,
     StoreIdentity,
     StoreManifest,
     TextSource,
@@ -21,6 +22,7 @@ from chomp.data import (
 from chomp.data.store.writer import StoreWriter
 
 EOS = 0
+FRACTION = 0.1
 SHARD_TOKENS = 64
 CHUNK_TOKENS = 16
 
@@ -63,13 +65,15 @@ def line_of(documents: Sequence[Sequence[int]]) -> list[int]:
 
 
 def number_identity(
-    tokenizer: NumberTokenizer = NUMBERS, source_fingerprint: str = "as written"
+    tokenizer: NumberTokenizer = NUMBERS,
+    source_fingerprint: str = "as written",
+    split: Split = "train",
 ) -> StoreIdentity:
     """What a store of numbers is made from."""
     return StoreIdentity(
         name="numbers",
-        split="train",
-        validation_fraction=0.1,
+        split=split,
+        validation_fraction=FRACTION,
         source_fingerprint=source_fingerprint,
         format_fingerprint="numbers",
         tokenizer_hash=tokenizer.content_hash,
@@ -94,11 +98,12 @@ def write_store(
     tokenizer: NumberTokenizer = NUMBERS,
     batch: int = 3,
     source_fingerprint: str = "as written",
+    split: Split = "train",
 ) -> TokenStore:
     """A finished store of those documents, opened."""
     writer = StoreWriter(
         str(path),
-        number_identity(tokenizer, source_fingerprint),
+        number_identity(tokenizer, source_fingerprint, split),
         tokenizer,
         shard_tokens=SHARD_TOKENS,
         chunk_tokens=CHUNK_TOKENS,
@@ -127,7 +132,7 @@ def whole_line(store: TokenStore) -> list[int]:
 def number_data(
     folder: Path, lengths: dict[str, Sequence[int]], weights: dict[str, float] | None = None
 ) -> LmDataConfig:
-    """A data config whose components are stores of counted documents, the same for both splits.
+    """A data config whose components are stores of counted documents, the same in both splits.
 
     "a" counts from 0, "b" from 10,000, "c" from 20,000: a token tells its component. Stores that
     are in the folder already are used as they are.
@@ -138,10 +143,11 @@ def number_data(
         documents = [[first + token for token in ids] for ids in counted_documents(sizes)]
         if not (folder / name).exists():
             write_store(folder / name, documents)
+            write_store(folder / f"{name}-held-out", documents, split="validation")
         components[name] = LmComponentConfig(
             source=TextSource(paths=("not read",)),
             weight=1.0 if weights is None else weights[name],
             train_store=str(folder / name),
-            validation_store=str(folder / name),
+            validation_store=str(folder / f"{name}-held-out"),
         )
-    return LmDataConfig(components=components)
+    return LmDataConfig(components=components, validation_fraction=FRACTION)

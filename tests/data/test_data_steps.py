@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 
 import jaxtyping
@@ -27,6 +28,8 @@ from chomp.data import (
     TokenStore,
     build_eval_datasets,
     build_train_dataset,
+    documents_of_split,
+    source_documents,
     with_data_steps,
 )
 from chomp.errors import ConfigError, DataError
@@ -339,13 +342,13 @@ def test_of_a_stream_only_the_bound_is_part_of_its_validation_store(data, tmp_pa
 
 
 def test_a_component_of_any_stage_gets_a_train_store(data: LmDataConfig, tmp_path: Path):
-    late = with_component(data, "rhymes", weight=0.0)
+    idle = with_component(data, "rhymes", weight=0.0)
     stages = (
         MixtureStage(start_step=0, weights={"numbers": 1.0, "rhymes": 0.0}),
         MixtureStage(start_step=9, weights={"numbers": 0.0, "rhymes": 1.0}),
     )
-    assert "tokens/rhymes-train" not in plan(late, tmp_path)
-    assert changed_steps(replace(late, stages=stages), data, tmp_path) == set()
+    assert "tokens/rhymes-train" not in plan(idle, tmp_path)
+    assert changed_steps(replace(data, stages=stages), data, tmp_path) == set()
 
 
 @pytest.mark.parametrize(
@@ -369,3 +372,35 @@ def test_settings_that_do_not_belong_to_a_kind_of_tokenizer_are_refused(settings
 def test_a_tokenizer_that_is_not_built_yet_cannot_be_loaded():
     with pytest.raises(ConfigError, match="run this config through a launch file"):
         TokenizerConfig().load()
+
+
+def test_a_source_is_known_by_its_content_and_not_by_its_path(data: LmDataConfig, tmp_path: Path):
+    (tmp_path / "moved").mkdir()
+    for file in tmp_path.glob("*.txt"):
+        (tmp_path / "moved" / file.name).write_bytes(file.read_bytes())
+    moved = data
+    for name in data.components:
+        paths = (str(tmp_path / f"moved/{name}-*.txt"),)
+        moved = with_component(moved, name, source=TextSource(paths=paths))
+    assert changed_steps(data, moved, tmp_path / "outputs") == set()
+
+
+def test_errors_of_a_plan_name_the_component(data: LmDataConfig):
+    lost = with_component(data, "rhymes", source=TextSource(paths=("nowhere/*.txt",)))
+    with pytest.raises(DataError, match=r"component 'rhymes': .*matches no file"):
+        with_data_steps(lost)
+    bare = with_component(data, "rhymes", source=None)
+    with pytest.raises(ConfigError, match=r"data\.components\.rhymes without a source\. Allowed"):
+        with_data_steps(bare)
+
+
+def test_a_tokenizer_may_learn_from_the_first_documents_only(data: LmDataConfig, tmp_path: Path):
+    few = replace(data, tokenizer=TokenizerConfig(vocab_size=300, training_documents=2))
+    steps = plan(few, tmp_path / "outputs")
+    run_all({"tokenizer/bpe": steps["tokenizer/bpe"]})
+    texts = []
+    for name in sorted(data.components):
+        documents = source_documents(data.components[name].source)
+        texts += [d.text for d in islice(documents_of_split(documents, "train", 0.2), 2)]
+    expected = train_bpe(texts, vocab_size=300).content_hash
+    assert load_tokenizer(steps["tokenizer/bpe"].path).content_hash == expected

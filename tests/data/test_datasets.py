@@ -1,5 +1,7 @@
 """Examples by number: pure, complete in every epoch, and named by what decides them."""
 
+import json
+import re
 import shutil
 from dataclasses import replace
 from itertools import pairwise
@@ -9,7 +11,15 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from number_stores import EOS, NUMBERS, NumberTokenizer, counted_documents, number_data, write_store
+from number_stores import (
+    EOS,
+    NUMBERS,
+    NumberTokenizer,
+    counted_documents,
+    number_data,
+    rehash_manifest,
+    write_store,
+)
 
 from chomp.data import (
     BatchSchedule,
@@ -271,7 +281,8 @@ def test_a_bpe_vocabulary_too_small_for_bytes_is_refused_before_anything_is_buil
         ConfigError, match=r"data\.tokenizer\.vocab_size=256 of a BPE\. Allowed: 257"
     ):
         TokenizerConfig(vocab_size=256)
-    TokenizerConfig(kind="byte", vocab_size=256)
+    with pytest.raises(ConfigError, match=r"vocab_size=256 with data\.tokenizer\.kind=byte"):
+        TokenizerConfig(kind="byte", vocab_size=256)
 
 
 def names_served(dataset: TrainDataset, start: int, stop: int) -> list[str]:
@@ -299,7 +310,8 @@ def test_stages_begin_with_their_steps_whatever_the_batch_sizes(folder: Path):
 def test_a_component_of_a_later_stage_alone_is_opened(folder: Path):
     data = number_data(folder, LENGTHS, {"a": 1.0, "b": 0.0})
     assert set(dataset_of(data).components) == {"a"}
-    later = staged(data, (0, {"a": 1.0, "b": 0.0}), (9, {"a": 1.0, "b": 0.1}))
+    both = number_data(folder, LENGTHS)
+    later = staged(both, (0, {"a": 1.0, "b": 0.0}), (9, {"a": 1.0, "b": 0.1}))
     assert set(dataset_of(later).components) == {"a", "b"}
     assert later.weights == {"a": 1.0, "b": 0.1}
 
@@ -411,3 +423,56 @@ def test_stream_semantics_let_attention_go_over_the_row(folder: Path):
     flowing = dataset_of(replace(data, stream_semantics=True)).examples(0, 8)
     assert flowing.attn_mask.segment_ids is None
     np.testing.assert_array_equal(flowing.loss_weight, isolated.loss_weight)
+
+
+def test_a_store_of_another_split_is_refused(folder: Path):
+    data = number_data(folder, {"a": LENGTHS["a"]})
+    component = data.components["a"]
+    leaking = replace(component, train_store=component.validation_store)
+    with pytest.raises(DataError, match=r"'a': train_store .* which is the validation split at"):
+        dataset_of(replace(data, components={"a": leaking}))
+    with pytest.raises(DataError, match=r"the train split at data\.validation_fraction=0\.2"):
+        dataset_of(replace(data, validation_fraction=0.2))
+    with pytest.raises(DataError, match=r"'a': validation_store .* which is the validation split"):
+        build_eval_datasets(replace(data, validation_fraction=0.2), NUMBERS, seq_len=8)
+
+
+def test_a_store_that_was_moved_is_the_same_data(dataset: TrainDataset, folder: Path, tmp_path):
+    shutil.copytree(folder, tmp_path / "moved")
+    for name in LENGTHS:
+        parts = json.loads((tmp_path / "moved" / name / "parts.json").read_text())
+        parts["names"] = [f"elsewhere/{part}" for part in parts["names"]]
+        (tmp_path / "moved" / name / "parts.json").write_text(json.dumps(parts))
+        manifest = json.loads((tmp_path / "moved" / name / "manifest.json").read_text())
+        sums = {**manifest["checksums"], "parts.json": ["another"]}
+        rehash_manifest(tmp_path / "moved" / name, checksums=sums)
+    moved = number_data(tmp_path / "moved", LENGTHS, {"a": 0.75, "b": 0.25})
+    assert dataset_of(moved).fingerprint() == dataset.fingerprint()
+
+
+def test_the_defaults_of_packing_are_the_same_written_out(folder: Path):
+    data = replace(number_data(folder, LENGTHS), packing_mode="packed")
+    written = replace(data, packing=PackingConfig())
+    assert dataset_of(data).fingerprint() == dataset_of(written).fingerprint()
+
+
+@pytest.mark.parametrize("starts", [[5], [0, 7, 7], [0, 9, 3]])
+def test_stages_that_do_not_begin_at_0_or_go_back_are_told_in_steps(folder: Path, starts):
+    data = number_data(folder, LENGTHS)
+    with pytest.raises(ConfigError, match=re.escape(f"start at the steps {starts}")):
+        staged(data, *[(start, {"a": 1.0, "b": 1.0}) for start in starts])
+
+
+def test_weights_are_in_one_place(folder: Path):
+    data = number_data(folder, LENGTHS, {"a": 0.0, "b": 1.0})
+    with pytest.raises(ConfigError, match=r"data\.components\.a\.weight beside data\.stages"):
+        staged(data, (0, {"a": 1.0, "b": 1.0}))
+
+
+def test_tokens_that_packing_leaves_out_are_told(folder: Path, caplog):
+    data = number_data(folder, {"a": LENGTHS["a"]})
+    dataset_of(packed(data), seq_len=16)
+    assert caplog.text == ""
+    dataset_of(packed(data, long_documents="drop"), seq_len=16)
+    # With their ends, three of the documents have 31, 21 and 29 tokens.
+    assert "component 'a': 3 documents are longer than a row, and 81 of their" in caplog.text

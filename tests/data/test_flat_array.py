@@ -2,6 +2,8 @@
 
 import gc
 import os
+import subprocess
+import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -309,3 +311,31 @@ def test_a_place_that_cannot_be_written_is_a_storage_error(tmp_path: Path):
 def test_an_array_opens_by_a_relative_path(path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(path.parent)
     assert read_all(Path("array")) == VALUES.tolist()
+
+
+FEW_FILES = """
+import resource, sys
+import numpy as np
+from chomp.data.store.flat_array import FlatArray
+from chomp.errors import StorageError
+
+array = FlatArray.open(sys.argv[1])
+resource.setrlimit(resource.RLIMIT_NOFILE, (4, 4))
+try:
+    array.read_all()
+except StorageError as error:
+    print(error)
+"""
+
+
+def test_a_lack_of_file_descriptors_is_not_called_damage(tmp_path: Path):
+    writer = FlatArrayWriter(
+        str(tmp_path / "array"), "uint16", shard_len=16, chunk_len=4, is_new=True
+    )
+    writer.write(0, np.arange(160, dtype=np.uint16))
+    done = subprocess.run(
+        [sys.executable, "-c", FEW_FILES, str(tmp_path / "array")], capture_output=True, text=True
+    )
+    assert "could not be read: " in done.stdout, done.stderr
+    assert "Too many open files" in done.stdout
+    assert "delete" not in done.stdout

@@ -109,6 +109,15 @@ def test_a_plan_that_was_not_finished_is_made_anew(tmp_path: Path):
     np.testing.assert_array_equal(all_rows(PackedRows(store, rule())).tokens, expected.tokens)
 
 
+def test_a_plan_does_not_outlive_the_tokens_it_is_of(tmp_path: Path):
+    PackedRows(write_store(tmp_path / "store", counted_documents([4, 30, 6])), rule())
+    (tmp_path / "store/manifest.json").unlink()
+    other = write_store(tmp_path / "store", counted_documents([9, 2, 11, 25]))
+    rows = PackedRows(other, rule())
+    assert rows.figures.kept_tokens == other.num_tokens
+    assert len(list((tmp_path / "store/packing").iterdir())) == 1
+
+
 def test_a_damaged_plan_is_an_error(tmp_path: Path):
     store = write_store(tmp_path / "store", counted_documents([4, 30, 6, 2, 9, 11]))
     PackedRows(store, rule())

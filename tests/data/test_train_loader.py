@@ -252,6 +252,19 @@ def test_a_loader_of_streams_goes_on_from_the_state_of_any_step(packing_mode, on
     unbroken.dataset.close()
 
 
+def test_a_stream_that_was_not_restored_does_not_serve_the_rows_of_another_step(one_device_mesh):
+    loader = build_train_loader(dataset_of(stream_data()), one_device_mesh)
+    with pytest.raises(DataError, match=r"row 8 of the stream 's', which stands at row 0"):
+        next(iter_from_step(loader, 2, 9))
+    loader.close()
+
+
+def test_rows_come_in_the_order_they_are_asked_for(loader: TrainLoader):
+    rows = np.asarray([3, 0, 2])
+    some, whole = loader.host_batch(5, rows), loader.host_batch(5)
+    np.testing.assert_array_equal(some.tokens, whole.tokens[:, rows])
+
+
 def test_a_checkpoint_of_other_streams_is_refused(dataset, one_device_mesh):
     loader = build_train_loader(dataset, one_device_mesh)
     assert loader.stream_states(3) is None

@@ -122,8 +122,9 @@ def run_config(launch: GrugBaseLaunchConfig) -> GrugRunConfig:
     lengths = (launch.trainer.seq_len, "model.max_seq_len", launch.model.max_seq_len)
     require_at_most("train.seq_len", *lengths)
     launch.optimizer.schedule(launch.trainer.steps)  # refuses a warmup longer than the run
-    # Refuses weights that leave nothing to train on.
-    mixture_of(launch.data, BatchSchedule(launch.trainer.batch_size, launch.trainer.grad_accum))
+    trainer = launch.trainer
+    batches = BatchSchedule(trainer.batch_size, trainer.grad_accum)
+    mixture_of(launch.data, batches, total_steps=trainer.steps)  # refuses weights that never come
     return validated(
         GrugRunConfig(
             model=launch.model,

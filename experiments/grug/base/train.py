@@ -269,8 +269,9 @@ def run_grug(config: GrugRunConfig) -> None:
     mesh = create_mesh(config.mesh)
     with jax.set_mesh(mesh), RunFolder.open(config.output_path) as folder:
         run = open_run(config, mesh, folder)
-        state, checkpointer, tokens_seen = build_or_restore(run)
-        train(run, state, checkpointer, tokens_seen)
+        with closing(run.loader):
+            state, checkpointer, tokens_seen = build_or_restore(run)
+            train(run, state, checkpointer, tokens_seen)
 
 
 def open_run(config: GrugRunConfig, mesh: Mesh, folder: RunFolder) -> Run:

@@ -5,6 +5,7 @@ Until the executor has run, a path here may be a marker: "the output of that ste
 
 import math
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Literal
 
 from chomp.config import Config, setting
@@ -12,7 +13,7 @@ from chomp.data.mixture import StopStrategy
 from chomp.data.packing import LongDocuments
 from chomp.data.shuffle import BlockShuffleConfig
 from chomp.data.sources.formats import Format, TextFormat
-from chomp.data.sources.source import EmbeddedSource, Source
+from chomp.data.sources.source import Source
 from chomp.data.streams.stream import StreamConfig
 from chomp.data.tokenizer_config import TokenizerConfig
 from chomp.errors import require, require_positive
@@ -27,10 +28,11 @@ _OTHER_NAMES: dict[str, PackingMode] = {"sequential": "concat", "bin": "packed"}
 class LmComponentConfig(Config):
     """One named body of text. The stores are filled in by the launch file that builds them."""
 
-    source: Source = field(default_factory=EmbeddedSource)
+    source: Source | None = None  # may be left out where both stores are given
     format: Format = field(default_factory=TextFormat)
     weight: float = 1.0  # share of training examples; 0: evaluated, never trained on
-    tags: tuple[str, ...] = ()  # groups it is also evaluated under, such as "text/web"
+    # Groups it is also evaluated under, such as "text/web".
+    tags: tuple[str, ...] = setting(default=(), mark="cosmetic")
     stream: StreamConfig | None = None  # train straight from the source, without a store
     # Where they are is cosmetic: what is in them is told by the run's data fingerprint.
     train_store: str | None = setting(default=None, mark="cosmetic")
@@ -49,6 +51,17 @@ class LmComponentConfig(Config):
             allowed="one of them: a stream is read without a store",
             fix="leave out stream to train from the store, which is shuffled better",
         )
+
+    def required_source(self, name: str) -> Source:
+        """The source of the component of that name, which something has to be made from."""
+        require(
+            self.source is not None,
+            given=f"data.components.{name} without a source",
+            allowed="a source, or the folders of both stores",
+            fix=f"set data.components.{name}.source, or train_store and validation_store",
+        )
+        assert self.source is not None
+        return self.source
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,7 +97,7 @@ class LmDataConfig(Config):
     stages: tuple[MixtureStage, ...] = ()  # weights by step; empty: the components' own
     # When a component has been read once: begin it again, or let the data end there.
     stop_strategy: StopStrategy = "restart"
-    shuffle: bool | BlockShuffleConfig = True  # rows, anew every epoch
+    shuffle: bool | BlockShuffleConfig = True  # rows of stores, anew every epoch
     packing_mode: PackingMode = "concat"  # windows over the line of documents, or whole documents
     packing: PackingConfig | None = None  # of packed rows; None: its defaults
     validation_fraction: float = 0.05  # of documents, by hash
@@ -117,6 +130,14 @@ class LmDataConfig(Config):
         )
         for number, stage in enumerate(self.stages):
             _check_stage(number, stage, self.components)
+        _check_starts([stage.start_step for stage in self.stages])
+        weighted = [name for name, part in self.components.items() if part.weight != 1.0]
+        require(
+            not self.stages or not weighted,
+            given=f"data.components.{next(iter(weighted), '')}.weight beside data.stages",
+            allowed="weights in one place: with stages, in the stages",
+            fix="leave out the weight of the component, or set it to 1, its default",
+        )
 
     @property
     def weights(self) -> dict[str, float]:
@@ -141,6 +162,15 @@ def _check_names(components: dict[str, LmComponentConfig]) -> None:
             fix='name each component for what it holds, such as "code"; '
             "the name is part of paths and metrics",
         )
+
+
+def _check_starts(starts: list[int]) -> None:
+    require(
+        starts[:1] in ([], [0]) and all(a < b for a, b in pairwise(starts)),
+        given=f"data.stages that start at the steps {starts}",
+        allowed="a first stage at step 0, and each later than the one before",
+        fix="list the stages in their order, the first with start_step: 0",
+    )
 
 
 def _check_stage(

@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Int
 
 from chomp.data.batch_schedule import BatchSchedule
-from chomp.data.config import LmDataConfig
+from chomp.data.config import LmDataConfig, PackingConfig
 from chomp.data.examples import GrugLmExample
 from chomp.data.forecast import Forecast, forecast
 from chomp.data.mixture import Mixture, mixture_length, require_served
@@ -89,15 +89,15 @@ class TrainDataset:
         """
         components, positions = self.mixture.assign(start, stop)
         keep = np.arange(stop - start) if keep is None else keep
-        is_kept = np.zeros(stop - start, np.bool_)
-        is_kept[keep] = True
-        component_of_kept = components[keep]
+        # Where each example goes in what is returned; -1: it is not kept.
+        place = np.full(stop - start, -1)
+        place[keep] = np.arange(len(keep))
         rows = _empty_rows(len(keep), self.seq_len)
         weights: np.ndarray | None = None
         for i, component in enumerate(self.components.values()):
             mine = np.flatnonzero(components == i)
-            found = component.read(positions[mine], is_kept[mine])
-            target = np.flatnonzero(component_of_kept == i)
+            found = component.read(positions[mine], place[mine] >= 0)
+            target = place[mine][place[mine] >= 0]
             rows.tokens[target], rows.segment_ids[target] = found.tokens, found.segment_ids
             if found.loss_weights is not None:
                 weights = np.ones(rows.tokens.shape, np.float32) if weights is None else weights
@@ -131,7 +131,7 @@ class TrainDataset:
             self.seq_len,
             self.mixture.identity,
             config.packing_mode,
-            config.packing,
+            (config.packing or PackingConfig()) if config.packing_mode == "packed" else None,
             config.shuffle,
         )
         digest = hashlib.sha256(repr(parts).encode())
@@ -189,12 +189,11 @@ class EvalDataset:
     def __init__(
         self, name: str, config: LmDataConfig, tokenizer: Tokenizer, *, seq_len: int
     ) -> None:
-        component = config.components[name]
         self.name = name
-        self.tags = (name, *component.tags)
+        self.tags = (name, *config.components[name].tags)
         self._config = config
         self._eos_id = tokenizer.eos_id
-        store = opened_store(name, component, "validation", tokenizer)
+        store = opened_store(name, config, "validation", tokenizer)
         self._rows = ConcatRows(store, seq_len, is_eval=True)
 
     @property
@@ -239,9 +238,8 @@ def build_train_dataset(
     """
     dataset = TrainDataset(config, tokenizer, seq_len=seq_len, seed=seed, batches=batches)
     if total_steps is not None:
-        needed = batches.examples_before(total_steps)
-        require_served(dataset.mixture, needed)
-        _require_enough(dataset, total_steps, needed)
+        mixture_of(config, batches, total_steps=total_steps)
+        _require_enough(dataset, total_steps, batches.examples_before(total_steps))
         if not dataset.streams:  # how long an epoch of a stream is, nobody knows
             for warning in dataset.forecast(total_steps).warnings():
                 log.warning(warning)
@@ -257,13 +255,18 @@ def build_eval_datasets(
     ]
 
 
-def mixture_of(config: LmDataConfig, batches: BatchSchedule) -> Mixture:
-    """The mixture a config asks for; stages that begin at steps begin at their first examples."""
-    if not config.stages:
-        return Mixture(config.weights)
-    return Mixture(
-        [(batches.examples_before(stage.start_step), stage.weights) for stage in config.stages]
-    )
+def mixture_of(
+    config: LmDataConfig, batches: BatchSchedule, *, total_steps: int | None = None
+) -> Mixture:
+    """The mixture a config asks for; stages that begin at steps begin at their first examples.
+
+    With `total_steps`, refuses a weight that would not yield an example in the whole run.
+    """
+    stages = [(batches.examples_before(stage.start_step), stage.weights) for stage in config.stages]
+    mixture = Mixture(stages or config.weights)
+    if total_steps is not None:
+        require_served(mixture, batches.examples_before(total_steps))
+    return mixture
 
 
 def examples_of(

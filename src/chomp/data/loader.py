@@ -84,6 +84,10 @@ class TrainLoader:
         """Put the streams where a checkpoint says they stood."""
         self.dataset.restore_streams(states)
 
+    def close(self) -> None:
+        """End the threads of streams."""
+        self.dataset.close()
+
     def _note_states(self, step: int) -> None:
         states = self.dataset.stream_states()
         assert states is not None

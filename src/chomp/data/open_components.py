@@ -1,6 +1,6 @@
 """The components of a run, open for training: rows of a store at any position, or of a stream."""
 
-import hashlib
+import logging
 from collections.abc import Mapping
 from typing import Any
 
@@ -8,16 +8,19 @@ import numpy as np
 from jaxtyping import Bool, Int
 
 from chomp.config import fingerprint
-from chomp.data.config import LmComponentConfig, LmDataConfig, PackingConfig
+from chomp.data.config import LmDataConfig, PackingConfig
 from chomp.data.documents import Split
-from chomp.data.packed_rows import PackedRows, PackingRule
+from chomp.data.packed_rows import PackedRows, PackingFigures, PackingRule
+from chomp.data.packing import LongDocuments
 from chomp.data.rows import ConcatRows, RowBatch, Rows
 from chomp.data.shuffle import RowOrder
 from chomp.data.sources.source import source_fingerprint
-from chomp.data.store.token_store import TokenStore
+from chomp.data.store.token_store import PARTS, TokenStore
 from chomp.data.streams.stream import StreamRows
-from chomp.errors import DataError, message
+from chomp.errors import DataError, StorageError, message
 from chomp.tokenize import Tokenizer
+
+log = logging.getLogger(__name__)
 
 # Axes: N rows that are asked for.
 
@@ -44,8 +47,10 @@ class StoreComponent:
         return self.rows.read(self.order.rows(positions[is_kept]))
 
     def fingerprint(self) -> str:
-        """SHA-256 of the store's manifest, which holds the checksums of its content."""
-        return hashlib.sha256(repr(self.rows.store.manifest).encode()).hexdigest()
+        """SHA-256 of what the store is made from and of its content, wherever its files were."""
+        manifest = self.rows.store.manifest
+        content = {name: sums for name, sums in manifest.checksums.items() if name != PARTS}
+        return fingerprint([manifest.identity, content])
 
 
 class StreamComponent:
@@ -54,6 +59,7 @@ class StreamComponent:
     def __init__(self, rows: StreamRows, identity: str) -> None:
         self._rows = rows
         self._identity = identity
+        self._served = 0
 
     @property
     def utilization(self) -> float:
@@ -61,8 +67,18 @@ class StreamComponent:
         return self._rows.utilization
 
     def read(self, positions: Int[np.ndarray, " N"], is_kept: Bool[np.ndarray, " N"]) -> RowBatch:
-        """The kept ones of the next rows. The mixture asks for a component's rows in order."""
+        """The kept ones of the next rows, which have to be those at the positions."""
+        if len(positions) and positions[0] != self._served:
+            raise DataError(
+                message(
+                    given=f"row {positions[0]} of the stream {self._rows.name!r}, which stands at "
+                    f"row {self._served}",
+                    allowed="the rows of a stream one after the other",
+                    fix="restore the state that was saved with the step to go on from",
+                )
+            )
         found = self._rows.read(len(positions))
+        self._served += len(positions)
         weights = found.loss_weights
         return RowBatch(
             tokens=found.tokens[is_kept],
@@ -76,11 +92,12 @@ class StreamComponent:
 
     def state(self) -> dict[str, Any]:
         """Where the stream stands."""
-        return self._rows.state()
+        return {"rows_served": self._served, **self._rows.state()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from a state."""
         self._rows.restore(state)
+        self._served = state["rows_served"]
 
     def close(self) -> None:
         """End the stream's thread."""
@@ -94,8 +111,9 @@ def opened_component(
     component = config.components[name]
     packing = config.packing or PackingConfig()
     if component.stream is not None:
+        source = component.required_source(name)
         rows = StreamRows(
-            component.source,
+            source,
             component.format,
             tokenizer,
             name=name,
@@ -107,9 +125,10 @@ def opened_component(
             validation_fraction=config.validation_fraction,
             config=component.stream,
         )
-        parts = [source_fingerprint(component.source), tokenizer.content_hash]
-        return StreamComponent(rows, fingerprint([*parts, component.format, component.stream]))
-    store = opened_store(name, component, "train", tokenizer)
+        parts = [source_fingerprint(source), tokenizer.content_hash, component.format]
+        windows = [component.stream.window_documents, component.stream.shuffle]
+        return StreamComponent(rows, fingerprint([*parts, *windows]))
+    store = opened_store(name, config, "train", tokenizer)
     stored: Rows
     if config.packing_mode == "concat":
         stored = ConcatRows(store, seq_len)
@@ -120,14 +139,23 @@ def opened_component(
             long_documents=packing.long_documents,
         )
         stored = PackedRows(store, rule)
+        _tell_dropped(name, stored.figures, packing.long_documents)
     order = RowOrder(stored.num_rows, seed=seed, name=name, shuffle=config.shuffle)
     return StoreComponent(stored, order)
 
 
-def opened_store(
-    name: str, component: LmComponentConfig, split: Split, tokenizer: Tokenizer
-) -> TokenStore:
-    """The store of one split of a component; it must be of this tokenizer."""
+def _tell_dropped(name: str, figures: PackingFigures, rule: LongDocuments) -> None:
+    if figures.dropped_tokens:
+        log.warning(
+            "component %r: %d documents are longer than a row, and %d of their tokens are left out "
+            "(data.packing.long_documents=%s)",
+            *(name, figures.long_documents, figures.dropped_tokens, rule),
+        )
+
+
+def opened_store(name: str, config: LmDataConfig, split: Split, tokenizer: Tokenizer) -> TokenStore:
+    """The store of one split of a component; it must be of this split and tokenizer."""
+    component = config.components[name]
     path = component.train_store if split == "train" else component.validation_store
     if path is None:
         raise DataError(
@@ -139,6 +167,23 @@ def opened_store(
             )
         )
     try:
-        return TokenStore.open(path, tokenizer_hash=tokenizer.content_hash)
-    except DataError as error:
-        raise DataError(f"component {name!r}: {error}") from error
+        store = TokenStore.open(path, tokenizer_hash=tokenizer.content_hash)
+    except (DataError, StorageError) as error:
+        raise type(error)(f"component {name!r}: {error}") from error
+    _require_split(name, store, split, config.validation_fraction)
+    return store
+
+
+def _require_split(name: str, store: TokenStore, split: Split, fraction: float) -> None:
+    """Two stores that were split in different ways may share documents: held out from nothing."""
+    found = store.manifest.identity
+    if (found.split, found.validation_fraction) != (split, fraction):
+        raise DataError(
+            message(
+                given=f"component {name!r}: {split}_store {store.path}, which is the {found.split} "
+                f"split at validation_fraction={found.validation_fraction}",
+                allowed=f"the {split} split at data.validation_fraction={fraction}",
+                fix="name the store of that split, or set the data.validation_fraction it was "
+                "built with",
+            )
+        )

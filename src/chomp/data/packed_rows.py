@@ -5,7 +5,7 @@ that opening it costs nothing and memory does not grow with the corpus.
 """
 
 import hashlib
-import os
+import uuid
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 
@@ -16,7 +16,7 @@ from chomp.data.packing import PACKING_WINDOW, LongDocuments, PackedWindow, pack
 from chomp.data.progress import progress_bar
 from chomp.data.rows import Piece, RowBatch, require_row_len, spread, too_small
 from chomp.data.store.flat_array import FlatArray, FlatArrayWriter
-from chomp.data.store.token_store import TokenStore
+from chomp.data.store.token_store import PACKING, TokenStore
 from chomp.errors import StorageError
 from chomp.kernels.attention.mask import PAD_SEGMENT
 from chomp.storage import exists, join, make_folder, read_json, remove_tree, rename_folder
@@ -24,7 +24,6 @@ from chomp.storage import write_json_atomic as write_json
 
 # Axes: N rows, T tokens of a row, P pieces.
 
-PACKING = "packing"
 _PLAN = "plan.json"
 _PLAN_VERSION = 1
 _SHARD, _CHUNK = 1 << 18, 1 << 12
@@ -148,20 +147,24 @@ class PackedRows:
 
 
 def planned(store: TokenStore, rule: PackingRule) -> str:
-    """The folder of the store's plan by that rule, which is made if it is not there."""
-    folder = join(store.path, PACKING, rule.key)
+    """The folder of the store's plan by that rule, which is made if it is not there.
+
+    Its name holds the hash of the store's manifest: a plan never outlives the tokens it is of.
+    """
+    folder = join(store.path, PACKING, f"{rule.key}-{store.manifest.own_hash[:16]}")
     if exists(join(folder, _PLAN)):
         return folder
-    # Written aside and given its name at the end: another process may be making the same plan.
-    aside = join(store.path, PACKING, f"{rule.key}-{os.getpid()}")
+    # Written aside and given its name at the end: another process, here or on another host, may be
+    # making the same plan.
+    aside = f"{folder}-{uuid.uuid4().hex[:8]}"
     make_folder(aside)
-    _write_plan(store, rule, aside)
     try:
+        _write_plan(store, rule, aside)
         rename_folder(aside, folder)
-    except StorageError:
-        if not exists(join(folder, _PLAN)):
-            raise
+    except BaseException as error:
         remove_tree(aside)
+        if not isinstance(error, StorageError) or not exists(join(folder, _PLAN)):
+            raise
     return folder
 
 

@@ -9,10 +9,19 @@ from chomp.data.documents import Split
 from chomp.data.sources.source import Source, source_fingerprint
 from chomp.data.store.build import StoreBuildConfig, build_store
 from chomp.data.tokenizer_build import TokenizerBuildConfig, build_tokenizer, file_hash
+from chomp.errors import DataError, StorageError
 from chomp.executor import ExecutorStep, output_path_of, this_output_path, versioned
 from chomp.tokenize import load_tokenizer
 
-Fingerprint = Callable[[Source], str]
+Fingerprint = Callable[[str, Source], str]
+
+
+def named_fingerprint(name: str, source: Source) -> str:
+    """The fingerprint of a component's source; an error names the component."""
+    try:
+        return source_fingerprint(source)
+    except (DataError, StorageError) as error:
+        raise type(error)(f"component {name!r}: {error}") from error
 
 
 def with_data_steps(data: LmDataConfig) -> LmDataConfig:
@@ -23,7 +32,7 @@ def with_data_steps(data: LmDataConfig) -> LmDataConfig:
     has no train store either.
     """
     # A source is read once for all of its steps; one whose paths are all given is not read.
-    fingerprint_of = cache(source_fingerprint)
+    fingerprint_of = cache(named_fingerprint)
     tokenizer = data.tokenizer.path or output_path_of(tokenizer_step(data, fingerprint_of))
     weights = data.weights
 
@@ -41,13 +50,14 @@ def with_data_steps(data: LmDataConfig) -> LmDataConfig:
 
 
 def tokenizer_step(
-    data: LmDataConfig, fingerprint_of: Fingerprint = source_fingerprint
+    data: LmDataConfig, fingerprint_of: Fingerprint = named_fingerprint
 ) -> ExecutorStep:
     """The step that makes the tokenizer; a BPE learns from the train split of every component."""
     # Only a BPE reads documents, so only there are sources part of the identity.
     weights = data.weights if data.tokenizer.kind == "bpe" else {}
-    trained_on = [data.components[name] for name in sorted(weights) if weights[name] > 0]
-    sources = tuple(component.source for component in trained_on)
+    names = [name for name in sorted(weights) if weights[name] > 0]
+    trained_on = [data.components[name] for name in names]
+    sources = tuple(data.components[name].required_source(name) for name in names)
     file = data.tokenizer.file
     return ExecutorStep(
         name=f"tokenizer/{data.tokenizer.kind}",
@@ -57,9 +67,9 @@ def tokenizer_step(
             output_path=this_output_path(),
             tokenizer=versioned(data.tokenizer),
             file_hash=versioned(None if file is None else file_hash(file)),
-            sources=versioned(sources),
+            sources=sources,  # where they are does not count, what they hold does
             formats=versioned(tuple(component.format for component in trained_on)),
-            source_fingerprints=versioned(tuple(map(fingerprint_of, sources))),
+            source_fingerprints=versioned(tuple(map(fingerprint_of, names, sources))),
             validation_fraction=versioned(data.validation_fraction),
         ),
     )
@@ -70,10 +80,11 @@ def store_step(
     split: Split,
     data: LmDataConfig,
     tokenizer_path: str,
-    fingerprint_of: Fingerprint = source_fingerprint,
+    fingerprint_of: Fingerprint = named_fingerprint,
 ) -> ExecutorStep:
     """The step that turns one split of one component into tokens."""
     component = data.components[name]
+    source = component.required_source(name)
     # All of a stream's held-out documents would take a reading of the whole stream.
     is_bounded = component.stream is not None and split == "validation"
     most = component.stream.max_validation_documents if component.stream and is_bounded else None
@@ -84,8 +95,8 @@ def store_step(
         config=StoreBuildConfig(
             output_path=this_output_path(),
             name=versioned(name),
-            source=versioned(component.source),
-            source_fingerprint=versioned(fingerprint_of(component.source)),
+            source=source,  # where it is does not count, what it holds does
+            source_fingerprint=versioned(fingerprint_of(name, source)),
             format=versioned(component.format),
             split=versioned(split),
             validation_fraction=versioned(data.validation_fraction),

@@ -3,7 +3,7 @@
 import hashlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, islice
 
 from chomp.config import Config
 from chomp.data.documents import Document, documents_of_split
@@ -68,10 +68,15 @@ def _tokenizer(config: TokenizerBuildConfig) -> Tokenizer:
 
 
 def _training_texts(config: TokenizerBuildConfig) -> Iterator[str]:
-    documents = documents_of_split(
-        chain.from_iterable(map(source_documents, config.sources, config.formats)),
-        "train",
-        config.validation_fraction,
+    most = config.tokenizer.training_documents
+    documents = chain.from_iterable(
+        islice(
+            documents_of_split(
+                source_documents(source, format), "train", config.validation_fraction
+            ),
+            most,
+        )
+        for source, format in zip(config.sources, config.formats, strict=True)
     )
     # Documents that came tokenized have no text to learn from.
     texts = (_text_of(document) for document in documents if document.ids is None)

@@ -12,7 +12,7 @@ TokenizerKind = Literal["bpe", "byte", "json", "hub"]
 
 # Which fields a kind reads, besides `path`; any other has to be left alone.
 _FIELDS: dict[TokenizerKind, frozenset[str]] = {
-    "bpe": frozenset({"vocab_size"}),
+    "bpe": frozenset({"vocab_size", "training_documents"}),
     "byte": frozenset(),
     "json": frozenset({"file", "eos", "bos"}),
     "hub": frozenset({"name", "revision", "eos", "bos"}),
@@ -29,6 +29,8 @@ class TokenizerConfig(Config):
 
     kind: TokenizerKind = "bpe"
     vocab_size: int = 2048  # of a trained BPE
+    # That a BPE learns from, the first of each component; None: all. A stream may have no end.
+    training_documents: int | None = None
     file: str | None = None  # of kind json
     name: str | None = None  # of kind hub
     revision: str | None = None  # of kind hub; None: the newest
@@ -52,10 +54,10 @@ class TokenizerConfig(Config):
                 fix=f"set data.tokenizer.{needed}",
             )
         for other in fields(self):
-            is_read = other.name in ("kind", "path", "vocab_size", *_FIELDS[self.kind])
+            is_read = other.name in ("kind", "path", *_FIELDS[self.kind])
             value = getattr(self, other.name)
             require(
-                is_read or value is None,
+                is_read or value == other.default,
                 given=f"data.tokenizer.{other.name}={value} with data.tokenizer.kind={self.kind}",
                 allowed=f"{', '.join(sorted(_FIELDS[self.kind])) or 'no further fields'}",
                 fix=f"leave {other.name} out, or choose the kind that reads it",

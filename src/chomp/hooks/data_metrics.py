@@ -32,7 +32,7 @@ def data_metrics(loader: TrainLoader, step: int) -> dict[str, Any]:
 
 
 class TensorStoreCounters:
-    """TensorStore's own counters, on rows of every n-th step that an environment variable asks for.
+    """TensorStore's own counters, every n steps, as an environment variable asks for.
 
     Reads of chunks that were checked before go past TensorStore and are not among them.
     """
@@ -46,11 +46,13 @@ class TensorStoreCounters:
             fix=f"set {_EVERY_VARIABLE}=100, or unset it",
         )
         self._every = int(text)
+        self._periods = 0
 
     def metrics(self, step: int) -> dict[str, float]:
-        """The counters, if the row of this step carries them."""
-        if not self._every or (step + 1) % self._every:
+        """The counters, if a period has ended since the last row that carried them."""
+        if not self._every or (step + 1) // self._every == self._periods:
             return {}
+        self._periods = (step + 1) // self._every
         found: dict[str, float] = {}
         for metric in ts.experimental_collect_matching_metrics("/tensorstore/"):
             name = metric["name"].removeprefix("/tensorstore/")

@@ -118,7 +118,7 @@ class JsonTokenizer:
         elif not self.can_encode_any_text and pieces.model == "BPE":
             # Without an unknown token a BPE drops what it does not know. With one that is not in
             # its vocabulary it fails, as the other models do.
-            self._tokenizer.model.unk_token = "none"
+            self._tokenizer.model.unk_token = _name_without_id(self._tokenizer)
         ids = map(self._tokenizer.token_to_id, looked_for)
         return frozenset(i for i in ids if i is not None)
 
@@ -205,3 +205,11 @@ def _refuse_moved_ids(
                 fix="fill the gaps in its vocabulary with unused pieces",
             )
         )
+
+
+def _name_without_id(tokenizer: HuggingFaceTokenizer) -> str:
+    """A token's name that the vocabulary does not have."""
+    name = "<unknown>"
+    while tokenizer.token_to_id(name) is not None:
+        name += ">"
+    return name

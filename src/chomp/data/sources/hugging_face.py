@@ -70,7 +70,9 @@ class HuggingFaceSource(Config):
         names = [self.name, self.split, self.revision]
         local = self._local_files()
         if local:
-            return hash_of_files(local, salt=f"{self.kind} {names}")
+            # The library tells splits apart by the names of files.
+            inner = [os.path.basename(file) for file in local]
+            return hash_of_files(local, salt=f"{self.kind} {names} {inner}")
         content = None if self.streaming else self._loaded()._fingerprint
         return fingerprint([self.kind, self.path, list(self.data_files), *names, content])
 
@@ -134,7 +136,7 @@ def _explained(what: str) -> Iterator[None]:
             message(
                 given=f"{what} cannot be read now: {reason}",
                 allowed="a dataset that can be reached",
-                fix="see the error above this one for what the library said",
+                fix="look to the network and the hub, or name a local dataset, and run it again",
             )
         ) from error
 

@@ -114,12 +114,11 @@ def _write_store(config: StoreBuildConfig, tokenizer: Tokenizer, identity: Store
 
 
 def _refuse_changed_content(config: StoreBuildConfig, writer: StoreWriter) -> None:
-    try:
-        refuse_changed_source(config.source, config.source_fingerprint)
-    except DataError:
+    # A file that is gone raises here, and the progress stays: it may come back as it was.
+    if source_fingerprint(config.source) != config.source_fingerprint:
         # Some of what was read may be of the other content, and nobody can tell which.
         writer.forget_progress()
-        raise
+        refuse_changed_source(config.source, config.source_fingerprint)
 
 
 def _documents(

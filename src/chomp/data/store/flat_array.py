@@ -5,8 +5,13 @@ a chunk is checked through TensorStore the first time it is touched, and from th
 read straight from the file: as fast as a memory map, without a map's resident pages.
 """
 
+import itertools
 import os
-from functools import lru_cache
+import re
+import resource
+import threading
+import weakref
+from collections import OrderedDict
 from typing import Any
 
 import numpy as np
@@ -22,11 +27,20 @@ from chomp.storage import is_local, join
 _CLOUD_CACHE_BYTES = 256 << 20
 # Chunks that are checked at once: enough to keep TensorStore's threads busy, 4 MiB of tokens.
 _CHECKED_AT_ONCE = 64
-# Files kept open per array. A store may have more shards than a process may have open files.
-_OPEN_FILES = 64
+# Files kept open over all arrays: a quarter of what this process may have open, since a run may
+# have many components of many shards each.
+_OPEN_FILES = min(max(resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4, 16), 1024)
+# Words of errors that say nothing about the files themselves: they may be read a minute later.
+_PASSING = re.compile(
+    "UNAVAILABLE|DEADLINE_EXCEEDED|PERMISSION_DENIED|UNAUTHENTICATED|RESOURCE_EXHAUSTED|ABORTED"
+    "|Too many open files|Permission denied|Input/output error|timed out",
+    re.IGNORECASE,
+)
 
 _NO_CACHE = ts.Context({"cache_pool": {"total_bytes_limit": 0}})
 _CLOUD_CACHE = ts.Context({"cache_pool": {"total_bytes_limit": _CLOUD_CACHE_BYTES}})
+
+_array_numbers = itertools.count()
 
 
 class FlatArray:
@@ -40,7 +54,9 @@ class FlatArray:
         self._chunk_len = int(array.chunk_layout.read_chunk.shape[0])
         self._is_direct = is_local(path) and _is_plain(array)
         self._is_checked = np.zeros(-(-len(self) // self._chunk_len), np.bool_)
-        self._shard = lru_cache(maxsize=_OPEN_FILES)(self._open_shard)
+        # Arrays that were opened one after the other at one path may be of different files.
+        self._number = next(_array_numbers)
+        weakref.finalize(self, _open_shards.drop, self._number)
 
     @staticmethod
     def open(path: str) -> "FlatArray":
@@ -49,7 +65,7 @@ class FlatArray:
         try:
             return FlatArray(path, ts.open(_spec(path), open=True, context=context).result())
         except (ValueError, OSError) as error:
-            raise damaged(path, error) from error
+            raise _unreadable(path, error) from error
 
     def __len__(self) -> int:
         return int(self._array.shape[0])
@@ -80,7 +96,7 @@ class FlatArray:
         try:
             pieces = [np.asarray(future.result()) for future in futures]
         except (ValueError, OSError) as error:
-            raise damaged(self.path, error) from error
+            raise _unreadable(self.path, error) from error
         return np.concatenate([np.empty(0, self.dtype), *pieces])
 
     def _check(self, chunks: Int[np.ndarray, " N"]) -> None:
@@ -102,22 +118,20 @@ class FlatArray:
         width = self.dtype.itemsize
         target = out.view(np.uint8).data
         shards, places = np.divmod(chunks, self._shard_len // self._chunk_len)
-        begin = 0
+        begin, num_chunks = 0, self._shard_len // self._chunk_len
         for shard, place, offset, count in zip(
             shards.tolist(), places.tolist(), (offsets * width).tolist(), (counts * width).tolist(),
             strict=True,
         ):  # fmt: skip
-            file = self._shard(shard)
             piece = target[begin : begin + count]
-            if os.preadv(file.descriptor, [piece], file.chunk_begins[place] + offset) != count:
+            try:
+                file = _open_shards.get(self._number, self.path, shard, num_chunks)
+                read = os.preadv(file.descriptor, [piece], file.chunk_begins[place] + offset)
+            except OSError as error:
+                raise _unreadable(self.path, error) from error
+            if read != count:
                 raise damaged(self.path, f"shard {shard} became shorter while it was open")
             begin += count
-
-    def _open_shard(self, shard: int) -> "_ShardFile":
-        try:
-            return _ShardFile(join(self.path, "c", str(shard)), self._shard_len // self._chunk_len)
-        except OSError as error:
-            raise damaged(self.path, error) from error
 
 
 class FlatArrayWriter:
@@ -173,6 +187,50 @@ class _ShardFile:
     def __del__(self) -> None:
         if self.descriptor >= 0:
             os.close(self.descriptor)
+
+
+class _OpenShards:
+    """The shard files that the arrays of this process have open, the least used closed first."""
+
+    def __init__(self) -> None:
+        self._guard = threading.Lock()
+        self._files: OrderedDict[tuple[int, int], _ShardFile] = OrderedDict()
+
+    def get(self, array_number: int, path: str, shard: int, num_chunks: int) -> _ShardFile:
+        """The open file of a shard. It stays open while it is used, even when it is dropped."""
+        key = (array_number, shard)
+        with self._guard:
+            if key in self._files:
+                self._files.move_to_end(key)
+                return self._files[key]
+        file = _ShardFile(join(path, "c", str(shard)), num_chunks)
+        with self._guard:
+            self._files[key] = file
+            while len(self._files) > _OPEN_FILES:
+                self._files.popitem(last=False)
+        return file
+
+    def drop(self, array_number: int) -> None:
+        """Forget the files of an array."""
+        with self._guard:
+            for key in [key for key in self._files if key[0] == array_number]:
+                del self._files[key]
+
+
+_open_shards = _OpenShards()
+
+
+def _unreadable(path: str, error: Exception) -> DataError | StorageError:
+    """Damage, or a failure that says nothing about the files: nobody should delete those."""
+    if not _PASSING.search(str(error)):
+        return damaged(path, error)
+    return StorageError(
+        message(
+            given=f"{path} could not be read: {_told(error)}",
+            allowed="a store that can be read; it need not be damaged",
+            fix="mend the access or the connection (or raise ulimit -n), then run the same command",
+        )
+    )
 
 
 def damaged(path: str, reason: object) -> DataError:

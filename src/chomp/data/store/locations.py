@@ -12,6 +12,7 @@ import numpy as np
 
 from chomp.data.documents import Position
 from chomp.data.store.flat_array import FlatArray
+from chomp.errors import DataError, message
 
 # A location is one number: the part in the high bits, the record in the low ones.
 _RECORD_BITS = 40
@@ -20,6 +21,14 @@ _RECORD = re.compile(r"[0-9]{1,13}")  # as many digits as the bits have
 
 def location_of(position: Position) -> int:
     """A position as the one number that stores hold; in the order of positions."""
+    if position.part >= 1 << (63 - _RECORD_BITS) or position.record >= 1 << _RECORD_BITS:
+        raise DataError(
+            message(
+                given=f"record {position.record} of part {position.part} of a source",
+                allowed=f"at most {1 << (63 - _RECORD_BITS):,} files in one component",
+                fix="put several documents into a file, as JSON lines, or make two components",
+            )
+        )
     return position.part << _RECORD_BITS | position.record
 
 
@@ -55,8 +64,9 @@ class DocumentLocations:
             name, _, record = document_id.rpartition(":")
         if name not in self._parts or not _RECORD.fullmatch(record):
             return None
+        if int(record) >> _RECORD_BITS:
+            return None
         wanted = location_of(Position(part=self._parts.index(name), record=int(record)))
         found = bisect.bisect_left(self, wanted)
-        # By name, not by number: a record too large for its bits would be one of the next part.
         is_found = found < len(self) and self.document_id(found) == document_id
         return found if is_found else None

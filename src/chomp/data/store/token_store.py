@@ -35,6 +35,7 @@ LOSS_WEIGHTS = "loss_weights"
 DOCUMENT_ENDS = "document_ends"
 DOCUMENT_MARKS = "document_marks"
 LOCATIONS = "locations"
+PACKING = "packing"  # plans of packed rows, made when they are first asked for
 
 # Axes: N pieces of the line, L tokens of all of them.
 

@@ -11,7 +11,6 @@ import numpy as np
 from jaxtyping import Int, Num
 
 from chomp.config import fingerprint
-from chomp.data.packed_rows import PACKING
 from chomp.data.progress import progress_bar
 from chomp.data.store.document_index import DOCUMENTS_PER_MARK
 from chomp.data.store.flat_array import FlatArray
@@ -21,6 +20,7 @@ from chomp.data.store.token_store import (
     LOCATIONS,
     LOSS_WEIGHTS,
     MANIFEST,
+    PACKING,
     PARTS,
     TOKENS,
     StoreManifest,

@@ -24,6 +24,7 @@ from chomp.data.store.token_store import (
     LOCATIONS,
     LOSS_WEIGHTS,
     MANIFEST,
+    PACKING,
     PARTS,
     TOKENS,
     StoreIdentity,
@@ -41,7 +42,8 @@ CHUNK_DOCUMENTS = 1 << 12
 PROGRESS = "progress.json"
 # All of a store. What makes it look finished, or half done, goes first where it is begun anew.
 _WRITTEN = (
-    MANIFEST, PROGRESS, PARTS, TOKENS, LOSS_WEIGHTS, DOCUMENT_ENDS, DOCUMENT_MARKS, LOCATIONS
+    MANIFEST, PROGRESS, PARTS, PACKING,
+    TOKENS, LOSS_WEIGHTS, DOCUMENT_ENDS, DOCUMENT_MARKS, LOCATIONS,
 )  # fmt: skip
 
 

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from chomp.config import Config
+from chomp.config import Config, setting
 from chomp.data.packing import LongDocuments
 from chomp.data.rows import RowBatch, require_row_len
 from chomp.data.sources.formats import Format
@@ -34,9 +34,12 @@ class StreamConfig(Config):
 
     window_documents: int = 4096  # shuffled and packed together; two windows are held in memory
     shuffle: bool = True  # within each window; a stream has no other shuffle
-    max_retries: int = 3  # of a read that fails, before the run does
-    retry_delay_s: float = 1.0  # before the first retry; doubled for each that follows
-    max_validation_documents: int = 1000  # held-out documents to evaluate on
+    # Of a read that fails, before the run does; and the seconds before the first retry, which are
+    # doubled for each that follows.
+    max_retries: int = setting(default=3, mark="cosmetic")
+    retry_delay_s: float = setting(default=1.0, mark="cosmetic")
+    # Held-out documents to evaluate on: the first of the stream.
+    max_validation_documents: int = setting(default=1000, mark="cosmetic")
 
     def __post_init__(self) -> None:
         lowest = {"window_documents": 1, "max_validation_documents": 1}
