@@ -5,8 +5,8 @@ is filed under content it was not made from: a source that changed since the pla
 A build that was killed goes on at the record it had come to.
 """
 
-from collections.abc import Iterator
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
 
@@ -92,15 +92,11 @@ def _write_store(config: StoreBuildConfig, tokenizer: Tokenizer, identity: Store
         processes=config.processes or available_cores(),
     )
     # Closed, not left to the garbage collector: an error would keep the processes alive.
-    with (
-        closing(batches),
-        progress_bar(f"tokenizing {config.name}, {config.split} split") as advance,
-    ):
-        advance(writer.num_documents)
+    with closing(batches), _progress(config, parts, writer) as advance_to:
         for batch, tokens in batches:
             locations = np.asarray([location_of(item.position) for item in batch], np.int64)
             writer.append(locations, tokens)
-            advance(len(batch))
+            advance_to(batch[-1].position.part)
     if writer.num_documents == 0:
         raise DataError(
             message(
@@ -111,6 +107,29 @@ def _write_store(config: StoreBuildConfig, tokenizer: Tokenizer, identity: Store
         )
     _refuse_changed_content(config, writer)
     writer.finish(parts, has_whole_parts=config.source.has_whole_parts)
+
+
+@contextmanager
+def _progress(
+    config: StoreBuildConfig, parts: tuple[str, ...], writer: StoreWriter
+) -> Iterator[Callable[[int], None]]:
+    """A function to call with the part that was come to: files of many, else documents are told."""
+    has_files = len(parts) > 1
+    with progress_bar(
+        f"tokenizing {config.name}, {config.split} split",
+        total=len(parts) if has_files else None,
+        unit="files" if has_files else "documents",
+    ) as advance:
+        done = 0
+
+        def advance_to(part: int) -> None:
+            nonlocal done
+            now = part if has_files else writer.num_documents
+            advance(now - done)
+            done = now
+
+        advance_to(writer.next_position.part)
+        yield advance_to
 
 
 def _refuse_changed_content(config: StoreBuildConfig, writer: StoreWriter) -> None:
