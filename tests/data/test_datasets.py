@@ -463,10 +463,19 @@ def test_stages_that_do_not_begin_at_0_or_go_back_are_told_in_steps(folder: Path
         staged(data, *[(start, {"a": 1.0, "b": 1.0}) for start in starts])
 
 
-def test_weights_are_in_one_place(folder: Path):
-    data = number_data(folder, LENGTHS, {"a": 0.0, "b": 1.0})
-    with pytest.raises(ConfigError, match=r"data\.components\.a\.weight beside data\.stages"):
-        staged(data, (0, {"a": 1.0, "b": 1.0}))
+def test_stages_take_the_place_of_the_components_weights(folder: Path):
+    stages = [(0, {"a": 1.0, "b": 3.0}), (4, {"a": 1.0, "b": 1.0})]
+    plain = staged(number_data(folder, LENGTHS), *stages)
+    weighted = staged(number_data(folder, LENGTHS, {"a": 0.0, "b": 5.0}), *stages)
+    assert dataset_of(weighted).fingerprint() == dataset_of(plain).fingerprint()
+
+
+def test_stages_that_the_run_does_not_come_to_are_told(folder: Path, caplog):
+    weights = {"a": 1.0, "b": 1.0}
+    data = staged(number_data(folder, LENGTHS), (0, weights), (3, weights), (500, weights))
+    dataset_of(data, total_steps=3)
+    assert "data.stages[1] starts at step 3, and the run has 3 steps" in caplog.text
+    assert "data.stages[2] starts at step 500, and the run has 3 steps" in caplog.text
 
 
 def test_tokens_that_packing_leaves_out_are_told(folder: Path, caplog):

@@ -42,7 +42,7 @@ def unknown_document(run: RunData, document_id: str) -> DataError:
     """The error for an id that is in none of a run's stores: what ids look like, and near ones."""
     parts = list(_parts_of(run))
     forms = "; ".join(f"{item.component}: {_form(item)}" for item in parts)
-    near = _nearest(document_id, parts)
+    near = [name for name in _nearest(document_id, parts) if name != document_id]
     is_listed = any(document_id in item.names for item in parts if item.has_whole_parts)
     if is_listed:
         fix = "look at the source: the document is empty, or its component has the weight 0"

@@ -30,7 +30,8 @@ class LmComponentConfig(Config):
 
     source: Source | None = None  # may be left out where both stores are given
     format: Format = field(default_factory=TextFormat)
-    weight: float = 1.0  # share of training examples; 0: evaluated, never trained on
+    # Share of training examples, unless data.stages says it; 0: evaluated, never trained on.
+    weight: float = 1.0
     # Groups it is also evaluated under, such as "text/web".
     tags: tuple[str, ...] = setting(default=(), mark="cosmetic")
     stream: StreamConfig | None = None  # train straight from the source, without a store
@@ -94,7 +95,8 @@ class LmDataConfig(Config):
 
     tokenizer: TokenizerConfig = field(default_factory=TokenizerConfig)
     components: dict[str, LmComponentConfig] = field(default_factory=dict)
-    stages: tuple[MixtureStage, ...] = ()  # weights by step; empty: the components' own
+    # Weights by step, in the place of the components' own; empty: those hold for the whole run.
+    stages: tuple[MixtureStage, ...] = ()
     # When a component has been read once: begin it again, or let the data end there.
     stop_strategy: StopStrategy = "restart"
     shuffle: bool | BlockShuffleConfig = True  # rows of stores, anew every epoch
@@ -131,13 +133,6 @@ class LmDataConfig(Config):
         for number, stage in enumerate(self.stages):
             _check_stage(number, stage, self.components)
         _check_starts([stage.start_step for stage in self.stages])
-        weighted = [name for name, part in self.components.items() if part.weight != 1.0]
-        require(
-            not self.stages or not weighted,
-            given=f"data.components.{next(iter(weighted), '')}.weight beside data.stages",
-            allowed="weights in one place: with stages, in the stages",
-            fix="leave out the weight of the component, or set it to 1, its default",
-        )
 
     @property
     def weights(self) -> dict[str, float]:

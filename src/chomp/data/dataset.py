@@ -240,6 +240,10 @@ def build_train_dataset(
     if total_steps is not None:
         mixture_of(config, batches, total_steps=total_steps)
         _require_enough(dataset, total_steps, batches.examples_before(total_steps))
+        for number, stage in enumerate(config.stages):
+            if stage.start_step >= total_steps:
+                told = (number, stage.start_step, total_steps)
+                log.warning("data.stages[%d] starts at step %d, and the run has %d steps", *told)
         if not dataset.streams:  # how long an epoch of a stream is, nobody knows
             for warning in dataset.forecast(total_steps).warnings():
                 log.warning(warning)

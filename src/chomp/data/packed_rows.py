@@ -76,7 +76,8 @@ class PackedRows:
         self.figures = PackingFigures(**read_json(join(folder, _PLAN)))
         self.num_rows = self.figures.num_rows
         if self.num_rows == 0:
-            raise too_small(store, rule.row_len, "a document that is not dropped")
+            kept = "lengthen train.seq_len, or set data.packing.long_documents to split or truncate"
+            raise too_small(store, rule.row_len, "a document that is not dropped", kept)
         self._row_ends = FlatArray.open(join(folder, "row_ends"))
         self._starts = FlatArray.open(join(folder, "piece_starts"))
         self._lengths = FlatArray.open(join(folder, "piece_lengths"))

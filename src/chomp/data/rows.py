@@ -147,7 +147,12 @@ def require_row_len(seq_len: int) -> None:
     )
 
 
-def too_small(store: TokenStore, seq_len: int, allowed: str) -> DataError:
+def too_small(
+    store: TokenStore,
+    seq_len: int,
+    allowed: str,
+    fix: str = "add documents to the component or shorten train.seq_len",
+) -> DataError:
     """The error of a store that does not make a single row."""
     name = store.manifest.identity.name
     return DataError(
@@ -155,6 +160,6 @@ def too_small(store: TokenStore, seq_len: int, allowed: str) -> DataError:
             given=f"component {name!r}: store {store.path} of {store.num_tokens} tokens for rows "
             f"of {seq_len}",
             allowed=allowed,
-            fix="add documents to the component or shorten train.seq_len",
+            fix=fix,
         )
     )
