@@ -14,7 +14,13 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Int, UInt16
 
-from chomp.data import EncodedBatch, StoreIdentity, StoreManifest, embedded_documents
+from chomp.data import (
+    EncodedBatch,
+    LmDataConfig,
+    StoreIdentity,
+    StoreManifest,
+    embedded_documents,
+)
 from chomp.data.store.document_index import marks_of
 from chomp.data.store.flat_array import FlatArray, FlatArrayWriter
 from chomp.data.store.token_store import (
@@ -173,7 +179,7 @@ def _identity(name: str) -> StoreIdentity:
     return StoreIdentity(
         name=name,
         split="train",
-        validation_fraction=0.01,
+        validation_fraction=LmDataConfig().validation_fraction,
         source_fingerprint="random",
         format_fingerprint="random",
         tokenizer_hash=TOKENIZER.content_hash,
