@@ -39,8 +39,6 @@ from chomp.storage import atomic
 from chomp.storage.temporary import is_temporary
 from chomp.tokenize import ByteTokenizer, save_tokenizer
 
-pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-
 
 def kill_myself() -> None:
     os.kill(os.getpid(), signal.SIGKILL)

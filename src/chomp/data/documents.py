@@ -60,6 +60,13 @@ class Document:
             )
 
     @property
+    def size(self) -> int:
+        """Characters, or ids of one that came tokenized: about how much work it is."""
+        if self.ids is not None:
+            return len(self.ids)
+        return len(self.text) + sum(len(span.text) for span in self.spans)
+
+    @property
     def is_empty(self) -> bool:
         """Whether there is nothing to learn from: no id, or nothing but white space."""
         if self.ids is not None:

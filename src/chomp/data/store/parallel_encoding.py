@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 
-from chomp.data.documents import Document, LocatedDocument
+from chomp.data.documents import LocatedDocument
 from chomp.data.store.encoding import EncodedBatch, encoded
 from chomp.tokenize import Tokenizer
 from chomp.tokenize.processes import TokenizerProcesses
@@ -36,7 +36,7 @@ def encoded_in_order(
     characters = 0
     for batch in batches:
         yield batch, _encoded(batch, tokenizer)
-        characters += sum(_size(item.document) for item in batch)
+        characters += sum(item.document.size for item in batch)
         if processes > 1 and characters >= _CHARACTERS_ENCODED_HERE:
             break
     else:
@@ -67,15 +67,9 @@ def _batches(documents: Iterable[LocatedDocument]) -> Iterator[Batch]:
     characters = 0
     for item in documents:
         batch.append(item)
-        characters += _size(item.document)
+        characters += item.document.size
         if len(batch) >= _BATCH_DOCUMENTS or characters >= _BATCH_CHARACTERS:
             yield batch
             batch, characters = [], 0
     if batch:
         yield batch
-
-
-def _size(document: Document) -> int:
-    if document.ids is not None:
-        return len(document.ids)
-    return len(document.text) + sum(len(span.text) for span in document.spans)

@@ -227,9 +227,7 @@ class StoreWriter:
 
 def smallest_dtype(vocab_size: int) -> str:
     """The smallest unsigned dtype that holds every id of a vocabulary."""
-    if vocab_size <= 1 << 8:
-        return "uint8"
-    return "uint16" if vocab_size <= 1 << 16 else "uint32"
+    return np.min_scalar_type(vocab_size - 1).name
 
 
 def checksum(values: Num[np.ndarray, " L"]) -> str:

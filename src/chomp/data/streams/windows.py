@@ -133,7 +133,7 @@ class WindowMaker:
             if is_held_out(document, self._settings.validation_fraction):
                 continue
             found.append(document)
-            size += _size(document)
+            size += document.size
             if len(found) == self._settings.window_documents or size >= WINDOW_CHARACTERS:
                 return found, False
         return found, True
@@ -188,8 +188,3 @@ class WindowMaker:
                 fix="add documents to the source, or set long_documents=split",
             )
         )
-
-
-def _size(document: Document) -> int:
-    num_ids = 0 if document.ids is None else len(document.ids)
-    return len(document.text) + sum(len(span.text) for span in document.spans) + num_ids
