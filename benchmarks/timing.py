@@ -9,6 +9,7 @@ from typing import Any
 from rich.console import Console
 
 _console = Console()
+_BEGIN = time.perf_counter()
 
 
 def in_turn(rounds: int, *ways: Callable[[], Any]) -> list[float]:
@@ -27,3 +28,8 @@ def phase(name: str) -> Iterator[None]:
     """A line on the console that says what is going on, gone when it is done."""
     with _console.status(name):
         yield
+
+
+def note(text: str) -> None:
+    """A line on the console that stays: what was found, and when."""
+    print(f"[{time.perf_counter() - _BEGIN:4.0f} s] {text}", flush=True)

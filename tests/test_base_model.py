@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from functools import cache
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +14,7 @@ from jax.sharding import PartitionSpec as P
 from chomp.errors import ConfigError
 from chomp.kernels.attention import AttentionMask
 from chomp.kernels.precision import Precision
-from chomp.mesh import place_batch
+from chomp.mesh import MeshConfig, create_mesh, place_batch
 from experiments.grug.base.model import (
     GrugModelConfig,
     Transformer,
@@ -56,6 +57,15 @@ def tiny_on(mesh: Mesh) -> Transformer:
         return trained(TINY)
 
 
+def with_config(**changes: Any) -> Transformer:
+    """The tiny model's weights on one device under a changed config."""
+    with jax.set_mesh(one := create_mesh(MeshConfig(data=1), devices=jax.devices()[:1])):
+        model = tiny_on(one)
+        config = replace(TINY, **changes)
+        abstract = jax.eval_shape(lambda: Transformer.init(config, key=jax.random.key(0)))
+    return jax.tree.unflatten(jax.tree.structure(abstract), jax.tree.leaves(model))
+
+
 @cache
 def fresh_on(mesh: Mesh) -> Transformer:
     with jax.set_mesh(mesh):
@@ -76,13 +86,6 @@ def fractions() -> np.ndarray:
 
 
 @jax.jit
-def losses_of(model: Transformer, tokens: jax.Array, segment_ids: jax.Array) -> jax.Array:
-    mask = AttentionMask.causal(segment_ids=segment_ids)
-    weight = jnp.zeros(tokens.shape)
-    return model.next_token_loss(tokens, weight, mask=mask, reduction="none")
-
-
-@jax.jit
 def loss_and_gradient(
     model: Transformer, tokens: jax.Array, weight: jax.Array
 ) -> tuple[jax.Array, Transformer]:
@@ -91,22 +94,95 @@ def loss_and_gradient(
     )(model)
 
 
-def test_packed_documents_have_the_losses_they_have_alone(one_device_mesh):
-    lengths = (3, 5, 4)
-    ids = np.repeat(np.arange(3, dtype=np.int32), lengths)
+# Three documents in one row, and each at the start of a row of its own, padding behind it.
+LENGTHS = (3, 5, 4)
+TOGETHER = np.repeat(np.arange(3, dtype=np.int32), LENGTHS)[None]
+ALONE = np.stack([np.where(np.arange(S) < n, 0, -1) for n in LENGTHS]).astype(np.int32)
+
+
+def apart(row: np.ndarray) -> np.ndarray:
+    """What the row holds of each document, in rows of their own."""
+    found = np.zeros((3, S), row.dtype)
+    for i, n in enumerate(LENGTHS):
+        found[i, :n] = row[0, TOGETHER[0] == i]
+    return found
+
+
+def inner_weight(segment_ids: np.ndarray) -> np.ndarray:
+    """1 where the next token is of the same document."""
+    same = (segment_ids[:, 1:] == segment_ids[:, :-1]) & (segment_ids[:, 1:] >= 0)
+    return np.pad(same, ((0, 0), (0, 1))).astype(np.float32)
+
+
+@pytest.mark.parametrize("document_positions", [False, True])
+def test_packed_documents_have_the_losses_and_gradients_they_have_alone(
+    document_positions, one_device_mesh
+):
+    @jax.jit
+    def results(model, tokens, weight, segment_ids):
+        def total(model):
+            mask = AttentionMask.causal(segment_ids=segment_ids)
+            each = model.next_token_loss(tokens, weight, mask=mask, reduction="none")
+            return jnp.sum(each * weight), each
+
+        return jax.value_and_grad(total, has_aux=True)(model)
+
     with jax.set_mesh(one_device_mesh):
-        model, packed = tiny_on(one_device_mesh), rows(1)
-        together = np.asarray(losses_of(model, packed, ids[None]))[0]
-        # Alone: each document at the start of a row of its own, padding behind it.
-        alone, padding = np.zeros((3, S), np.int32), np.full((3, S), -1, np.int32)
-        for i, length in enumerate(lengths):
-            alone[i, :length] = packed[0, ids == i]
-            padding[i, :length] = 0
-        apart = np.asarray(losses_of(model, alone, padding))
-    for i, length in enumerate(lengths):
-        # All but the last token of a document, whose target is another document's.
-        mine = together[ids == i][: length - 1]
-        np.testing.assert_allclose(mine, apart[i, : length - 1], rtol=1e-5, atol=1e-5)
+        model, packed = with_config(document_positions=document_positions), rows(1)
+        (_, losses), gradient = results(model, packed, inner_weight(TOGETHER), TOGETHER)
+        (_, losses_alone), alone = results(model, apart(packed), inner_weight(ALONE), ALONE)
+    mine = apart(np.asarray(losses)) * inner_weight(ALONE)
+    np.testing.assert_allclose(mine, losses_alone * inner_weight(ALONE), rtol=1e-5, atol=1e-5)
+    for a, b in zip(jax.tree.leaves(gradient), jax.tree.leaves(alone), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+
+
+def test_positions_begin_again_with_each_document_only_if_asked(one_device_mesh):
+    def program(**changes: bool) -> str:
+        def hidden(model: Transformer) -> jax.Array:
+            return model(jnp.zeros((1, S), jnp.int32), AttentionMask.causal(segment_ids=TOGETHER))
+
+        return str(jax.make_jaxpr(hidden)(with_config(**changes)))
+
+    with jax.set_mesh(one_device_mesh):
+        assert "cummax" in program(document_positions=True)
+        assert "cummax" not in program()
+
+
+def test_a_soft_cap_bounds_logits_and_losses_alike(one_device_mesh):
+    with jax.set_mesh(one_device_mesh):
+        model, tokens = with_config(logit_soft_cap=0.5), jnp.asarray(rows(2))
+        logits, losses = jax.jit(
+            lambda model: (
+                model.logits(tokens),
+                model.next_token_loss(tokens, jnp.ones((2, S)), reduction="none"),
+            )
+        )(model)
+        free = jax.jit(lambda model: model.logits(tokens))(tiny_on(one_device_mesh))
+    logits, free = np.asarray(logits), np.asarray(free)
+    assert np.abs(free).max() > 1.0
+    np.testing.assert_allclose(logits, 0.5 * np.tanh(free / 0.5), rtol=1e-5, atol=1e-5)
+    total = np.log(np.exp(logits[:, :-1]).sum(-1))
+    label = np.take_along_axis(logits[:, :-1], tokens[:, 1:, None], -1)[..., 0]
+    np.testing.assert_allclose(losses[:, :-1], total - label, rtol=1e-5, atol=1e-5)
+
+
+def test_tying_the_head_to_the_embedding_takes_one_line(one_device_mesh):
+    class Tied(Transformer):
+        def _head(self):
+            return jax.reshard(self.token_embed.T, P(None, "model"))
+
+    with jax.set_mesh(one_device_mesh):
+        free = tiny_on(one_device_mesh)
+        fields = (free.token_embed, free.blocks, free.final_norm, free.lm_head, free.cfg)
+        tied, tokens, weight = Tied(*fields), jnp.asarray(rows(2)), jnp.ones((2, S))
+        hidden, logits = jax.jit(lambda model: (model(tokens), model.logits(tokens)))(tied)
+        _, gradient = loss_and_gradient(tied, tokens, weight)
+    np.testing.assert_allclose(logits, hidden @ free.token_embed.T, rtol=1e-5, atol=1e-5)
+    assert not np.asarray(gradient.lm_head).any()
+    # Ids that are not in the batch get a gradient too: from the head.
+    absent = np.setdiff1d(np.arange(TINY.vocab_size), tokens)
+    assert np.asarray(gradient.token_embed)[absent].any()
 
 
 def test_without_documents_a_token_sees_the_whole_prefix_and_nothing_after(one_device_mesh):
@@ -190,11 +266,7 @@ def test_a_fresh_model_knows_nothing_and_its_blocks_are_the_identity(one_device_
 @pytest.mark.parametrize("remat", ["block", "matmuls"])
 def test_recomputing_in_the_backward_pass_changes_no_result(remat, one_device_mesh):
     with jax.set_mesh(one_device_mesh):
-        weights = jax.tree.leaves(tiny_on(one_device_mesh))
-        abstract = jax.eval_shape(
-            lambda: Transformer.init(replace(TINY, remat=remat), key=jax.random.key(0))
-        )
-        model = jax.tree.unflatten(jax.tree.structure(abstract), weights)
+        model = with_config(remat=remat)
         expected = loss_and_gradient(tiny_on(one_device_mesh), rows(), fractions())
         found = loss_and_gradient(model, rows(), fractions())
     for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
@@ -269,6 +341,8 @@ def test_operations_per_token_equal_a_count_one_query_at_a_time(cfg, seq_len):
         ({"vocab_size": -1}, "vocab_size=-1"),
         ({"sliding_window": 0}, "sliding_window=0"),
         ({"head_dim": 0}, "head_dim=0"),
+        ({"head_dim": 5}, r"heads of width 5\. Allowed: even widths"),
+        ({"logit_soft_cap": 0.0}, r"logit_soft_cap=0\.0"),
         ({"layer_norm_eps": 0.0}, r"layer_norm_eps=0\.0"),
     ],
 )
@@ -277,15 +351,6 @@ def test_a_shape_that_cannot_be_is_refused_with_sizes_that_work(wrong, words):
         replace(TINY, **wrong)
     assert "Allowed: " in str(refused.value)
     assert "Fix: " in str(refused.value)
-
-
-def test_heads_of_odd_width_are_refused_before_anything_is_compiled(one_device_mesh):
-    with jax.set_mesh(one_device_mesh):
-        model = jax.eval_shape(
-            lambda: Transformer.init(replace(TINY, head_dim=5), key=jax.random.key(0))
-        )
-        with pytest.raises(ConfigError, match=r"heads of width 5\. Allowed: even widths"):
-            jax.eval_shape(lambda model: model(jnp.zeros((1, 4), jnp.int32)), model)
 
 
 def test_a_row_longer_than_the_model_takes_is_refused_with_both_lengths(one_device_mesh):

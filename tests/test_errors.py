@@ -23,6 +23,7 @@ TREE = {
     "StorageError": OSError,
     "CheckpointError": RuntimeError,
     "NonFiniteError": ArithmeticError,
+    "KernelError": ArithmeticError,
     "LaunchError": RuntimeError,
     "RunInterrupted": RuntimeError,
 }

@@ -6,6 +6,7 @@
     ├── StorageError     (OSError)       a file or folder that cannot be read or written
     ├── CheckpointError  (RuntimeError)  a checkpoint that cannot be saved or restored
     ├── NonFiniteError   (ArithmeticError)  a loss or a state with NaN or infinity in it
+    ├── KernelError      (ArithmeticError)  a kernel that disagrees with its reference
     ├── LaunchError      (RuntimeError)  steps that cannot be planned, started or finished
     └── RunInterrupted   (RuntimeError)  a run asked to stop, which saved its state first
 
@@ -41,6 +42,10 @@ class CheckpointError(ChompError, RuntimeError):
 
 class NonFiniteError(ChompError, ArithmeticError):
     """A loss or a state holds NaN or infinity."""
+
+
+class KernelError(ChompError, ArithmeticError):
+    """A kernel's values or gradients are not those of its reference."""
 
 
 class LaunchError(ChompError, RuntimeError):

@@ -271,3 +271,33 @@ def test_a_checkpoint_of_other_streams_is_refused(dataset, one_device_mesh):
     loader.restore_streams(None)
     with pytest.raises(DataError, match=r"states of the streams \['s'\]. Allowed"):
         loader.restore_streams({"s": {}})
+
+
+def test_a_batch_that_was_looked_at_is_served_all_the_same(dataset, one_device_mesh):
+    loader, fresh = (build_train_loader(dataset, one_device_mesh) for _ in range(2))
+    looked_at = loader.first_look(5)
+    assert loader.first_look(5) is looked_at
+    assert isinstance(looked_at.tokens, np.ndarray)
+    assert_same(looked_at, fresh.host_batch(5))
+    for found, expected in zip(
+        iter_from_step(loader, 5, 8), iter_from_step(fresh, 5, 8), strict=True
+    ):
+        assert_same(found, expected)
+
+
+def test_a_stream_that_was_looked_at_serves_every_row_once(one_device_mesh):
+    loaders = [build_train_loader(dataset_of(stream_data()), one_device_mesh) for _ in range(3)]
+    looking, plain, fresh = loaders
+    before = plain.stream_states(0)
+    looking.first_look(0)
+    assert looking.stream_states(0) == before
+    for step in range(3):
+        assert_same(looking.batch(step), plain.batch(step))
+        assert looking.stream_states(step + 1) == plain.stream_states(step + 1)
+    # Put back to its beginning, it forgets what it had looked at.
+    looking.first_look(3)
+    looking.restore_streams(before)
+    assert looking.stream_states(0) == before
+    assert_same(looking.batch(0), fresh.batch(0))
+    for loader in loaders:
+        loader.close()

@@ -1,4 +1,4 @@
-"""The attention reference against loops in float64, and its mask by gradients."""
+"""The attention reference against loops in float64, its mask by gradients, and the cache."""
 
 import math
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 from chomp.errors import ConfigError
-from chomp.kernels.attention import AttentionMask, KeyValueCache, attention
+from chomp.kernels.attention import AttentionMask, KeyValueCache, reference_attention
 from chomp.mesh import BATCH_AXES
 
 # Axes: B batch, Q query positions, T key positions, H query heads, G key-value heads, K head width.
@@ -99,7 +99,7 @@ def looped(case: Case, q: np.ndarray, k: np.ndarray, v: np.ndarray) -> np.ndarra
 def attended(
     q: jax.Array, k: jax.Array, v: jax.Array, mask: AttentionMask, offset: int
 ) -> jax.Array:
-    return attention(q, k, v, mask, query_offset=offset)
+    return reference_attention(q, k, v, mask, query_offset=offset)
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
@@ -121,7 +121,7 @@ def test_gradients_equal_those_of_the_loops(name):
     weight = noise.normal(size=arrays[0].shape)
 
     def total(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-        return jnp.sum(attention(q, k, v, case.mask) * jnp.asarray(weight, jnp.float32))
+        return jnp.sum(reference_attention(q, k, v, case.mask) * jnp.asarray(weight, jnp.float32))
 
     found = jax.jit(jax.grad(total, argnums=(0, 1, 2)))(*arrays)
     exact = [np.asarray(a, np.float64) for a in arrays]
@@ -140,7 +140,7 @@ def test_a_query_depends_on_exactly_the_keys_its_mask_allows(name):
     case = CASES[name]
     q, k, v = case.arrays()
     # d out[b, i] / d v[b, j], summed over heads and width: zero where i may not see j.
-    jacobian = jax.jit(jax.jacrev(lambda v: attention(q, k, v, case.mask).sum((2, 3))))(v)
+    jacobian = jax.jit(jax.jacrev(lambda v: reference_attention(q, k, v, case.mask).sum((2, 3))))(v)
     for b in range(case.batch):
         depends = np.abs(np.asarray(jacobian)[b, :, b]).sum((2, 3)) > 0
         seen = [[case.sees(b, i, j) for j in range(case.keys)] for i in range(case.queries)]
@@ -154,7 +154,7 @@ def test_rows_that_see_nothing_are_finite_and_so_are_their_gradients(dtype):
     mask = AttentionMask.causal(sliding_window=2)
 
     def total(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-        out = attention(q, k, v, mask, query_offset=6)
+        out = reference_attention(q, k, v, mask, query_offset=6)
         return jnp.sum(out.astype(jnp.float32) ** 2)
 
     value, gradients = jax.jit(jax.value_and_grad(total, argnums=(0, 1, 2)))(q, k, v)
@@ -188,6 +188,22 @@ def test_a_mask_under_another_window_keeps_everything_else():
     assert other.segment_ids is mask.segment_ids
 
 
+def test_positions_begin_again_with_each_document_and_with_the_padding():
+    ids = np.asarray([[0, 0, 0, 1, 2, 2, -1, -1], [0] * 8, [3, 3, 5, 5, 5, 5, 5, -1]], np.int32)
+    found = AttentionMask.causal(segment_ids=ids).positions(8)
+    expected = [[0, 1, 2, 0, 0, 1, 0, 1], [0, 1, 2, 3, 4, 5, 6, 7], [0, 1, 0, 1, 2, 3, 4, 0]]
+    np.testing.assert_array_equal(found, expected)
+    np.testing.assert_array_equal(AttentionMask.causal().positions(3), [[0, 1, 2]])
+
+
+def test_positions_are_cut_over_the_mesh_like_the_documents(eight_device_mesh):
+    with jax.set_mesh(eight_device_mesh):
+        ids = jax.reshard(jnp.asarray(DOCUMENTS * 2, jnp.int32), P(BATCH_AXES, None))
+        found = jax.jit(lambda ids: AttentionMask.causal(segment_ids=ids).positions(7))(ids)
+    assert found.sharding.spec == P(BATCH_AXES, None)
+    np.testing.assert_array_equal(found, [[0, 1, 2, 0, 1, 0, 1], [0, 1, 2, 3, 4, 0, 1]] * 2)
+
+
 @pytest.mark.parametrize("window", [0, -1])
 def test_a_window_without_tokens_is_refused(window):
     with pytest.raises(ConfigError, match=rf"^sliding_window={window}\. Allowed: .* Fix: "):
@@ -199,13 +215,13 @@ def test_documents_for_another_length_are_refused_with_both_shapes():
     with pytest.raises(
         ConfigError, match=r"segment_ids of shape \(2, 7\) for 5 queries and 5 keys"
     ):
-        attention(q, k, v, CASES["documents and padding"].mask)
+        reference_attention(q, k, v, CASES["documents and padding"].mask)
 
 
 def test_heads_that_cannot_be_grouped_are_refused_with_both_counts():
     q, k, v = Case(heads=4, kv_heads=3).arrays()
     with pytest.raises(ConfigError, match="4 query heads with 3 key-value heads"):
-        attention(q, k, v, AttentionMask.causal())
+        reference_attention(q, k, v, AttentionMask.causal())
 
 
 def test_a_cache_grows_by_what_it_is_given_and_keeps_what_it_has():

@@ -1,4 +1,4 @@
-"""The loss reference against its formula in float64: values, gradients, weights, reductions."""
+"""The loss against its formula in float64: values, gradients, weights, reductions, soft cap."""
 
 from functools import partial
 
@@ -8,11 +8,27 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from chomp.kernels.loss import linear_cross_entropy
+from chomp.errors import ConfigError
+from chomp.kernels.loss import (
+    linear_cross_entropy,
+    linear_cross_entropy_and_argmax,
+    soft_capped,
+)
 from chomp.mesh import BATCH_AXES
+from tests.kernels.loss_by_hand import (
+    CASES,
+    Case,
+    Found,
+    Inputs,
+    asked,
+    assert_near,
+    by_hand,
+    inputs,
+)
 
 # Axes: B batch, S sequence, D model width, V vocabulary.
 B, S, D, V = 4, 5, 6, 14
+BOTH = ("reference", "chunked")
 
 WEIGHTS = {
     "ones": np.ones((B, S)),
@@ -22,112 +38,121 @@ WEIGHTS = {
 }
 
 
-def arrays(dtype: str = "float32") -> tuple[jax.Array, jax.Array, jax.Array]:
-    draw = np.random.default_rng(0)
-    hidden, head = draw.normal(size=(B, S, D)), draw.normal(size=(D, V))
-    labels = draw.integers(0, V, size=(B, S))
-    labels[0, 0], labels[0, 1] = 0, V - 1
-    kind = jnp.dtype(dtype)
-    return jnp.asarray(hidden, kind), jnp.asarray(head, kind), jnp.asarray(labels, jnp.int32)
+@partial(jax.jit, static_argnums=(1, 2))
+def ask(given: Inputs, cases: tuple[Case, ...], how: str) -> list[Found]:
+    return [asked(given, case, how) for case in cases]
 
 
-def by_hand(
-    hidden: np.ndarray, head: np.ndarray, labels: np.ndarray, z_weight: float
-) -> tuple[np.ndarray, np.ndarray]:
-    """Loss of every token and its derivative by the logits, in float64."""
-    logits = hidden @ head
-    logsumexp = np.log(np.exp(logits).sum(-1))
-    label_logit = np.take_along_axis(logits, labels[..., None], -1)[..., 0]
-    losses = logsumexp - label_logit + z_weight * logsumexp**2
-    probability = np.exp(logits - logsumexp[..., None])
-    slope = probability * (1 + 2 * z_weight * logsumexp[..., None]) - np.eye(V)[labels]
-    return losses, slope
+@pytest.mark.parametrize("how", BOTH)
+@pytest.mark.parametrize(
+    ("dtype", "most", "mean"), [("float32", 2e-6, 5e-7), ("bfloat16", 8e-3, 1e-3)]
+)
+def test_losses_and_gradients_are_those_of_the_formula(dtype, most, mean, how):
+    given = inputs(B, S, D, V, dtype=dtype)
+    for case, found in zip(CASES, ask(given, CASES, how), strict=True):
+        assert found.value.dtype == jnp.float32
+        assert (found.by_hidden.dtype, found.by_head.dtype) == (dtype, dtype)
+        assert_near(found, by_hand(given, case), most=most, mean=mean, note=(how, dtype, case))
 
 
-@partial(jax.jit, static_argnames=("reduction", "logsumexp_weight"))
-def loss(*args: jax.Array, reduction: str, logsumexp_weight: float = 0.0) -> jax.Array:
-    return linear_cross_entropy(*args, reduction=reduction, logsumexp_weight=logsumexp_weight)
+@pytest.mark.parametrize("how", BOTH)
+def test_weights_enter_sums_and_means_once_with_their_gradients(how):
+    cases = (Case("sum", 0.1), Case("mean", 0.1))
+    for name, weight in WEIGHTS.items():
+        given = inputs(B, S, D, V)._replace(weight=jnp.asarray(weight, jnp.float32))
+        for case, found in zip(cases, ask(given, cases, how), strict=True):
+            expected = by_hand(given, case)
+            assert_near(found, expected, most=2e-6, mean=5e-7, note=(how, name, case))
 
 
-def exact(*values: jax.Array) -> list[np.ndarray]:
-    return [np.asarray(v, np.int64 if v.dtype == jnp.int32 else np.float64) for v in values]
+@pytest.mark.parametrize("how", BOTH)
+def test_a_mean_over_no_token_is_zero_with_gradients_of_zero(how):
+    given = inputs(B, S, D, V)._replace(weight=jnp.zeros((B, S)))
+    for found in ask(given, (Case("sum", 0.1), Case("mean", 0.1)), how):
+        assert float(found.value) == 0.0
+        assert not np.asarray(found.by_hidden).any()
+        assert not np.asarray(found.by_head).any()
+        assert np.isfinite(found.by_weight).all()
 
 
-@pytest.mark.parametrize("z_weight", [0.0, 0.3])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_each_token_has_the_loss_of_the_formula_in_float32(dtype, z_weight):
-    args = arrays(dtype)
-    weight = jnp.asarray(WEIGHTS["fractions"], jnp.float32)
-    found = loss(*args, weight, reduction="none", logsumexp_weight=z_weight)
-    expected, _ = by_hand(*exact(*args), z_weight)
-    assert found.dtype == jnp.float32
-    deviation = np.abs(np.asarray(found, np.float64) - expected)
-    # Products of bfloat16 are exact in float32, so the dtype of the inputs costs nothing more.
-    assert deviation.max() < 1e-5, f"max {deviation.max():.2e}, mean {deviation.mean():.2e}"
-
-
-def test_unreduced_losses_do_not_depend_on_the_weights():
-    args = arrays()
-    ones, none = jnp.ones((B, S)), jnp.zeros((B, S))
-    np.testing.assert_array_equal(
-        loss(*args, ones, reduction="none"), loss(*args, none, reduction="none")
+@partial(jax.jit, static_argnames=("how", "cap"))
+def losses_and_argmax(
+    *args: jax.Array, how: str, cap: float | None = None
+) -> tuple[jax.Array, ...]:
+    return linear_cross_entropy_and_argmax(
+        *args, reduction="none", logit_soft_cap=cap, implementation=how
     )
 
 
-@pytest.mark.parametrize("name", WEIGHTS)
-@pytest.mark.parametrize("reduction", ["sum", "mean"])
-def test_weights_enter_sums_and_means_once_with_their_gradients(name, reduction):
-    args, z_weight = arrays(), 0.1
-    weight = np.asarray(WEIGHTS[name], np.float64)
-    hidden, head, labels = exact(*args)
-    losses, slope = by_hand(hidden, head, labels, z_weight)
-    scale = 1.0 if reduction == "sum" else 1.0 / weight.sum()
-    slope = slope * weight[..., None] * scale
-
-    value, gradients = value_and_gradients(*args, jnp.asarray(weight, jnp.float32), reduction)
-    assert float(value) == pytest.approx((losses * weight).sum() * scale, rel=1e-5)
-    np.testing.assert_allclose(gradients[0], slope @ head.T, rtol=1e-4, atol=1e-5)
-    by_head = np.einsum("bsd,bsv->dv", hidden, slope)
-    np.testing.assert_allclose(gradients[1], by_head, rtol=1e-4, atol=1e-5)
+@pytest.mark.parametrize("how", BOTH)
+def test_unreduced_losses_depend_on_neither_weights_nor_the_argmax_beside_them(how):
+    hidden, head, labels, weight, _ = inputs(B, S, D, V)
+    alone = partial(linear_cross_entropy, reduction="none", implementation=how)
+    beside, _ = losses_and_argmax(hidden, head, labels, weight, how=how)
+    found = jax.jit(alone)(hidden, head, labels, 0 * weight)
+    np.testing.assert_allclose(found, beside, rtol=1e-6)
 
 
-@partial(jax.jit, static_argnums=4)
-def value_and_gradients(
-    hidden: jax.Array, head: jax.Array, labels: jax.Array, weight: jax.Array, reduction: str
-) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-    return jax.value_and_grad(
-        lambda hidden, head: linear_cross_entropy(
-            hidden, head, labels, weight, reduction=reduction, logsumexp_weight=0.1
-        ),
-        argnums=(0, 1),
-    )(hidden, head)
+@pytest.mark.parametrize("how", BOTH)
+def test_logits_too_large_to_exponentiate_still_have_a_finite_loss(how):
+    hidden, head, labels, weight, _ = inputs(B, S, D, V)
+    losses, _ = losses_and_argmax(hidden * 1e4, head, labels, weight, how=how)
+    assert np.isfinite(losses).all()
+    assert (np.asarray(losses) >= 0).all()
 
 
-def test_a_mean_over_no_token_is_zero_with_gradients_of_zero():
-    value, gradients = value_and_gradients(*arrays(), jnp.zeros((B, S)), "mean")
-    assert float(value) == 0.0
-    assert all(not np.asarray(gradient).any() for gradient in gradients)
+@pytest.mark.parametrize("how", BOTH)
+def test_a_label_outside_of_the_vocabulary_leaves_every_other_token_alone(how):
+    hidden, head, labels, weight, _ = inputs(B, S, D, V)
+    right, _ = losses_and_argmax(hidden, head, labels, weight, how=how)
+    beyond = labels.at[1, 1].set(-100).at[2, 2].set(V)
+    losses, _ = losses_and_argmax(hidden, head, beyond, weight, how=how)
+    differs = np.asarray(losses) != np.asarray(right)
+    assert np.isfinite(losses).all()
+    assert np.argwhere(differs).tolist() == [[1, 1], [2, 2]]
 
 
-def test_logits_too_large_to_exponentiate_still_have_a_finite_loss():
-    hidden, head, labels = arrays()
-    found = loss(hidden * 1e4, head, labels, jnp.ones((B, S)), reduction="none")
-    assert np.isfinite(found).all()
-    assert (np.asarray(found) >= 0).all()
+@pytest.mark.parametrize("how", BOTH)
+@pytest.mark.parametrize("cap", [None, 3.0])
+def test_the_argmax_is_the_lowest_of_the_likeliest_ids(how, cap):
+    draw = np.random.default_rng(1)
+    # Whole numbers, so that many logits are exactly equal.
+    hidden, head = draw.integers(-1, 2, size=(B, S, D)), draw.integers(-1, 2, size=(D, V))
+    logits = hidden @ head
+    assert ((logits == logits.max(-1, keepdims=True)).sum(-1) > 1).any()
+    labels, weight = inputs(B, S, D, V)[2:4]
+    floats = (jnp.asarray(hidden, jnp.float32), jnp.asarray(head, jnp.float32))
+    _, argmax = losses_and_argmax(*floats, labels, weight, how=how, cap=cap)
+    assert argmax.dtype == jnp.int32
+    np.testing.assert_array_equal(argmax, logits.argmax(-1))
 
 
-def test_a_vocabulary_cut_over_the_mesh_gives_what_one_device_gives(eight_device_mesh):
-    hidden, head, labels = arrays()
-    weight = jnp.asarray(WEIGHTS["fractions"], jnp.float32)
-    value, gradients = value_and_gradients(hidden, head, labels, weight, "mean")
+def test_a_float32_head_under_bfloat16_states_keeps_a_float32_gradient():
+    given = inputs(B, S, D, V, dtype="bfloat16")
+    wide = given._replace(head=given.head.astype(jnp.float32))
+    case = Case("sum", 0.1)
+    (narrow_found,), (wide_found,) = (ask(g, (case,), "chunked") for g in (given, wide))
+    assert wide_found.by_head.dtype == jnp.float32
+    assert wide_found.by_hidden.dtype == jnp.bfloat16
+    np.testing.assert_array_equal(wide_found.by_head.astype(jnp.bfloat16), narrow_found.by_head)
+
+
+def test_a_soft_cap_bounds_large_logits_and_leaves_small_ones():
+    capped = soft_capped(jnp.array([-1e6, -1e-3, 0.0, 1e-3, 30.0, 1e6]), 30.0)
+    np.testing.assert_allclose(capped, [-30, -1e-3, 0, 1e-3, 30 * np.tanh(1), 30], rtol=1e-6)
+    assert soft_capped(capped, None) is capped
+
+
+@pytest.mark.parametrize("cap", [0.0, -30.0])
+def test_a_soft_cap_that_bounds_nothing_is_refused(cap):
+    with pytest.raises(ConfigError, match=r"logit_soft_cap=.*Allowed: numbers above 0"):
+        linear_cross_entropy(*inputs(B, S, D, V)[:4], logit_soft_cap=cap)
+
+
+def test_the_reference_meets_the_formula_on_a_mesh_too(eight_device_mesh):
+    given, case = inputs(B, S, D, V), Case("mean", 0.1, 2.5)
+    tokens = P(BATCH_AXES, None)
+    specs = (P(BATCH_AXES, None, None), P(None, "model"), tokens, tokens, tokens)
     with jax.set_mesh(eight_device_mesh):
-        spread = value_and_gradients(
-            jax.reshard(hidden, P(BATCH_AXES, None, None)),
-            jax.reshard(head, P(None, "model")),
-            jax.reshard(labels, P(BATCH_AXES, None)),
-            jax.reshard(weight, P(BATCH_AXES, None)),
-            "mean",
-        )
-    assert float(spread[0]) == pytest.approx(float(value), rel=1e-6)
-    for together, alone in zip(spread[1], gradients, strict=True):
-        np.testing.assert_allclose(together, alone, rtol=1e-5, atol=1e-6)
+        (spread,) = ask(Inputs(*map(jax.reshard, given, specs)), (case,), "reference")
+    assert_near(spread, by_hand(given, case), most=2e-6, mean=5e-7, note="mesh")

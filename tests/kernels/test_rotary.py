@@ -1,11 +1,14 @@
 """Rotary positions turn pairs, keep lengths, and leave only distances in a score."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import PartitionSpec as P
 
 from chomp.errors import ConfigError
-from chomp.kernels.rotary import rotary
+from chomp.kernels.rotary import rotary_angles, rotate
+from chomp.mesh import BATCH_AXES
 
 THETA = 100.0
 K = 8
@@ -16,8 +19,9 @@ def vector(seed: int, length: int = 1) -> np.ndarray:
     return np.broadcast_to(row, (1, length, 1, K)).astype(np.float32)
 
 
-def turned(x: np.ndarray, positions: list[int]) -> np.ndarray:
-    return np.asarray(rotary(jnp.asarray(x), jnp.asarray(positions), theta=THETA))
+def turned(x: np.ndarray, positions: object) -> np.ndarray:
+    angles = rotary_angles(jnp.asarray(positions), width=x.shape[-1], theta=THETA)
+    return np.asarray(rotate(jnp.asarray(x), angles))
 
 
 def test_a_score_depends_on_the_distance_alone():
@@ -52,7 +56,7 @@ def test_position_zero_changes_nothing_and_no_position_changes_a_length():
 
 def test_angles_are_exact_where_bfloat16_positions_would_be_shared():
     x = jnp.asarray(vector(4, 2), jnp.bfloat16)
-    found = rotary(x, jnp.asarray([1000, 1001]), theta=THETA)
+    found = rotate(x, rotary_angles(jnp.asarray([1000, 1001]), width=K, theta=THETA))
     assert found.dtype == jnp.bfloat16
     expected = turned(np.asarray(x, np.float32), [1000, 1001])
     np.testing.assert_allclose(np.asarray(found, np.float32), expected, atol=0.02)
@@ -60,4 +64,39 @@ def test_angles_are_exact_where_bfloat16_positions_would_be_shared():
 
 def test_heads_of_odd_width_are_refused_with_a_width_that_works():
     with pytest.raises(ConfigError, match=r"heads of width 5\. .*set model\.head_dim=6"):
-        rotary(jnp.ones((1, 2, 1, 5)), jnp.arange(2), theta=THETA)
+        rotary_angles(jnp.arange(2), width=5, theta=THETA)
+
+
+def test_every_row_may_have_positions_of_its_own():
+    x = np.concatenate([vector(5, 4), vector(6, 4)])
+    rows = [[0, 1, 2, 3], [0, 0, 1, 7]]
+    found = turned(x, rows)
+    for row, positions in enumerate(rows):
+        np.testing.assert_array_equal(found[row], turned(x[row : row + 1], positions)[0])
+
+
+def test_the_gradient_of_a_turn_is_the_turn_back():
+    x, weight = vector(7, 5), np.random.default_rng(8).normal(size=(1, 5, 1, K)).astype(np.float32)
+    places = np.asarray([0, 1, 2, 30, 400])
+    angles = rotary_angles(jnp.asarray(places), width=K, theta=THETA)
+    gradient = jax.grad(lambda x: jnp.sum(rotate(x, angles) * weight))(jnp.asarray(x))
+    np.testing.assert_allclose(gradient, turned(weight, -places), rtol=0, atol=1e-6)
+    # By its definition, too: the sum is linear in x, so its slope along x is the sum itself.
+    np.testing.assert_allclose((gradient * x).sum(), (turned(x, places) * weight).sum(), rtol=1e-5)
+
+
+def test_heads_cut_over_the_mesh_are_turned_where_they_lie(eight_device_mesh):
+    x = np.random.default_rng(9).normal(size=(4, 3, 2, K)).astype(np.float32)
+    rows = np.asarray([[0, 1, 2], [0, 0, 1], [5, 6, 7], [9, 0, 1]], np.int32)
+    weight = jnp.asarray(x[::-1].copy())
+
+    def total(x: jax.Array, rows: jax.Array, weight: jax.Array) -> jax.Array:
+        return jnp.sum(rotate(x, rotary_angles(rows, width=K, theta=THETA)) * weight)
+
+    alone = jax.grad(total)(jnp.asarray(x), jnp.asarray(rows), weight)
+    with jax.set_mesh(eight_device_mesh):
+        heads = P(BATCH_AXES, None, "model", None)
+        cut = jax.reshard(x, heads), jax.reshard(rows, P(BATCH_AXES, None))
+        together = jax.jit(jax.grad(total))(*cut, jax.reshard(weight, heads))
+    assert together.sharding.spec == heads
+    np.testing.assert_allclose(together, alone, rtol=0, atol=1e-6)

@@ -13,6 +13,7 @@ LAUNCH_FILE = """
 import signal
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 from chomp.errors import DataError, RunInterrupted
 from chomp.executor import ExecutorStep, output_path_of, this_output_path, versioned
@@ -22,6 +23,7 @@ from chomp.launch import executor_main
 @dataclass(frozen=True, kw_only=True)
 class Model:
     width: int = 8
+    attention: Literal["auto", "reference"] = "auto"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,12 +71,19 @@ def steps(launch):
     return [ExecutorStep(launch.name, train, config)] if launch.has_steps else []
 
 
+def dry_run(launch):
+    if launch.trouble == "memory":
+        raise DataError("does not fit")
+    print("dry run:", launch.model)
+
+
 if __name__ == "__main__":
     executor_main(
         steps,
         Launch(),
         description="Train something small.",
         report=lambda path: print("report:", path, Path(path, "runs").exists()),
+        dry_run=dry_run,
     )
 """
 

@@ -78,6 +78,39 @@ def test_an_override_moves_the_folder_and_the_plan_names_the_field(launch: Run, 
     assert end == "This is the plan; nothing was run."
 
 
+def test_a_dry_run_shows_the_plan_and_what_the_launch_file_says_and_writes_nothing(
+    launch: Run, tmp_path: Path
+):
+    shown = launch("--dry-run", "-o", "model.width=16", "--attention", "reference")
+    assert (shown.returncode, shown.stderr) == (0, "")
+    tokens, train, said, end = shown.stdout.splitlines()
+    assert [tokens.split()[:2], train.split()[:2]] == [["run", "tokens"], ["run", "train"]]
+    assert said == "dry run: Model(width=16, attention='reference')"
+    assert end == "This is a dry run; nothing was run."
+    assert os.listdir(tmp_path) == ["template"]
+
+
+def test_what_a_dry_run_refuses_ends_it_with_the_message_alone(launch: Run, tmp_path: Path):
+    ended = launch("--dry-run", "-o", "trouble=memory")
+    assert (ended.returncode, ended.stderr) == (1, "Error: does not fit\n")
+    assert "nothing was run" not in ended.stdout
+    assert os.listdir(tmp_path) == ["template"]
+
+
+def test_a_dry_run_is_refused_where_the_launch_file_has_none(launch: Run, launch_file: Path):
+    launch_file.write_text(launch_file.read_text().replace("        dry_run=dry_run,\n", ""))
+    ended = launch("--dry-run")
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert ended.stderr.startswith("Error: --dry-run on a launch file that has none. Allowed: ")
+    assert "Fix: use --plan, or pass dry_run= to executor_main." in ended.stderr
+
+
+def test_a_forced_attention_backend_is_an_override_like_any_other(launch: Run):
+    plan = launch("--plan", "--attention", "reference")
+    assert plan.returncode == 0
+    assert plan.stdout == launch("--plan", "-o", "model.attention=reference").stdout
+
+
 @pytest.mark.parametrize("is_terminal", [False, True], ids=["piped", "terminal"])
 def test_a_long_path_in_the_plan_can_be_copied(
     launch: Run, launch_file: Path, tmp_path: Path, is_terminal: bool
@@ -184,6 +217,7 @@ def test_an_expected_error_is_one_line_without_a_traceback(launch: Run, tmp_path
         (["-o", "model.widht=1"], "did you mean width?"),
         (["-o", "lr=fast"], "lr='fast'"),
         (["--force", "nothing"], "found in no step's name"),
+        (["--attention", "fastest"], "Allowed: one of 'auto', 'reference'"),
     ],
 )
 def test_a_wrong_command_line_ends_with_two_and_one_message(
@@ -202,7 +236,8 @@ def test_a_wrong_command_line_ends_with_two_and_one_message(
 def test_help_says_what_the_launch_file_does(launch: Run):
     shown = launch("--help")
     assert shown.returncode == 0
-    for words in ("Train something small.", "--plan", "--set", "--force", "--prefix", "--strict"):
+    flags = ["--plan", "--dry-run", "--set", "--attention", "--force", "--prefix", "--strict"]
+    for words in ["Train something small.", *flags]:
         assert words in shown.stdout
 
 

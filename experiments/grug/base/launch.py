@@ -2,6 +2,7 @@
 
     uv run experiments/grug/base/launch.py            train (or say where the result is)
     uv run experiments/grug/base/launch.py --plan     show the steps, run nothing
+    uv run experiments/grug/base/launch.py --dry-run  and what they take of each device
     uv run experiments/grug/base/launch.py -o train.steps=200 -o optim.lr=1e-3
 
 Three kinds of step: a tokenizer, one token store per component and split, the training run.
@@ -11,6 +12,7 @@ from __future__ import annotations  # a launch config may hold markers until the
 
 import os
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from chomp.checkpoint import CheckpointConfig
 from chomp.config import Config, setting, validated
@@ -25,7 +27,7 @@ from chomp.data import (
 )
 from chomp.errors import require, require_at_most
 from chomp.executor import ExecutorStep, this_output_path, versioned
-from chomp.hooks import LoggingConfig, print_run_table
+from chomp.hooks import LoggingConfig, print_memory, print_run_table
 from chomp.launch import executor_main
 from chomp.mesh import MeshConfig
 from chomp.optim import AdamConfig, GrugOptimizerConfig
@@ -34,6 +36,7 @@ from experiments.grug.base.train import (
     GrugEvalConfig,
     GrugRunConfig,
     GrugTrainerConfig,
+    fresh_state,
     run_grug,
 )
 
@@ -146,6 +149,11 @@ def train_base(launch: GrugBaseLaunchConfig) -> None:
     run_grug(run_config(launch))
 
 
+def dry_run(launch: GrugBaseLaunchConfig) -> None:
+    """Show what the run would take of each device; nothing is made."""
+    print_memory(launch.model, partial(fresh_state, run_config(launch)), launch.mesh)
+
+
 def steps(launch: GrugBaseLaunchConfig) -> list[ExecutorStep]:
     """All steps of the run. `versioned` marks what would make it another run."""
     require(
@@ -180,4 +188,5 @@ if __name__ == "__main__":
         GrugBaseLaunchConfig(),
         description="Train the base model on Python's standard library.",
         report=print_run_table,
+        dry_run=dry_run,
     )

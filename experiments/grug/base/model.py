@@ -17,31 +17,35 @@ from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float, Int
 from jaxtyping import PRNGKeyArray as Key
 
-from chomp.config import Config
+from chomp.config import Config, setting
 from chomp.errors import require_at_most, require_divides, require_positive
-from chomp.kernels.attention import AttentionMask, KeyValueCache, attention
-from chomp.kernels.loss import Reduction, linear_cross_entropy, next_tokens
-from chomp.kernels.rotary import rotary
+from chomp.kernels.attention import AttentionMask, Backend, KeyValueCache, attention
+from chomp.kernels.loss import Reduction, linear_cross_entropy, next_tokens, soft_capped
+from chomp.kernels.norm import rms_norm
+from chomp.kernels.projection import projections
+from chomp.kernels.rotary import Angles, require_pairs, rotary_angles, rotate
 from chomp.mesh import BATCH_AXES, abstract_mesh
 
 # Axes: B batch, S sequence, D model width, H query heads, G key-value heads, K head width,
-# E heads laid side by side (HK or GK), F MLP width, V vocabulary.
+# E a width cut over `model` (HK, GK or F), F MLP width, V vocabulary.
 Tokens = Int[Array, "B S"]
 Hidden = Float[Array, "B S D"]
 Logits = Float[Array, "B S V"]  # always float32
 Layer = KeyValueCache | None  # what a layer has seen; None outside of decoding
+LayerOut = tuple[Hidden, Layer]
 Cache = tuple[Layer, ...]
+Mask = AttentionMask | None  # None: causal
 
 # Where activations lie: rows over the batch axes, heads over `model`.
 ROWS = P(BATCH_AXES, None, None)
-COLUMNS = P(BATCH_AXES, None, "model")
 HEADS = P(BATCH_AXES, None, "model", None)
 
 # What the backward pass recomputes: nothing, each block, or a block but its matrix products.
+SAVE_PRODUCTS = jax.checkpoint_policies.dots_with_no_batch_dims_saveable
 REMAT = {
     "none": lambda apply: apply,
     "block": jax.checkpoint,
-    "matmuls": partial(jax.checkpoint, policy=jax.checkpoint_policies.dots_saveable),
+    "matmuls": partial(jax.checkpoint, policy=SAVE_PRODUCTS),
 }
 
 
@@ -60,16 +64,20 @@ class GrugModelConfig(Config):
     mlp: Literal["relu2", "swiglu"] = "relu2"
     qk_norm: bool = True
     rope_theta: float = 10_000.0
+    document_positions: bool = False  # positions begin again with each document of a row
     sliding_window: int | None = None  # tokens each query sees; None: the whole prefix
+    logit_soft_cap: float | None = None  # logits end as cap * tanh(logits / cap)
     layer_norm_eps: float = 1e-5
     initializer_std: float = 0.02
-    remat: Literal["none", "block", "matmuls"] = "none"  # see REMAT
+    remat: Literal["none", "block", "matmuls"] = setting(default="none", mark="schedule")
+    attention: Backend = setting(default="auto", mark="schedule")  # which kernel
 
     def __post_init__(self) -> None:
         require_positive(self)
         require_divides("num_kv_heads", self.num_kv_heads, "num_heads", self.num_heads)
         if self.head_dim is None:
             require_divides("num_heads", self.num_heads, "hidden_dim", self.hidden_dim)
+        require_pairs(self.inferred_head_dim)
 
     @property
     def inferred_head_dim(self) -> int:
@@ -93,16 +101,14 @@ def _weight(key: Key, path: str, shape: tuple[int, int], spec: P, std: float) ->
     return jax.reshard(std * jax.random.truncated_normal(own_key, -3.0, 3.0, shape), spec)
 
 
-def _ones(dim: int) -> Float[Array, " D"]:
-    return jax.reshard(jnp.ones(dim), P(None))
+# FSDP and tensor parallelism by hand: a weight's shards over `data` are collected for its product,
+# its cut over `model` stays. Into columns that need no exchange, out of them with a sum.
+def _columns(x: Hidden, *weights: Array) -> tuple[Float[Array, "B S _"], ...]:
+    return projections(x, *(jax.reshard(weight, P(None, "model")) for weight in weights))
 
 
-def rms_norm(x: Float[Array, "... D"], scale: Float[Array, " D"], eps: float) -> Array:
-    """x / rms(x) times a learned scale, computed in float32, back in x's dtype."""
-    x32 = x.astype(jnp.float32)
-    inverse_rms = jax.lax.rsqrt(jnp.mean(x32 * x32, axis=-1, keepdims=True) + eps)
-    scale = jnp.broadcast_to(scale.astype(jnp.float32), x.shape)
-    return (x32 * inverse_rms * scale).astype(x.dtype)
+def _rows(x: Float[Array, "B S E"], weight: Array) -> Hidden:
+    return jnp.einsum("bse,ed->bsd", x, jax.reshard(weight, P("model", None)), out_sharding=ROWS)
 
 
 class Attention(eqx.Module):
@@ -125,33 +131,28 @@ class Attention(eqx.Module):
             w_q=_weight(key, f"{path}/w_q", (d, hk), spec, std),
             w_k=_weight(key, f"{path}/w_k", (d, gk), spec, std),
             w_v=_weight(key, f"{path}/w_v", (d, gk), spec, std),
-            w_o=jax.reshard(jnp.zeros((hk, d)), P("model", "data")),
-            q_norm=_ones(k) if cfg.qk_norm else None,
-            k_norm=_ones(k) if cfg.qk_norm else None,
+            w_o=jnp.zeros((hk, d), out_sharding=P("model", "data")),
+            q_norm=jnp.ones(k, out_sharding=P(None)) if cfg.qk_norm else None,
+            k_norm=jnp.ones(k, out_sharding=P(None)) if cfg.qk_norm else None,
             cfg=cfg,
         )
 
-    def _heads(self, x: Hidden, weight: Array) -> Float[Array, "B S H K"]:
-        # FSDP by hand: collect the shards over `data`, keep the split over `model`.
-        flat = jnp.einsum("bsd,de->bse", x, jax.reshard(weight, P(None, "model")))
-        return jnp.reshape(flat, (*x.shape[:2], -1, self.cfg.inferred_head_dim), out_sharding=HEADS)
+    def _heads(self, flat: Array, norm: Array | None = None) -> Float[Array, "B S H K"]:
+        k = self.cfg.inferred_head_dim
+        heads = jnp.reshape(flat, (*flat.shape[:2], -1, k), out_sharding=HEADS)
+        return heads if norm is None else rms_norm(heads, norm, self.cfg.layer_norm_eps)
 
-    def __call__(self, x: Hidden, mask: AttentionMask, cache: Layer) -> tuple[Hidden, Layer]:
+    def __call__(self, x: Hidden, mask: AttentionMask, angles: Angles, cache: Layer) -> LayerOut:
         """What each position gathers; with a cache, x comes after what the cache has seen."""
-        start = jnp.int32(0) if cache is None else cache.length
-        q, k, v = self._heads(x, self.w_q), self._heads(x, self.w_k), self._heads(x, self.w_v)
-        if self.q_norm is not None and self.k_norm is not None:
-            eps = self.cfg.layer_norm_eps
-            q, k = rms_norm(q, self.q_norm, eps), rms_norm(k, self.k_norm, eps)
-        positions = start + jnp.arange(x.shape[1])
-        q, k = (rotary(heads, positions, theta=self.cfg.rope_theta) for heads in (q, k))
+        start = 0 if cache is None else cache.length
+        q, k, v = _columns(x, self.w_q, self.w_k, self.w_v)
+        q = rotate(self._heads(q, self.q_norm), angles)
+        k, v = rotate(self._heads(k, self.k_norm), angles), self._heads(v)
         if cache is not None:
             k, v, _ = cache = cache.extended(k, v)
-        window = self.cfg.sliding_window or mask.sliding_window
-        heads = attention(q, k, v, mask.with_sliding_window(window), query_offset=start)
-        flat = jnp.reshape(heads, (*x.shape[:2], -1), out_sharding=COLUMNS)
-        w_o = jax.reshard(self.w_o, P("model", None))
-        return jnp.einsum("bse,ed->bsd", flat, w_o, out_sharding=ROWS), cache
+        heads = attention(q, k, v, mask, query_offset=start, backend=self.cfg.attention)
+        flat = jnp.reshape(heads, (*x.shape[:2], -1), out_sharding=P(BATCH_AXES, None, "model"))
+        return _rows(flat, self.w_o), cache
 
 
 class MLP(eqx.Module):
@@ -167,17 +168,15 @@ class MLP(eqx.Module):
         shape, std = (cfg.hidden_dim, cfg.intermediate_dim), cfg.initializer_std
         w_up = _weight(key, f"{path}/w_up", shape, P("data", "model"), std)
         w_gate = _weight(key, f"{path}/w_gate", shape, P("data", "model"), std)
-        w_down = jax.reshard(jnp.zeros(shape[::-1]), P("model", "data"))
+        w_down = jnp.zeros(shape[::-1], out_sharding=P("model", "data"))
         return MLP(w_up, w_gate if cfg.mlp == "swiglu" else None, w_down)
 
     def __call__(self, x: Hidden) -> Hidden:
-        up = jnp.einsum("bsd,df->bsf", x, jax.reshard(self.w_up, P(None, "model")))
-        inner = jnp.square(jax.nn.relu(up))
-        if self.w_gate is not None:
-            gate = jnp.einsum("bsd,df->bsf", x, jax.reshard(self.w_gate, P(None, "model")))
-            inner = up * jax.nn.silu(gate)
-        w_down = jax.reshard(self.w_down, P("model", None))
-        return jnp.einsum("bsf,fd->bsd", inner, w_down, out_sharding=ROWS)
+        if self.w_gate is None:
+            (up,) = _columns(x, self.w_up)
+            return _rows(jnp.square(jax.nn.relu(up)), self.w_down)
+        up, gate = _columns(x, self.w_up, self.w_gate)
+        return _rows(up * jax.nn.silu(gate), self.w_down)
 
 
 class Block(eqx.Module):
@@ -191,17 +190,14 @@ class Block(eqx.Module):
     @staticmethod
     def init(cfg: GrugModelConfig, path: str, *, key: Key) -> "Block":
         """One layer; `path` names it among the others."""
-        return Block(
-            attn_norm=_ones(cfg.hidden_dim),
-            attn=Attention.init(cfg, f"{path}/attn", key=key),
-            mlp_norm=_ones(cfg.hidden_dim),
-            mlp=MLP.init(cfg, f"{path}/mlp", key=key),
-        )
+        attn = Attention.init(cfg, f"{path}/attn", key=key)
+        attn_norm, mlp_norm = (jnp.ones(cfg.hidden_dim, out_sharding=P(None)) for _ in range(2))
+        return Block(attn_norm, attn, mlp_norm, MLP.init(cfg, f"{path}/mlp", key=key))
 
-    def __call__(self, x: Hidden, mask: AttentionMask, cache: Layer) -> tuple[Hidden, Layer]:
+    def __call__(self, x: Hidden, mask: AttentionMask, angles: Angles, cache: Layer) -> LayerOut:
         """The residual stream after this layer, and the layer's cache if it has one."""
         eps = self.attn.cfg.layer_norm_eps
-        gathered, cache = self.attn(rms_norm(x, self.attn_norm, eps), mask, cache)
+        gathered, cache = self.attn(rms_norm(x, self.attn_norm, eps), mask, angles, cache)
         x = x + gathered
         return x + self.mlp(rms_norm(x, self.mlp_norm, eps)), cache
 
@@ -222,7 +218,7 @@ class Transformer(eqx.Module):
         return Transformer(
             token_embed=_weight(key, "token_embed", (v, d), P("model", "data"), std),
             blocks=tuple(Block.init(cfg, f"blocks/{i}", key=key) for i in range(cfg.num_layers)),
-            final_norm=_ones(d),
+            final_norm=jnp.ones(d, out_sharding=P(None)),
             lm_head=_weight(key, "lm_head", (d, v), P("data", "model"), std),
             cfg=cfg,
         )
@@ -235,29 +231,34 @@ class Transformer(eqx.Module):
     def _trunk(
         self, token_ids: Tokens, mask: AttentionMask, cache: Cache | None = None
     ) -> tuple[Hidden, Cache]:
+        cfg, layers = self.cfg, cache or (None,) * self.cfg.num_layers
         # The table is collected first: looking up in a sharded one makes XLA do that anyway, worse.
-        table = jax.reshard(self.token_embed, P(None, None))
-        x = table.at[token_ids].get(out_sharding=ROWS)
-        apply, seen = REMAT[self.cfg.remat](Block.__call__), []
-        for block, layer in zip(self.blocks, cache or (None,) * len(self.blocks), strict=True):
-            x, layer = apply(block, x, mask, layer)
+        x = jax.reshard(self.token_embed, P(None, None)).at[token_ids].get(out_sharding=ROWS)
+        mask = mask.with_sliding_window(cfg.sliding_window or mask.sliding_window)
+        documents = mask if cfg.document_positions else AttentionMask.causal()
+        positions = documents.positions(x.shape[1]) + (cache[0].length if cache else 0)
+        angles = rotary_angles(positions, width=cfg.inferred_head_dim, theta=cfg.rope_theta)
+        apply, seen = REMAT[cfg.remat](Block.__call__), []
+        for block, layer in zip(self.blocks, layers, strict=True):
+            x, layer = apply(block, x, mask, angles, layer)
             seen.append(layer)
-        return rms_norm(x, self.final_norm, self.cfg.layer_norm_eps), tuple(seen)
+        return rms_norm(x, self.final_norm, cfg.layer_norm_eps), tuple(seen)
 
-    def __call__(
-        self, token_ids: Tokens, mask: AttentionMask | None = None, *, key: Key | None = None
-    ) -> Hidden:
-        """Hidden state of every position, normalised and ready for the head. No mask: causal."""
-        del key  # a variant with dropout draws from it; base has none
-        length, limit = token_ids.shape[1], self.cfg.max_seq_len
-        require_at_most("train.seq_len", length, "model.max_seq_len", limit)
+    def __call__(self, token_ids: Tokens, mask: Mask = None, *, key: Key | None = None) -> Hidden:
+        """Hidden state of every position, ready for the head. Base draws nothing from `key`."""
+        limit = ("model.max_seq_len", self.cfg.max_seq_len)
+        require_at_most("train.seq_len", token_ids.shape[1], *limit)
         return self._trunk(token_ids, mask or AttentionMask.causal())[0]
 
-    def _unembed(self, hidden: Hidden) -> Logits:
-        head = jax.reshard(self.lm_head, P(None, "model"))
-        return jnp.einsum("bsd,dv->bsv", hidden, head, preferred_element_type=jnp.float32)
+    def _head(self) -> Float[Array, "D V"]:
+        """The unembedding. To tie it to the embedding, return that one here: `token_embed.T`."""
+        return jax.reshard(self.lm_head, P(None, "model"))
 
-    def logits(self, token_ids: Tokens, mask: AttentionMask | None = None) -> Logits:
+    def _unembed(self, hidden: Hidden) -> Logits:
+        logits = jnp.einsum("bsd,dv->bsv", hidden, self._head(), preferred_element_type=jnp.float32)
+        return soft_capped(logits, self.cfg.logit_soft_cap)
+
+    def logits(self, token_ids: Tokens, mask: Mask = None) -> Logits:
         """Next-token logits of every position."""
         return self._unembed(self(token_ids, mask))
 
@@ -266,20 +267,20 @@ class Transformer(eqx.Module):
         token_ids: Tokens,
         loss_weight: Float[Array, "B S"],
         *,
-        mask: AttentionMask | None = None,
+        mask: Mask = None,
         reduction: Reduction = "mean",
         logsumexp_weight: float = 0.0,
         key: Key | None = None,
     ) -> Float[Array, "..."]:
         """Loss of predicting token i+1 at position i; the last position has nothing to predict."""
-        hidden, labels = self(token_ids, mask, key=key), next_tokens(token_ids)
         return linear_cross_entropy(
-            hidden,
-            jax.reshard(self.lm_head, P(None, "model")),
-            labels,
+            self(token_ids, mask, key=key),
+            self._head(),
+            next_tokens(token_ids),
             loss_weight,
             reduction=reduction,
             logsumexp_weight=logsumexp_weight,
+            logit_soft_cap=self.cfg.logit_soft_cap,
         )
 
     def init_cache(self, batch_size: int, max_len: int) -> Cache:

@@ -19,13 +19,8 @@ import optax
 from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
-from chomp.checkpoint import (
-    CheckpointConfig,
-    Checkpointer,
-    CheckpointMetadata,
-    restore_latest_or_initialize,
-)
-from chomp.config import Config, config_hash, config_to_mapping, setting, validated
+from chomp.checkpoint import CheckpointConfig, Checkpointer, restore_latest_or_initialize
+from chomp.config import Config, setting, validated
 from chomp.data import (
     BatchSchedule,
     EvalDataset,
@@ -46,13 +41,16 @@ from chomp.hooks import (
     LoopClock,
     RunFolder,
     StepLog,
+    StepPrograms,
     StopSignal,
     build_tagged_eval_callback,
-    environment,
+    checkpoint_metadata,
+    row_limits,
     sample_text,
+    start_report,
 )
 from chomp.kernels.precision import Precision
-from chomp.mesh import MeshConfig, create_mesh
+from chomp.mesh import MeshConfig, abstract_arrays, create_mesh, require_divisible
 from chomp.optim import GrugOptimizerConfig
 from chomp.tokenize import Tokenizer, bytes_per_token
 from chomp.tracking import Tracker, names
@@ -236,6 +234,23 @@ def _make_train_step(
 # ---- The run --------------------------------------------------------------------------------
 
 
+def optimizer_of(config: GrugRunConfig) -> optax.GradientTransformation:
+    """The optimizer of a run, told what each weight is."""
+    model = jax.eval_shape(lambda: Transformer.init(config.model, key=jax.random.key(0)))
+    return config.optimizer.build(config.trainer.steps, model.param_groups())
+
+
+def fresh_state(config: GrugRunConfig) -> GrugTrainState:
+    """The state that a run begins with."""
+    return initial_state(
+        config.model,
+        optimizer=optimizer_of(config),
+        mp=Precision.parse(config.trainer.precision),
+        key=jax.random.key(config.trainer.seed),
+        ema_beta=config.trainer.ema_beta,
+    )
+
+
 @dataclass(frozen=True)
 class Run:
     """What the chapters hand to each other."""
@@ -247,7 +262,6 @@ class Run:
     tokenizer: Tokenizer
     loader: TrainLoader
     eval_datasets: list[EvalDataset]
-    optimizer: optax.GradientTransformation
 
 
 @dataclass(frozen=True)
@@ -276,10 +290,12 @@ def run_grug(config: GrugRunConfig) -> None:
 
 def open_run(config: GrugRunConfig, mesh: Mesh, folder: RunFolder) -> Run:
     """Tokenizer, batches and optimizer. Every store is opened: a missing one shows at once."""
-    trainer, vocab_size = config.trainer, config.model.vocab_size
+    model, trainer, mp = config.model, config.trainer, Precision.parse(config.trainer.precision)
     tokenizer = config.data.tokenizer.load()
-    require_at_most("tokenizer ids", tokenizer.vocab_size, "model.vocab_size", vocab_size)
-    require_at_most("train.seq_len", trainer.seq_len, "model.max_seq_len", config.model.max_seq_len)
+    require_at_most("tokenizer ids", tokenizer.vocab_size, "model.vocab_size", model.vocab_size)
+    require_at_most("train.seq_len", trainer.seq_len, "model.max_seq_len", model.max_seq_len)
+    limits = row_limits(model, config.data, seq_len=trainer.seq_len, mp=mp, mesh=mesh)
+    require_divisible(abstract_arrays(partial(fresh_state, config)), mesh)
     seed = trainer.seed if trainer.data_seed is None else trainer.data_seed
     dataset = build_train_dataset(
         config.data,
@@ -289,38 +305,18 @@ def open_run(config: GrugRunConfig, mesh: Mesh, folder: RunFolder) -> Run:
         batches=BatchSchedule(trainer.batch_size, trainer.grad_accum),
         total_steps=trainer.steps,
     )
-    loader = build_train_loader(dataset, mesh)
-    held_out = build_eval_datasets(config.data, tokenizer, seq_len=trainer.seq_len)
-    model = jax.eval_shape(lambda: Transformer.init(config.model, key=jax.random.key(0)))
-    optimizer = config.optimizer.build(trainer.steps, model.param_groups())
+    loader = build_train_loader(dataset, mesh, limits)
+    held_out = build_eval_datasets(config.data, tokenizer, seq_len=trainer.seq_len, limits=limits)
     folder.describe(config, template=Path(__file__).parent, tokenizer=tokenizer)
-    mp = Precision.parse(trainer.precision)
-    return Run(config, mesh, mp, folder, tokenizer, loader, held_out, optimizer)
+    return Run(config, mesh, mp, folder, tokenizer, loader, held_out)
 
 
 def build_or_restore(run: Run) -> tuple[GrugTrainState, Checkpointer, int]:
     """The state to go on from, what will save it, and how many tokens it was trained on."""
     config, trainer = run.config, run.config.trainer
-    about = CheckpointMetadata(
-        step=0,
-        run_id=config.run_id,
-        attempt=run.folder.attempt,
-        config_hash=config_hash(config),
-        config=config_to_mapping(config),
-        data_fingerprint=run.loader.dataset.fingerprint(),
-        data_offset=0,
-        tokens_seen=0,
-        mesh=dict(run.mesh.shape),
-        environment=environment(),
-    )
-    initialize = partial(
-        initial_state,
-        config.model,
-        optimizer=run.optimizer,
-        mp=run.mp,
-        key=jax.random.key(trainer.seed),
-        ema_beta=trainer.ema_beta,
-    )
+    fingerprint = run.loader.dataset.fingerprint()
+    about = checkpoint_metadata(config, run.folder, data_fingerprint=fingerprint, mesh=run.mesh)
+    initialize = partial(fresh_state, config)
     folder, must_load = run.folder.checkpoints, trainer.load_checkpoint
     state, found = restore_latest_or_initialize(
         folder, initialize, about=about, mesh=run.mesh, load_checkpoint=must_load
@@ -342,6 +338,9 @@ def train(run: Run, state: GrugTrainState, checkpointer: Checkpointer, tokens_se
         start_step=start,
         step_tokens=run.loader.batches.examples(start) * trainer.seq_len,
     ) as tracker:
+        to_do, shown = range(start, trainer.steps), config.logging.console
+        about = start_report(config.model, run.loader, state, mp=run.mp, steps=to_do, console=shown)
+        tracker.log_summary(about)
         step_log = StepLog(
             tracker,
             clock,
@@ -362,20 +361,19 @@ def step_loop(run: Run, tools: Instruments, state: GrugTrainState, start: int) -
     """Every step from `start` on: batch, step, and between steps whatever is due."""
     trainer, clock, step_log = run.config.trainer, tools.clock, tools.step_log
     train_step = _make_train_step(
-        run.optimizer, run.mp, z_loss_weight=trainer.z_loss_weight, ema_beta=trainer.ema_beta
+        optimizer_of(run.config),
+        run.mp,
+        z_loss_weight=trainer.z_loss_weight,
+        ema_beta=trainer.ema_beta,
     )
-    compiled: dict[int, Any] = {}  # one program for each size of batch
+    programs = StepPrograms(train_step, run.mesh, clock)  # one for each size of batch
     batches = iter_from_step(run.loader, start, trainer.steps)
     clock.read()  # the time of setting up belongs to no step
     with StopSignal() as stop, closing(batches):
         for step in range(start, trainer.steps):
             with clock.phase("loading"):
                 batch = next(batches)
-            size = batch.tokens.shape[1]
-            if size not in compiled:
-                with clock.phase("compile"):
-                    compiled[size] = train_step.lower(state, batch).compile()
-            state, metrics = compiled[size](state, batch)
+            state, metrics = programs(state, batch)
             step_log.add(step, metrics)
 
             completed = step + 1

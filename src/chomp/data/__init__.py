@@ -31,6 +31,7 @@ from chomp.data.mixture import Mixture, StopStrategy
 from chomp.data.packed_rows import PackedRows, PackingRule
 from chomp.data.passport import RowOrigin, Sighting, row_origin, sightings
 from chomp.data.permutation import Permutation
+from chomp.data.row_limits import RowLimits
 from chomp.data.rows import ConcatRows, RowBatch
 from chomp.data.shuffle import BlockShuffleConfig, RowOrder
 from chomp.data.sources.arrays import ArraysSource
@@ -85,6 +86,7 @@ __all__ = [
     "Position",
     "PrebuiltFormat",
     "RowBatch",
+    "RowLimits",
     "RowOrder",
     "RowOrigin",
     "Sighting",

@@ -24,6 +24,7 @@ from chomp.data.open_components import (
     opened_component,
     opened_store,
 )
+from chomp.data.row_limits import RowLimits
 from chomp.data.rows import ConcatRows, RowBatch
 from chomp.errors import DataError, message, require
 from chomp.kernels.attention.mask import PAD_SEGMENT
@@ -187,9 +188,16 @@ class EvalDataset:
     """The held-out rows of one component, in order, padded to whole batches."""
 
     def __init__(
-        self, name: str, config: LmDataConfig, tokenizer: Tokenizer, *, seq_len: int
+        self,
+        name: str,
+        config: LmDataConfig,
+        tokenizer: Tokenizer,
+        *,
+        seq_len: int,
+        limits: RowLimits | None = None,
     ) -> None:
         self.name = name
+        self._limits = limits or RowLimits()
         self.tags = (name, *config.components[name].tags)
         self._config = config
         self._eos_id = tokenizer.eos_id
@@ -208,7 +216,10 @@ class EvalDataset:
         return store.read(np.zeros(1, np.int64), np.asarray([length])).tolist()
 
     def batch(self, index: int, batch_size: int) -> GrugLmExample:
-        """Batch `index` of rows; past the last row, rows that count for nothing."""
+        """Batch `index` of rows; past the last row, rows that count for nothing.
+
+        Raises `DataError` for rows that the dataset's limits do not allow.
+        """
         start = min(index * batch_size, self.num_rows)
         found = self._rows.read(np.arange(start, min(start + batch_size, self.num_rows)))
         rows = _empty_rows(batch_size, self._rows.seq_len)
@@ -219,7 +230,15 @@ class EvalDataset:
             weights = np.zeros(rows.tokens.shape, np.float32)
             weights[:count] = found.loss_weights
         whole = RowBatch(tokens=rows.tokens, segment_ids=rows.segment_ids, loss_weights=weights)
-        return examples_of(whole, self._config, eos_id=self._eos_id, train_on_eos=True)
+        made = examples_of(whole, self._config, eos_id=self._eos_id, train_on_eos=True)
+
+        def told_row(row: int) -> str:
+            return f"held-out row {start + row} of component {self.name!r}"
+
+        self._limits.require_tokens(made.tokens, told_row)
+        ids = made.attn_mask.segment_ids
+        self._limits.require_documents(ids, told_row, batch_size=batch_size)
+        return made
 
 
 def build_train_dataset(
@@ -251,11 +270,12 @@ def build_train_dataset(
 
 
 def build_eval_datasets(
-    config: LmDataConfig, tokenizer: Tokenizer, *, seq_len: int
+    config: LmDataConfig, tokenizer: Tokenizer, *, seq_len: int, limits: RowLimits | None = None
 ) -> list[EvalDataset]:
     """The held-out part of every component, in the order of names."""
     return [
-        EvalDataset(name, config, tokenizer, seq_len=seq_len) for name in sorted(config.components)
+        EvalDataset(name, config, tokenizer, seq_len=seq_len, limits=limits)
+        for name in sorted(config.components)
     ]
 
 

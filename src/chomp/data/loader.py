@@ -14,6 +14,7 @@ from jaxtyping import Int
 
 from chomp.data.dataset import TrainDataset
 from chomp.data.examples import GrugLmExample
+from chomp.data.row_limits import RowLimits
 from chomp.errors import divisors, require
 from chomp.mesh import batch_shards, local_rows, place_rows
 
@@ -34,7 +35,7 @@ log = logging.getLogger(__name__)
 class TrainLoader:
     """Batch n as `[A, B, T]` arrays; a pure function of n, unless a component is a stream."""
 
-    def __init__(self, dataset: TrainDataset, mesh: Mesh) -> None:
+    def __init__(self, dataset: TrainDataset, mesh: Mesh, limits: RowLimits | None = None) -> None:
         shards = batch_shards(mesh)
         for size in dataset.batches.distinct_sizes:
             require(
@@ -47,16 +48,23 @@ class TrainLoader:
         self.dataset = dataset
         self.batches = dataset.batches
         self.mesh = mesh
+        self._limits = limits or RowLimits()
+        # Batches that were looked at before their step.
+        self._kept: dict[int, GrugLmExample] = {}
         # States of streams after each of the last few steps that were made.
         self._states: dict[int, dict[str, Any]] = {}
 
     def host_batch(self, step: int, rows: Int[np.ndarray, " K"] | None = None) -> GrugLmExample:
-        """The batch of a step as numpy arrays `[A, B, T]`, or only some rows of each B."""
+        """The batch of a step as numpy arrays `[A, B, T]`, or only some rows of each B.
+
+        Raises `DataError` for an id that the loader's limits do not allow.
+        """
         accum, size = self.batches.grad_accum, self.batches.batch_size(step)
         start = self.batches.examples_before(step)
         rows = np.arange(size) if rows is None else rows
-        keep = (np.arange(accum)[:, None] * size + rows).reshape(-1)
+        keep = self._examples_of(step, rows)
         found = self.dataset.examples(start, start + accum * size, keep)
+        self._limits.require_tokens(found.tokens, lambda row: self._told_row(step, int(keep[row])))
         shape = (accum, len(rows), self.dataset.seq_len)
         folded: GrugLmExample = jax.tree.map(lambda leaf: leaf.reshape(shape), found)
         return folded
@@ -64,13 +72,20 @@ class TrainLoader:
     def batch(self, step: int) -> GrugLmExample:
         """The batch of a step on the mesh; this host reads the rows of its own devices only."""
         size = self.batches.batch_size(step)
+        held = self._kept.pop(step) if step in self._kept else self._read(step)
         rows = local_rows(self.mesh, size)
-        made = place_rows(
-            self.host_batch(step, rows), self.mesh, rows=rows, batch_size=size, batch_axis=1
-        )
-        if self.dataset.streams:
-            self._note_states(step)
-        return made
+        return place_rows(held, self.mesh, rows=rows, batch_size=size, batch_axis=1)
+
+    def first_look(self, step: int) -> GrugLmExample:
+        """This host's rows of the batch of the next step, as numpy arrays `[A, B, T]`.
+
+        `batch` then gives these and does not read again: the rows of a stream come once.
+        """
+        if step not in self._kept:
+            if (states := self.stream_states(step)) is not None:
+                self._states[step] = states  # for a checkpoint before the step itself
+            self._kept[step] = self._read(step)
+        return self._kept[step]
 
     def stream_states(self, completed_steps: int) -> dict[str, Any] | None:
         """What a checkpoint after that many steps has to hold of the data: None without streams."""
@@ -82,11 +97,42 @@ class TrainLoader:
 
     def restore_streams(self, states: Mapping[str, Any] | None) -> None:
         """Put the streams where a checkpoint says they stood."""
+        self._kept.clear()
+        self._states.clear()
         self.dataset.restore_streams(states)
 
     def close(self) -> None:
         """End the threads of streams."""
         self.dataset.close()
+
+    def _read(self, step: int) -> GrugLmExample:
+        """The rows of this host's devices; raises `DataError` if a device has no room for them."""
+        size = self.batches.batch_size(step)
+        rows = local_rows(self.mesh, size)
+        found = self.host_batch(step, rows)
+        if (ids := found.attn_mask.segment_ids) is not None:
+            self._limits.require_documents(
+                ids.reshape(-1, self.dataset.seq_len),
+                lambda row: self._told_row(step, int(self._examples_of(step, rows)[row])),
+                batch_size=size,
+            )
+        if self.dataset.streams:
+            self._note_states(step)
+        return found
+
+    def _examples_of(self, step: int, rows: Int[np.ndarray, " K"]) -> Int[np.ndarray, " N"]:
+        """Those rows of every micro-batch in turn, as examples counted from the step's first."""
+        firsts = np.arange(self.batches.grad_accum) * self.batches.batch_size(step)
+        return (firsts[:, None] + rows).reshape(-1)
+
+    def _told_row(self, step: int, example: int) -> str:
+        """Where in the run an example is, counted from the first of its step."""
+        micro, row = divmod(example, self.batches.batch_size(step))
+        first = self.batches.examples_before(step) + example
+        (component,), _ = self.dataset.mixture.assign(first, first + 1)
+        name = self.dataset.mixture.names[component]
+        part = f" of micro-batch {micro}" if self.batches.grad_accum > 1 else ""
+        return f"step {step}, row {row}{part}, from component {name!r}"
 
     def _note_states(self, step: int) -> None:
         states = self.dataset.stream_states()
@@ -96,9 +142,11 @@ class TrainLoader:
         self._states.pop(step + 1 - 2 * _MAX_AHEAD, None)
 
 
-def build_train_loader(dataset: TrainDataset, mesh: Mesh) -> TrainLoader:
-    """The loader of a run; refuses a batch size that the mesh cannot cut."""
-    return TrainLoader(dataset, mesh)
+def build_train_loader(
+    dataset: TrainDataset, mesh: Mesh, limits: RowLimits | None = None
+) -> TrainLoader:
+    """The loader of a run; refuses a batch size that the mesh cannot cut, and rows over limits."""
+    return TrainLoader(dataset, mesh, limits)
 
 
 def iter_from_step(loader: TrainLoader, start_step: int, stop_step: int) -> Iterator[GrugLmExample]:

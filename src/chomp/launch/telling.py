@@ -43,7 +43,11 @@ def tell_plan(planned: Sequence[PlannedStep]) -> None:
             f"{item.action:<4}",
             f" {item.step.name:<{width}}  {item.path}  ({item.reason})",
         )
-    _console.print("This is the plan; nothing was run.")
+
+
+def tell_nothing_run(what: str) -> None:
+    """What was shown is all that happened."""
+    _console.print(f"This is {what}; nothing was run.")
 
 
 def tell_start(planned: PlannedStep) -> None:

@@ -1,5 +1,7 @@
 """The device mesh and what lies on it."""
 
+from chomp.mesh.abstract_arrays import abstract_arrays, planned_mesh, require_divisible
+from chomp.mesh.compiler_options import compiler_options
 from chomp.mesh.device_mesh import (
     AXES,
     BATCH_AXES,
@@ -8,17 +10,25 @@ from chomp.mesh.device_mesh import (
     batch_shards,
     create_mesh,
 )
+from chomp.mesh.memory_table import bytes_per_device, memory_table, told_bytes
 from chomp.mesh.placement import batch_spec, local_rows, place_batch, place_rows
 
 __all__ = [
     "AXES",
     "BATCH_AXES",
     "MeshConfig",
+    "abstract_arrays",
     "abstract_mesh",
     "batch_shards",
     "batch_spec",
+    "bytes_per_device",
+    "compiler_options",
     "create_mesh",
     "local_rows",
+    "memory_table",
     "place_batch",
     "place_rows",
+    "planned_mesh",
+    "require_divisible",
+    "told_bytes",
 ]

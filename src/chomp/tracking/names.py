@@ -42,6 +42,13 @@ FLOPS_PER_EXAMPLE = "throughput/flops_per_example"
 DEVICE_KIND = "throughput/device_kind"
 THEORETICAL_FLOPS_PER_DEVICE = "throughput/theoretical_flops_per_device"
 THEORETICAL_FLOPS = "throughput/theoretical_flops"
+KERNELS_ATTENTION = "kernels/attention"
+KERNELS_ATTENTION_REASON = "kernels/attention_reason"
+KERNELS_ATTENTION_DEVIATION = "kernels/attention_deviation"
+KERNELS_LOSS_DEVIATION = "kernels/loss_deviation"
+KERNELS_SELF_CHECK_SECONDS = "kernels/self_check_seconds"
+MEMORY_PARAMS_BYTES = "memory/params_bytes_per_device"
+MEMORY_STATE_BYTES = "memory/state_bytes_per_device"
 MIXTURE_STAGE = "mixture/stage"
 MIXTURE_WEIGHT = "mixture/weight/<dataset_name>"
 MIXTURE_EPOCH = "mixture/epoch/<dataset_name>"
@@ -116,6 +123,14 @@ METRICS: tuple[Metric, ...] = (
     Metric(DEVICE_KIND, "", "accelerator type as JAX names it (summary)"),
     Metric(THEORETICAL_FLOPS_PER_DEVICE, "FLOP/s", "peak of one device (summary)"),
     Metric(THEORETICAL_FLOPS, "FLOP/s", "peak of all devices (summary)"),
+    # Kernels and memory, as the start of a run found them.
+    Metric(KERNELS_ATTENTION, "", "attention backend that runs (summary)"),
+    Metric(KERNELS_ATTENTION_REASON, "", "why it is that backend (summary)"),
+    Metric(KERNELS_ATTENTION_DEVIATION, "", "largest relative deviation from the reference"),
+    Metric(KERNELS_LOSS_DEVIATION, "", "the same of the loss kernel (summary)"),
+    Metric(KERNELS_SELF_CHECK_SECONDS, "s", "time the check of both kernels took (summary)"),
+    Metric(MEMORY_PARAMS_BYTES, "bytes", "parameters on one device (summary)"),
+    Metric(MEMORY_STATE_BYTES, "bytes", "everything a checkpoint holds, on one device (summary)"),
     # Data.
     Metric(MIXTURE_STAGE, "", "index of the data mixture's current stage"),
     Metric(MIXTURE_WEIGHT, "fraction", "sampling weight of a dataset in that stage"),

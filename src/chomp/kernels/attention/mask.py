@@ -1,7 +1,8 @@
 """Who may attend to whom, described as data rather than as a dense matrix.
 
 A backend that can skip masked work reads the description; the reference turns it into booleans.
-Padding carries segment id -1; what padded positions compute is finite and meaningless.
+Padding carries segment id -1; what padded positions compute is finite and meaningless. The ids of a
+row count its documents up, so a document is a run of equal ids and none comes back later.
 """
 
 import dataclasses
@@ -13,7 +14,7 @@ from jaxtyping import Array, Bool, Int
 
 from chomp.errors import require
 
-# Axes: B batch, Q query positions, T key positions.
+# Axes: B batch, S positions, Q query positions, T key positions.
 
 PAD_SEGMENT = -1
 
@@ -47,6 +48,30 @@ class AttentionMask:
         """The same mask under another window."""
         return dataclasses.replace(self, sliding_window=sliding_window)
 
+    def with_segment_ids(self, segment_ids: Any) -> "AttentionMask":
+        """The same mask over other documents."""
+        return dataclasses.replace(self, segment_ids=segment_ids)
+
+    def positions(self, length: int) -> Int[Array, "#B S"]:
+        """Place of each token in its own document, from 0; without documents, in the row."""
+        place = jnp.arange(length, dtype=jnp.int32)[None]
+        if self.segment_ids is None:
+            return place
+        self.require_length(length, length)
+        starts = jnp.where(document_starts(jnp.asarray(self.segment_ids)), place, 0)
+        return place - jax.lax.cummax(starts, axis=1)
+
+    def require_length(self, query_len: int, key_len: int) -> None:
+        """Raise `ConfigError` unless the ids, if any, are one for each query and each key."""
+        ids = self.segment_ids
+        require(
+            ids is None or (ids.ndim == 2 and ids.shape[1] == query_len == key_len),
+            given=f"segment_ids of shape {getattr(ids, 'shape', None)} for {query_len} queries "
+            f"and {key_len} keys",
+            allowed="[batch, length] with length equal to both",
+            fix="pass one id per position; decoding with a cache takes no segment ids",
+        )
+
     def allowed(
         self, query_len: int, key_len: int, *, query_offset: int | Int[Array, ""] = 0
     ) -> Bool[Array, "#B Q T"]:
@@ -63,11 +88,15 @@ class AttentionMask:
             allowed &= key > query - self.sliding_window
         if self.segment_ids is None:
             return allowed[None]
+        self.require_length(query_len, key_len)
         ids = self.segment_ids
-        require(
-            ids.ndim == 2 and ids.shape[1] == query_len == key_len,
-            given=f"segment_ids of shape {ids.shape} for {query_len} queries and {key_len} keys",
-            allowed="[batch, length] with length equal to both",
-            fix="pass one id per position; decoding with a cache takes no segment ids",
-        )
         return allowed[None] & (ids[:, :, None] == ids[:, None, :])
+
+
+def document_starts(segment_ids: Int[Array, "B S"]) -> Bool[Array, "B S"]:
+    """True at the first position of each run of equal ids; padding is a run like any other."""
+    # A pad, not jnp.roll or two slices: under JAX 0.11 a slice of one element forgets its sharding.
+    zero = jnp.zeros((), segment_ids.dtype)
+    before = jax.lax.pad(segment_ids, zero, ((0, 0, 0), (1, -1, 0)))
+    is_first = jnp.arange(segment_ids.shape[1])[None] == 0
+    return is_first | (segment_ids != before)

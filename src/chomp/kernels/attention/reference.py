@@ -18,7 +18,7 @@ from chomp.kernels.attention.mask import AttentionMask
 MASKED_SCORE = -1e30
 
 
-def attention(
+def reference_attention(
     q: Float[Array, "B Q H K"],
     k: Float[Array, "B T G K"],
     v: Float[Array, "B T G K"],

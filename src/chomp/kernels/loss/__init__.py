@@ -1,6 +1,21 @@
 """Next-token loss from hidden states."""
 
+from chomp.kernels.loss.chunk_size import chunk_rows
+from chomp.kernels.loss.cross_entropy import (
+    Implementation,
+    Reduction,
+    linear_cross_entropy,
+    linear_cross_entropy_and_argmax,
+)
 from chomp.kernels.loss.labels import next_tokens
-from chomp.kernels.loss.reference import Reduction, linear_cross_entropy
+from chomp.kernels.loss.soft_cap import soft_capped
 
-__all__ = ["Reduction", "linear_cross_entropy", "next_tokens"]
+__all__ = [
+    "Implementation",
+    "Reduction",
+    "chunk_rows",
+    "linear_cross_entropy",
+    "linear_cross_entropy_and_argmax",
+    "next_tokens",
+    "soft_capped",
+]

@@ -1,0 +1,141 @@
+"""What a run says about itself before its first step: bytes on each device, kernels that are right.
+
+Also asked for without a run: a dry run shows the same bytes, and the loader takes the limits that
+the chosen kernel sets.
+"""
+
+import logging
+from collections.abc import Callable
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+from jax.sharding import Mesh
+from rich.console import Console
+
+from chomp.data import LmDataConfig, RowLimits, TrainLoader
+from chomp.kernels.attention import AttentionMask, max_segments
+from chomp.kernels.kernel_shapes import KernelShapes, ModelShapes
+from chomp.kernels.precision import Precision
+from chomp.kernels.self_check import KernelReport, attention_choice, check_kernels
+from chomp.mesh import (
+    MeshConfig,
+    abstract_arrays,
+    batch_shards,
+    bytes_per_device,
+    memory_table,
+    planned_mesh,
+    require_divisible,
+    told_bytes,
+)
+from chomp.tracking import names
+
+log = logging.getLogger(__name__)
+
+_DOCUMENTS = AttentionMask.causal(segment_ids=np.zeros((1, 1), np.int32))
+
+
+@runtime_checkable
+class TrainState(Protocol):
+    """The part of a template's train state that is told about."""
+
+    @property
+    def params(self) -> Any:
+        """The weights that are trained."""
+        ...
+
+    @property
+    def opt_state(self) -> Any:
+        """What the optimizer keeps."""
+        ...
+
+    @property
+    def ema_params(self) -> Any:
+        """The averaged weights; None: no average."""
+        ...
+
+
+def row_limits(
+    model: ModelShapes, data: LmDataConfig, *, seq_len: int, mp: Precision, mesh: Mesh
+) -> RowLimits:
+    """What a model and its attention kernel take of rows.
+
+    Raises `ConfigError` for a kernel that cannot run here, and for heads or a vocabulary that the
+    mesh cannot cut.
+    """
+    mask = AttentionMask.causal() if data.stream_semantics else _DOCUMENTS
+    shapes = KernelShapes.of(model, seq_len=seq_len)
+    choice = attention_choice(shapes, mask, dtype=mp.compute, mesh=mesh)
+    # The other kernels take any number of documents.
+    most = max_segments(seq_len) if choice.name == "cudnn_packed" else None
+    return RowLimits(vocab_size=model.vocab_size, max_segments=most, shards=batch_shards(mesh))
+
+
+def start_report(
+    model: ModelShapes,
+    loader: TrainLoader,
+    state: TrainState,
+    *,
+    mp: Precision,
+    steps: range,
+    console: bool = False,
+) -> dict[str, Any]:
+    """Summary values of a run that starts: its bytes per device, and the check of its kernels.
+
+    `steps` are those to be done; the batch of the first gives the masks that kernels are tried on.
+    Tables go to the run's log, and a line of each to the terminal if `console` is set. Raises
+    `KernelError` if a kernel is wrong.
+    """
+    parts, mesh = state_parts(state), loader.mesh
+    on_params, on_all = (bytes_per_device(tree, mesh) for tree in (state.params, parts))
+    log.info("bytes per device\n%s", memory_table(parts, mesh, listed=("params",)))
+    told = [f"{told_bytes(on_all)} of state per device, {told_bytes(on_params)} of it parameters"]
+    summary: dict[str, Any] = {
+        names.MEMORY_PARAMS_BYTES: on_params,
+        names.MEMORY_STATE_BYTES: on_all,
+    }
+    if steps:  # a run that is done has no batch to look at
+        report = kernel_report(model, loader, mp=mp, step=steps.start)
+        log.info("%s\n%s", report.line(), report.table())
+        told.append(report.line())
+        summary |= report.summary()
+    if console:
+        _show("\n".join(told))
+    return summary
+
+
+def kernel_report(
+    model: ModelShapes, loader: TrainLoader, *, mp: Precision, step: int
+) -> KernelReport:
+    """The kernels of a model tried on the masks of a step's batch; raises `KernelError`."""
+    mask, seq_len = loader.first_look(step).attn_mask, loader.dataset.seq_len
+    if mask.segment_ids is not None:
+        mask = mask.with_segment_ids(mask.segment_ids.reshape(-1, seq_len))
+    shapes = KernelShapes.of(model, seq_len=seq_len)
+    return check_kernels(shapes, mask, dtype=mp.compute, mesh=loader.mesh)
+
+
+def print_memory(
+    model: ModelShapes, make_state: Callable[[], TrainState], mesh: MeshConfig
+) -> None:
+    """Show what the state that `make_state` would give takes of each device; nothing is made.
+
+    Refuses sizes that the mesh cannot cut, however many devices are here. `make_state` makes its
+    own random keys (see `abstract_arrays`).
+    """
+    state, planned = abstract_arrays(make_state), planned_mesh(mesh)
+    # Names the fields of the config, so it comes first.
+    KernelShapes.of(model, seq_len=1).require_cut_by(planned)
+    require_divisible(state, planned)
+    _show(memory_table(state_parts(state), planned))
+
+
+def state_parts(state: TrainState) -> dict[str, Any]:
+    """A train state by what its parts are for."""
+    parts = {"params": state.params, "optimizer state": state.opt_state}
+    if state.ema_params is not None:
+        parts["averaged weights"] = state.ema_params
+    return parts
+
+
+def _show(text: str) -> None:
+    Console(soft_wrap=True).print(text, markup=False, highlight=False)

@@ -1,0 +1,98 @@
+"""What a run asks of its kernels: the part of a model's config that they depend on."""
+
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+from jax.sharding import AbstractMesh, Mesh
+
+from chomp.errors import divisors, require
+from chomp.kernels.attention import Backend
+
+
+@runtime_checkable
+class ModelShapes(Protocol):
+    """The part of a model's config that its kernels depend on."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Token ids the model knows."""
+        ...
+
+    @property
+    def hidden_dim(self) -> int:
+        """Width of the residual stream."""
+        ...
+
+    @property
+    def num_heads(self) -> int:
+        """Query heads."""
+        ...
+
+    @property
+    def num_kv_heads(self) -> int:
+        """Key-value heads."""
+        ...
+
+    @property
+    def inferred_head_dim(self) -> int:
+        """Width of one head."""
+        ...
+
+    @property
+    def sliding_window(self) -> int | None:
+        """Keys a query sees; None: the whole prefix."""
+        ...
+
+    @property
+    def logit_soft_cap(self) -> float | None:
+        """Bound of the logits; None: none."""
+        ...
+
+    @property
+    def attention(self) -> Backend:
+        """The attention backend that is asked for."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class KernelShapes:
+    """What a run asks of its kernels."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    hidden_dim: int
+    vocab_size: int
+    seq_len: int
+    sliding_window: int | None = None
+    logit_soft_cap: float | None = None
+    backend: Backend = "auto"
+
+    @staticmethod
+    def of(model: ModelShapes, *, seq_len: int) -> "KernelShapes":
+        """The shapes of a model that is trained on rows of `seq_len`."""
+        return KernelShapes(
+            num_heads=model.num_heads,
+            num_kv_heads=model.num_kv_heads,
+            head_dim=model.inferred_head_dim,
+            hidden_dim=model.hidden_dim,
+            vocab_size=model.vocab_size,
+            seq_len=seq_len,
+            sliding_window=model.sliding_window,
+            logit_soft_cap=model.logit_soft_cap,
+            backend=model.attention,
+        )
+
+    def require_cut_by(self, mesh: Mesh | AbstractMesh) -> None:
+        """Raise `ConfigError` unless the mesh's model axis cuts heads and vocabulary evenly."""
+        model = mesh.shape["model"]
+        for name in ("num_kv_heads", "vocab_size"):
+            size = getattr(self, name)
+            above = -(-size // model) * model
+            fewer = [part for part in divisors(size) if part <= mesh.size]
+            require(
+                size % model == 0,
+                given=f"model.{name}={size} with mesh.model={model}",
+                allowed=f"multiples of {model}",
+                fix=f"set model.{name}={above}, or mesh.model to one of {fewer}",
+            )

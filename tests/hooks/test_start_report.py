@@ -1,0 +1,136 @@
+"""What a run says before its first step: its bytes per device and that its kernels are right."""
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec as P
+
+from chomp.data import BatchSchedule, LmDataConfig, TrainLoader, build_train_dataset
+from chomp.errors import ConfigError
+from chomp.hooks import print_memory, row_limits, start_report
+from chomp.kernels.precision import Precision
+from chomp.mesh import MeshConfig
+from chomp.tracking import metric_of
+from tests import tiny
+
+SEQ_LEN = 32
+
+
+@dataclass(frozen=True)
+class Model:
+    """The shapes of a small model."""
+
+    vocab_size: int = 258
+    hidden_dim: int = 16
+    num_heads: int = 2
+    num_kv_heads: int = 2
+    inferred_head_dim: int = 8
+    sliding_window: int | None = None
+    logit_soft_cap: float | None = None
+    attention: str = "auto"
+
+
+@dataclass(frozen=True)
+class State:
+    """A train state of one weight."""
+
+    params: Any
+    opt_state: Any
+    ema_params: Any
+
+
+jax.tree_util.register_dataclass(State, ["params", "opt_state", "ema_params"], [])
+
+
+def make_state(rows: int = 64, with_average: bool = True) -> State:
+    weight = jax.reshard(jnp.zeros((rows, 16)), P("model", "data"))
+    return State({"w": weight}, {"mu": weight, "nu": weight}, weight if with_average else None)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> LmDataConfig:
+    return tiny.build_data(Path(tmp_path_factory.mktemp("data")))
+
+
+@pytest.fixture
+def loader(data, one_device_mesh) -> TrainLoader:
+    dataset = build_train_dataset(
+        data, data.tokenizer.load(), seq_len=SEQ_LEN, seed=0, batches=BatchSchedule(4, grad_accum=2)
+    )
+    return TrainLoader(dataset, one_device_mesh)
+
+
+def test_a_run_starts_with_its_bytes_and_the_check_of_its_kernels(
+    loader, one_device_mesh, caplog, capsys
+):
+    expected = np.asarray(loader.batch(3).tokens)
+    with jax.set_mesh(one_device_mesh):
+        state = make_state()
+    caplog.set_level(logging.INFO, logger="chomp.hooks")
+    summary = start_report(Model(), loader, state, mp=Precision(), steps=range(3, 9), console=True)
+    assert summary["memory/params_bytes_per_device"] == 64 * 16 * 4
+    assert summary["memory/state_bytes_per_device"] == 4 * 64 * 16 * 4
+    assert summary["kernels/attention"] == "chunked"
+    assert summary["kernels/attention_deviation"] < 1e-5
+    assert all(metric_of(name) is not None for name in summary)
+    bytes_told, kernels_told = (record.getMessage() for record in caplog.records)
+    assert "averaged weights" in bytes_told
+    assert "gradient of head" in kernels_told
+    shown = capsys.readouterr().out.splitlines()
+    assert shown[0] == "16.00 KiB of state per device, 4.00 KiB of it parameters"
+    assert shown[1].startswith("attention chunked (")
+    assert len(shown) == 2
+    # What was looked at is served all the same.
+    np.testing.assert_array_equal(loader.batch(3).tokens, expected)
+
+
+def test_a_run_that_is_done_has_no_batch_to_look_at(loader, one_device_mesh, capsys):
+    with jax.set_mesh(one_device_mesh):
+        state = make_state(with_average=False)
+    summary = start_report(Model(), loader, state, mp=Precision(), steps=range(9, 9))
+    assert set(summary) == {"memory/params_bytes_per_device", "memory/state_bytes_per_device"}
+    assert summary["memory/state_bytes_per_device"] == 3 * 64 * 16 * 4
+    assert capsys.readouterr().out == ""
+
+
+def test_rows_are_limited_by_the_vocabulary_and_by_the_kernel_that_was_chosen(
+    data, one_device_mesh
+):
+    how = {"seq_len": SEQ_LEN, "mp": Precision(), "mesh": one_device_mesh}
+    limits = row_limits(Model(), data, **how)
+    assert (limits.vocab_size, limits.max_segments, limits.shards) == (258, None, 1)
+    with pytest.raises(ConfigError, match=r"cudnn_packed, which cannot do this call.*chunked"):
+        row_limits(Model(attention="cudnn_packed"), data, **how)
+
+
+def test_a_mesh_that_cannot_cut_the_model_is_refused_before_anything_is_made(
+    data, eight_device_mesh
+):
+    how = {"seq_len": SEQ_LEN, "mp": Precision(), "mesh": eight_device_mesh}
+    assert row_limits(Model(), data, **how).shards == 4
+    with pytest.raises(ConfigError, match=r"model.vocab_size=257 with mesh.model=2"):
+        row_limits(Model(vocab_size=257), data, **how)
+
+
+def test_a_dry_run_shows_the_table_of_any_mesh_and_refuses_what_it_cannot_cut(capsys):
+    print_memory(Model(), make_state, MeshConfig(data=16, model=2))
+    shown = capsys.readouterr().out.splitlines()
+    assert shown[0].endswith("32 devices")
+    assert [line.split("  ")[0] for line in shown if not line.startswith(" ")] == [
+        "array",
+        "params",
+        "optimizer state",
+        "averaged weights",
+        "all",
+    ]
+    with pytest.raises(ConfigError, match=r"params/w of shape \[64, 16\].*mesh.data=32"):
+        print_memory(Model(), make_state, MeshConfig(data=32, model=2))
+    with pytest.raises(ConfigError, match=r"model.num_kv_heads=2 with mesh.model=4"):
+        print_memory(Model(), make_state, MeshConfig(data=16, model=4))
+    assert capsys.readouterr().out == ""

@@ -1,0 +1,73 @@
+"""The hand-written loss kernel in Pallas' interpreter, against the passes it takes the place of."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from chomp.kernels.loss.row_losses import LossTerms, is_one_kernel, row_losses_and_slopes
+from chomp.kernels.loss.row_losses_triton import triton_losses_and_slopes
+
+ROWS = 5
+
+
+def inputs(vocab: int) -> tuple[jax.Array, jax.Array, jax.Array]:
+    draw = np.random.default_rng(0)
+    logits = draw.normal(size=(ROWS, vocab)) * 4
+    logits[1] -= 80.0  # far below the first guess of a maximum
+    labels = draw.integers(0, vocab, ROWS)
+    labels[:2] = (0, vocab - 1)
+    weight = np.asarray([1.0, 0.25, 0.0, 3.0, 1.0])
+    return jnp.asarray(logits, jnp.float32), jnp.asarray(labels), jnp.asarray(weight, jnp.float32)
+
+
+# One piece, several whole ones, and a last one that is cut by the vocabulary's end.
+@pytest.mark.parametrize("vocab", [7, 64, 192, 131])
+@pytest.mark.parametrize("logsumexp_weight", [0.0, 0.3])
+def test_one_kernel_gives_the_losses_and_slopes_of_three_passes(vocab, logsumexp_weight):
+    logits, labels, weight = inputs(vocab)
+    terms = LossTerms(logsumexp_weight=logsumexp_weight)
+    assert not is_one_kernel(logits, terms)  # on a CPU, the passes
+    expected = row_losses_and_slopes(logits, labels, weight, terms, jnp.float32)
+    found = triton_losses_and_slopes(
+        logits,
+        labels,
+        weight,
+        logsumexp_weight=logsumexp_weight,
+        dtype=jnp.float32,
+        columns=64,
+        is_interpreted=True,
+    )
+    np.testing.assert_allclose(found[0], expected[0], rtol=2e-6, atol=2e-6)
+    np.testing.assert_allclose(found[1], expected[1], rtol=2e-5, atol=2e-6)
+
+
+def test_a_row_that_is_not_finite_has_no_finite_loss():
+    logits, labels, weight = inputs(64)
+    logits = logits.at[0, 5].set(jnp.nan).at[3, 9].set(jnp.inf)
+    losses, _ = triton_losses_and_slopes(
+        logits,
+        labels,
+        weight,
+        logsumexp_weight=0.0,
+        dtype=jnp.bfloat16,
+        columns=64,
+        is_interpreted=True,
+    )
+    assert np.isfinite(np.asarray(losses)).tolist() == [False, True, True, False, True]
+
+
+def test_the_kernel_is_lowered_for_cuda_in_the_compute_dtype():
+    logits, labels, weight = inputs(131)
+    lowered = (
+        jax.jit(
+            lambda *arrays: triton_losses_and_slopes(
+                *arrays, logsumexp_weight=0.1, dtype=jnp.bfloat16
+            )
+        )
+        .trace(logits, labels, weight)
+        .lower(lowering_platforms=("cuda",))
+    )
+    text = lowered.as_text()
+    assert "row_losses_and_slopes" in text
+    assert f"tensor<{ROWS}x131xbf16>" in text
