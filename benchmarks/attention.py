@@ -55,9 +55,7 @@ GPU_SHAPES = (
     Shape(16, 2048, 16, 16, 128, has_goal=True),  # the 1b model
     Shape(32, 1024, 6, 6, 128, has_goal=True),  # the 124m model
     Shape(16, 2048, 16, 4, 128),
-    Shape(32, 1024, 12, 12, 64),
     Shape(4, 8192, 16, 16, 128),
-    Shape(4, 1024, 8, 2, 128),
 )
 CPU_SHAPES = (Shape(16, 256, 4, 4, 64), Shape(4, 1024, 8, 2, 64), Shape(2, 2048, 8, 8, 64))
 # Of 4 GiB in float32, and a few such arrays are there at once.

@@ -25,7 +25,13 @@ from benchmarks.step_process import serve
 from chomp.data import GrugLmExample
 from chomp.kernels.attention import AttentionMask
 from chomp.kernels.precision import Precision
-from chomp.mesh import MeshConfig, compiler_options, create_mesh, place_batch
+from chomp.mesh import (
+    MeshConfig,
+    compiler_options,
+    create_mesh,
+    place_batch,
+    prepare_cpu_steps,
+)
 from chomp.optim import GrugOptimizerConfig
 from chomp.tracking import names
 from experiments.grug.base import model
@@ -116,9 +122,8 @@ def _attention_of(way: str) -> Iterator[None]:
 
 def main(spec: dict[str, Any]) -> None:
     """Take the first steps, say what they took, then serve."""
-    # As a run does: a CPU step takes every core anyway.
-    jax.config.update("jax_cpu_enable_async_dispatch", False)
     size = ModelSize(**spec["size"])
+    prepare_cpu_steps()  # as a run does
     mesh = create_mesh(MeshConfig())
     with jax.set_mesh(mesh):
         stepper = Stepper(size, mesh)

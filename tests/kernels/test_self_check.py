@@ -21,6 +21,7 @@ from chomp.kernels.check_inputs import (
 from chomp.kernels.deviation import Deviation, deviation, tolerance
 from chomp.kernels.kernel_shapes import KernelShapes
 from chomp.kernels.loss import chunk_rows, linear_cross_entropy
+from chomp.kernels.quick_compile import quick_jit
 from chomp.kernels.self_check import (
     KernelReport,
     attention_choice,
@@ -142,11 +143,6 @@ WRONG_LOSSES: dict[str, Callable[..., jax.Array]] = {
 }
 
 
-def compiled_fast(function: Callable[..., Any], *arguments: Any) -> Any:
-    options = {"xla_backend_optimization_level": 0}
-    return jax.jit(function).lower(*arguments).compile(options)(*arguments)
-
-
 @pytest.fixture(scope="module", params=["float32", "bfloat16"])
 def found(request, one_device_mesh) -> tuple[str, dict[str, dict[str, Deviation]]]:
     """Deviations of every kernel above and of the right ones, from one program."""
@@ -165,7 +161,7 @@ def found(request, one_device_mesh) -> tuple[str, dict[str, dict[str, Deviation]
         return {**attended, **scored}
 
     with jax.set_mesh(one_device_mesh):
-        pairs = compiled_fast(compare, heads, mask, tokens)
+        pairs = quick_jit(compare, "cpu")(heads, mask, tokens)
     return dtype, {
         name: {part: deviation(*pair) for part, pair in parts.items()}
         for name, parts in pairs.items()

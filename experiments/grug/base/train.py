@@ -50,7 +50,7 @@ from chomp.hooks import (
     start_report,
 )
 from chomp.kernels.precision import Precision
-from chomp.mesh import MeshConfig, abstract_arrays, create_mesh, require_divisible
+from chomp.mesh import MeshConfig, create_mesh, prepare_cpu_steps, require_fits_mesh
 from chomp.optim import GrugOptimizerConfig
 from chomp.tokenize import Tokenizer, bytes_per_token
 from chomp.tracking import Tracker, names
@@ -277,9 +277,8 @@ class Instruments:
 
 def run_grug(config: GrugRunConfig) -> None:
     """Train to the end, continuing whatever the output folder already holds."""
-    # A CPU step takes every core anyway; in step with the host, its times are exact.
-    jax.config.update("jax_cpu_enable_async_dispatch", False)
     config = validated(config)
+    prepare_cpu_steps()  # before JAX looks for devices
     mesh = create_mesh(config.mesh)
     with jax.set_mesh(mesh), RunFolder.open(config.output_path) as folder:
         run = open_run(config, mesh, folder)
@@ -295,7 +294,7 @@ def open_run(config: GrugRunConfig, mesh: Mesh, folder: RunFolder) -> Run:
     require_at_most("tokenizer ids", tokenizer.vocab_size, "model.vocab_size", model.vocab_size)
     require_at_most("train.seq_len", trainer.seq_len, "model.max_seq_len", model.max_seq_len)
     limits = row_limits(model, config.data, seq_len=trainer.seq_len, mp=mp, mesh=mesh)
-    require_divisible(abstract_arrays(partial(fresh_state, config)), mesh)
+    require_fits_mesh(partial(fresh_state, config), mesh)
     seed = trainer.seed if trainer.data_seed is None else trainer.data_seed
     dataset = build_train_dataset(
         config.data,
@@ -332,14 +331,14 @@ def train(run: Run, state: GrugTrainState, checkpointer: Checkpointer, tokens_se
     """The run from `state` to its end, with its record open."""
     config, trainer, start = run.config, run.config.trainer, int(state.step)
     clock = LoopClock()
+    to_do, shown = range(start, trainer.steps), config.logging.console
+    about = start_report(config.model, run.loader, state, mp=run.mp, steps=to_do, console=shown)
     with run.folder.tracker(
         config.logging,
         total_steps=trainer.steps,
         start_step=start,
         step_tokens=run.loader.batches.examples(start) * trainer.seq_len,
     ) as tracker:
-        to_do, shown = range(start, trainer.steps), config.logging.console
-        about = start_report(config.model, run.loader, state, mp=run.mp, steps=to_do, console=shown)
         tracker.log_summary(about)
         step_log = StepLog(
             tracker,

@@ -24,7 +24,6 @@ from chomp.mesh import BATCH_AXES, batch_shards, local_rows, place_rows
 # Scores of the reference on one device. On a CPU a matter of time, with two rows if they are short.
 # Elsewhere a part of the memory, as about five arrays of that size are there at once.
 _MAX_SCORES_CPU, _MAX_SCORES_OF_TWO_CPU = 1 << 23, 1 << 19
-_MAX_LOGITS_CPU = 1 << 20
 _MEMORY_PART = 32
 _MAX_MODEL_WIDTH, _MAX_VOCABULARY = 32, 1 << 14
 # Vocabularies end inside a block of a kernel as the run's does: blocks are powers of two up to it.
@@ -87,15 +86,14 @@ def attention_inputs(
 def loss_inputs(shapes: KernelShapes, *, dtype: DTypeLike, mesh: Mesh) -> LossInputs:
     """Random hidden states of just as many tokens as take several chunks on each device.
 
-    On a CPU fewer, in one chunk: several would be 0.1 of its second, and runs have no more there.
+    Of the devices that one CPU plays, all together take as many: they share its cores.
     """
     model, shards = mesh.shape["model"], batch_shards(mesh)
     vocab = _checked_vocabulary(shapes.vocab_size // model) * model
     width = min(shapes.hidden_dim, _MAX_MODEL_WIDTH)
+    length = length_of_several_chunks(width, vocab // model)
     if mesh_platform(mesh) == "cpu":
-        length = -(-_MAX_LOGITS_CPU // vocab // shards)
-    else:
-        length = length_of_several_chunks(width, vocab // model)
+        length = -(-length // shards)
     random = np.random.default_rng(1)
     # A cap is to bend the logits, or it would not be seen whether it is there.
     size = max(_SCORE_SIZE, (shapes.logit_soft_cap or 0.0) / 2)

@@ -39,6 +39,7 @@ from chomp.kernels.check_inputs import (
 from chomp.kernels.deviation import Deviation, deviation, tolerance
 from chomp.kernels.kernel_shapes import KernelShapes
 from chomp.kernels.loss import linear_cross_entropy
+from chomp.kernels.quick_compile import quick_jit
 from chomp.mesh import BATCH_AXES, batch_shards
 
 # Large beside what runs use, so that a z-loss that is left out of the gradient is seen in bfloat16.
@@ -121,8 +122,8 @@ def check_kernels(
         attended, scored = program(heads, mask, tokens)
     report = KernelReport(
         choice=choice,
-        attention={part: deviation(*pair) for part, pair in attended.items()},
-        loss={part: deviation(*pair) for part, pair in scored.items()},
+        attention=_deviations(attended),
+        loss=_deviations(scored),
         tolerance=tolerance(dtype, mesh_platform(mesh)),
         dtype=np.dtype(dtype).name,
         attention_shape=heads.q.shape,
@@ -226,10 +227,13 @@ def _program(
         attended = attention_pairs(partial(attend, backend=backend), heads, mask)
         return attended, loss_pairs(loss_of, tokens, logit_soft_cap)
 
-    # On a CPU, LLVM's passes would be half of the time, for a program that runs once. Elsewhere
-    # they stay: what is checked there is more than XLA's own code.
-    options = {"xla_backend_optimization_level": 0} if platform == "cpu" else None
-    return jax.jit(compare, compiler_options=options)
+    return quick_jit(compare, platform)
+
+
+def _deviations(pairs: Pairs) -> Deviations:
+    # A jitted function gives back its dictionaries sorted; the value is what one looks for first.
+    parts = sorted(pairs, key=lambda part: part != "value")
+    return {part: deviation(*pairs[part]) for part in parts}
 
 
 def _largest(found: Deviations) -> float:

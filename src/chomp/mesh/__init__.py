@@ -1,7 +1,13 @@
 """The device mesh and what lies on it."""
 
-from chomp.mesh.abstract_arrays import abstract_arrays, planned_mesh, require_divisible
+from chomp.mesh.abstract_arrays import (
+    abstract_arrays,
+    planned_mesh,
+    require_divisible,
+    require_fits_mesh,
+)
 from chomp.mesh.compiler_options import compiler_options
+from chomp.mesh.cpu_steps import prepare_cpu_steps
 from chomp.mesh.device_mesh import (
     AXES,
     BATCH_AXES,
@@ -29,6 +35,8 @@ __all__ = [
     "place_batch",
     "place_rows",
     "planned_mesh",
+    "prepare_cpu_steps",
     "require_divisible",
+    "require_fits_mesh",
     "told_bytes",
 ]

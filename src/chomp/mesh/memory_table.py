@@ -60,7 +60,7 @@ def memory_table(
     lines = {name: memory_lines(tree, mesh) for name, tree in parts.items()}
     devices = math.prod(mesh.shape.values())
     rows: list[tuple[str, ...]] = [
-        ("array", "shape", "dtype", "spec", "per device", f"{devices} devices")
+        ("array", "shape", "dtype", "spec", "per device", _counted(devices))
     ]
     for name, found in lines.items():
         rows.append((name, "", "", "", *_sums(found)))

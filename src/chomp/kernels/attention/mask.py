@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Int
 
 from chomp.errors import require
@@ -52,9 +53,12 @@ class AttentionMask:
         """The same mask over other documents."""
         return dataclasses.replace(self, segment_ids=segment_ids)
 
-    def positions(self, length: int) -> Int[Array, "#B S"]:
-        """Place of each token in its own document, from 0; without documents, in the row."""
-        place = jnp.arange(length, dtype=jnp.int32)[None]
+    def positions(self, length: int) -> Int[Array, "#B S"] | Int[np.ndarray, "#B S"]:
+        """Place of each token in its own document, from 0; without documents, in the row.
+
+        The latter is known while tracing, and comes as numpy.
+        """
+        place = np.arange(length, dtype=np.int32)[None]
         if self.segment_ids is None:
             return place
         self.require_length(length, length)
