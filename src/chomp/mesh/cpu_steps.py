@@ -37,6 +37,7 @@ def prepare_cpu_steps() -> None:
 
 def _is_cpu_only() -> bool:
     """Whether JAX was told to use the CPU, or has nothing else to use; asks no device."""
-    if jax.config.jax_platforms:
-        return str(jax.config.jax_platforms).split(",")[0] == "cpu"
+    asked_for = jax.config.values["jax_platforms"]
+    if asked_for:
+        return str(asked_for).split(",")[0] == "cpu"
     return not entry_points(group="jax_plugins") and find_spec("libtpu") is None
