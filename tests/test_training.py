@@ -83,6 +83,17 @@ def test_a_run_logs_the_promised_keys(straight_run):
     assert all(wanted <= set(row) for row in evaluated)
 
 
+def test_a_run_records_that_its_kernels_were_checked_and_what_its_state_takes(straight_run):
+    lines = [row for row in rows_of(straight_run) if row.get("kind") == "summary"]
+    summary = {key: value for row in lines for key, value in row.items()}
+    assert summary["kernels/attention"] == "chunked"
+    assert 0 < summary["kernels/attention_deviation"] < 1e-5
+    assert 0 < summary["kernels/loss_deviation"] < 1e-5
+    # Weights, two moments of each, and the average, all in float32.
+    states = summary["memory/state_bytes_per_device"] / summary["memory/params_bytes_per_device"]
+    assert states == pytest.approx(4, rel=0.01)
+
+
 def test_the_phases_of_a_run_sum_to_its_wall_clock(straight_run):
     trained = [row for row in rows_of(straight_run) if "train/loss" in row]
     phases = ("hook_time", "loading_time", "checkpoint_time", "compile_time", "duration")

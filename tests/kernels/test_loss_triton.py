@@ -42,6 +42,23 @@ def test_one_kernel_gives_the_losses_and_slopes_of_three_passes(vocab, logsumexp
     np.testing.assert_allclose(found[1], expected[1], rtol=2e-5, atol=2e-6)
 
 
+def test_a_label_outside_of_the_vocabulary_counts_as_a_logit_of_zero():
+    logits, _, weight = inputs(131)
+    labels = jnp.asarray([-100, 131, 5, -1, 10**6])
+    found = triton_losses_and_slopes(
+        logits,
+        labels,
+        weight,
+        logsumexp_weight=0.0,
+        dtype=jnp.float32,
+        columns=64,
+        is_interpreted=True,
+    )
+    expected = row_losses_and_slopes(logits, labels, weight, LossTerms(), jnp.float32)
+    np.testing.assert_allclose(found[0], expected[0], rtol=2e-6, atol=2e-6)
+    np.testing.assert_allclose(found[1], expected[1], rtol=2e-5, atol=2e-6)
+
+
 def test_a_row_that_is_not_finite_has_no_finite_loss():
     logits, labels, weight = inputs(64)
     logits = logits.at[0, 5].set(jnp.nan).at[3, 9].set(jnp.inf)

@@ -7,7 +7,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 from chomp.errors import ConfigError
-from chomp.kernels.rotary import rotary_angles, rotate
+from chomp.kernels.rotary import by_halves, by_reversal, rotary_angles, rotate
 from chomp.mesh import BATCH_AXES
 
 THETA = 100.0
@@ -100,3 +100,25 @@ def test_heads_cut_over_the_mesh_are_turned_where_they_lie(eight_device_mesh):
         together = jax.jit(jax.grad(total))(*cut, jax.reshard(weight, heads))
     assert together.sharding.spec == heads
     np.testing.assert_allclose(together, alone, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_both_ways_to_turn_give_the_same(dtype, eight_device_mesh):
+    positions = np.asarray([[0, 3, 900, 7]] * 4)
+    x = np.random.default_rng(7).normal(size=(4, 4, 2, K))
+    with jax.set_mesh(eight_device_mesh):
+        heads = jax.reshard(jnp.asarray(x, jnp.dtype(dtype)), P(BATCH_AXES, None, "model", None))
+        angles = rotary_angles(positions, width=K, theta=THETA)
+        ways = [jax.jit(way)(heads, angles) for way in (by_halves, by_reversal)]
+    tolerance = 1e-6 if dtype == "float32" else 2e-2
+    np.testing.assert_allclose(*(np.asarray(way, np.float32) for way in ways), atol=tolerance)
+    assert ways[1].dtype == dtype
+
+
+def test_angles_of_known_positions_are_those_of_traced_ones():
+    places = np.asarray([[0, 1, 50, 4000]])
+    known = rotary_angles(places, width=K, theta=THETA)
+    traced = jax.jit(lambda places: rotary_angles(places, width=K, theta=THETA))(places)
+    # The traced ones are made in float32, where an angle of 4000 has steps of 2.4e-4.
+    for a, b in zip(known, traced, strict=True):
+        np.testing.assert_allclose(a, b, atol=3e-4)

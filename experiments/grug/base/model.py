@@ -251,7 +251,7 @@ class Transformer(eqx.Module):
         return self._trunk(token_ids, mask or AttentionMask.causal())[0]
 
     def _head(self) -> Float[Array, "D V"]:
-        """The unembedding. To tie it to the embedding, return that one here: `token_embed.T`."""
+        """The unembedding. Tied: `jax.reshard(self.token_embed.T, P(None, "model"))`, this line."""
         return jax.reshard(self.lm_head, P(None, "model"))
 
     def _unembed(self, hidden: Hidden) -> Logits:

@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Int, Int32
 
 from chomp.errors import DataError, message, require_positive
-from chomp.kernels.attention.mask import PAD_SEGMENT
+from chomp.kernels.attention.documents import documents_of_rows
 
 # Axes: N rows, T tokens of a row.
 
@@ -55,9 +55,7 @@ class RowLimits:
         if self.max_segments is None or segment_ids is None:
             return
         rows = batch_size // self.shards
-        # Segments count the documents of a row from 0, and padding comes last.
-        documents = segment_ids.max(axis=1) + 1 + (segment_ids[:, -1] == PAD_SEGMENT)
-        found = documents.reshape(-1, rows).sum(axis=1)
+        found = documents_of_rows(segment_ids).reshape(-1, rows).sum(axis=1)
         if found.max(initial=0) > rows * self.max_segments:
             first = int(np.argmax(found)) * rows
             raise _too_many_documents(int(found.max()), rows, self.max_segments, where(first))

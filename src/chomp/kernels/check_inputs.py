@@ -13,7 +13,12 @@ from jax.sharding import PartitionSpec as P
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
-from chomp.kernels.attention import AttentionMask, Backend, max_segments
+from chomp.kernels.attention import (
+    AttentionMask,
+    Backend,
+    documents_of_rows,
+    max_segments,
+)
 from chomp.kernels.kernel_shapes import KernelShapes
 from chomp.kernels.loss import chunk_rows
 from chomp.mesh import BATCH_AXES, batch_shards, local_rows, place_rows
@@ -132,7 +137,9 @@ def _rows_and_length(seq_len: int, heads: int, mesh: Mesh) -> tuple[int, int]:
 def _max_scores(mesh: Mesh) -> tuple[int, int]:
     if mesh_platform(mesh) == "cpu":
         return _MAX_SCORES_OF_TWO_CPU, _MAX_SCORES_CPU
-    memory = (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit", 1 << 34)
+    stats = jax.local_devices()[0].memory_stats() or {}
+    # The state is on the device already: only what it leaves can be used.
+    memory = stats.get("bytes_limit", 1 << 34) - stats.get("bytes_in_use", 0)
     most = 1 << (memory // _MEMORY_PART // 4).bit_length() - 1  # hosts agree on a power of two
     return most, most
 
@@ -153,7 +160,7 @@ def length_of_several_chunks(width: int, vocab: int) -> int:
 def _rows_of_most_documents(ids: Int[np.ndarray, "N S"], batch: int, mesh: Mesh) -> Any:
     """`batch` rows on the mesh, each host's from its own; again from the first if there are few."""
     mine = local_rows(mesh, batch)
-    documents = np.sum(np.diff(ids, axis=1) != 0, axis=1)
+    documents = documents_of_rows(ids)
     chosen = np.resize(np.argsort(-documents, kind="stable"), len(mine))
     return place_rows(ids[chosen], mesh, rows=mine, batch_size=batch, batch_axis=0)
 

@@ -3,6 +3,9 @@
 import jax
 from jaxtyping import Array
 
+# Compute capabilities of NVIDIA's generations.
+AMPERE, HOPPER = (8, 0), (9, 0)
+
 
 def platform_of(x: Array) -> str:
     """cpu, gpu or tpu: of the mesh `x` lies on; without one or its devices, JAX's default."""

@@ -64,18 +64,27 @@ def rotary_angles(positions: Positions, *, width: int, theta: float) -> Angles:
 @jax.custom_vjp
 def rotate(x: Float[Array, "B S H K"], angles: Angles) -> Float[Array, "B S H K"]:
     """`x` with pair (i, i + K/2) of each head turned by its angle. Angles get no gradient."""
+    return (by_halves if platform_of(x) == "cpu" else by_reversal)(x, angles)
+
+
+def by_halves(x: Float[Array, "B S H K"], angles: Angles) -> Float[Array, "B S H K"]:
+    """`rotate`, each half turned for itself: on a CPU 0.14 ms against 0.44 (November 2026)."""
     cos, sin = (part[:, :, None, :] for part in angles)
-    half, x32 = x.shape[-1] // 2, x.astype(jnp.float32)
-    if platform_of(x) == "cpu":
-        left, right = x32[..., :half], x32[..., half:]
-        turned = jnp.concatenate([left * cos - right * sin, right * cos + left * sin], axis=-1)
-        return turned.astype(x.dtype)
-    # Halves that change places by a reversal are read in one pass. Put together as above they were
-    # three passes in the backward pass on a GPU, 1.8 of 57 ms of a step at 124M; on a CPU a
-    # reversal is not vectorised, 0.44 ms against 0.14 (November 2026).
-    halves = x32.reshape(*x.shape[:3], 2, half)
-    sign = jnp.asarray([-1.0, 1.0], jnp.float32)[:, None]
-    turned = halves * cos[..., None, :] + jax.lax.rev(halves, (3,)) * (sin[..., None, :] * sign)
+    left, right = jnp.split(x.astype(jnp.float32), 2, axis=-1)
+    turned = jnp.concatenate([left * cos - right * sin, right * cos + left * sin], axis=-1)
+    return turned.astype(x.dtype)
+
+
+def by_reversal(x: Float[Array, "B S H K"], angles: Angles) -> Float[Array, "B S H K"]:
+    """`rotate` in one pass over `x`: its halves change places by a reversal, which XLA fuses.
+
+    By halves it was three passes in the backward pass on an H200, 1.8 of 57 ms of a step at 124M
+    (November 2026).
+    """
+    cos, sin = (part[:, :, None, None, :] for part in angles)
+    halves = x.astype(jnp.float32).reshape(*x.shape[:3], 2, -1)
+    sign = jnp.asarray([-1.0, 1.0], jnp.float32)[None, None, None, :, None]
+    turned = halves * cos + jax.lax.rev(halves, (3,)) * (sin * sign)
     return turned.astype(x.dtype).reshape(x.shape)
 
 

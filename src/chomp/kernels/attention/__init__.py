@@ -4,7 +4,7 @@ from chomp.kernels.attention.cache import KeyValueCache
 from chomp.kernels.attention.call import AttentionCall
 from chomp.kernels.attention.choice import Backend, BackendChoice, choose_backend
 from chomp.kernels.attention.dispatch import attention
-from chomp.kernels.attention.documents import max_segments, require_documents_fit
+from chomp.kernels.attention.documents import documents_of_rows, max_segments
 from chomp.kernels.attention.mask import AttentionMask
 from chomp.kernels.attention.reference import reference_attention
 
@@ -16,7 +16,7 @@ __all__ = [
     "KeyValueCache",
     "attention",
     "choose_backend",
+    "documents_of_rows",
     "max_segments",
     "reference_attention",
-    "require_documents_fit",
 ]

@@ -5,10 +5,9 @@ from jaxtyping import Array, Float
 
 from chomp.kernels.attention.call import AttentionCall
 from chomp.kernels.attention.mask import AttentionMask
+from chomp.kernels.platform import AMPERE, HOPPER
 
 # Axes: B batch, S sequence, H query heads, G key-value heads, K head width.
-
-AMPERE, HOPPER = (8, 0), (9, 0)
 
 
 def cudnn_attention(
@@ -41,7 +40,8 @@ def unsupported_by_library(call: AttentionCall) -> str | None:
     The sizes are those that JAX asks for before it calls the library.
     """
     if call.platform != "gpu" or call.compute_capability is None:
-        return f"it needs an NVIDIA GPU, and this program is for {call.platform}"
+        found = "a GPU of another make" if call.platform == "gpu" else call.platform
+        return f"it needs an NVIDIA GPU, and this program is for {found}"
     if call.compute_capability < AMPERE:
         return f"it needs compute capability 8.0 or more, and this GPU has {_dotted(call)}"
     if call.dtype not in ("bfloat16", "float16"):

@@ -15,9 +15,10 @@ from jaxtyping import Array, Float
 
 from chomp.errors import require
 from chomp.kernels.attention.call import AttentionCall
-from chomp.kernels.attention.cudnn import HOPPER, unsupported_by_library
+from chomp.kernels.attention.cudnn import unsupported_by_library
 from chomp.kernels.attention.documents import DocumentTable, document_table
 from chomp.kernels.attention.mask import AttentionMask
+from chomp.kernels.platform import HOPPER
 
 # Axes: B batch, S sequence, H query heads, G key-value heads, K head width.
 

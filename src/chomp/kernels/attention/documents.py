@@ -2,7 +2,7 @@
 
 The number of documents is data, the size of the table is not. There is room for `max_segments`
 documents a row, and the rows of a device share their room: one of many short documents may use what
-others leave. The host asks before a batch is sent (`require_documents_fit`).
+others leave. The host counts before a batch is sent (`chomp.data.row_limits`).
 """
 
 from typing import NamedTuple
@@ -11,7 +11,6 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Int, Int32
 
-from chomp.errors import require
 from chomp.kernels.attention.mask import document_starts
 
 # Axes: B rows, S positions, N = B M documents that the table has room for.
@@ -55,17 +54,3 @@ def documents_of_rows(segment_ids: Int[np.ndarray, "*rows S"]) -> Int[np.ndarray
     """How many entries each row takes, on the host: its runs of equal ids."""
     changes = segment_ids[..., 1:] != segment_ids[..., :-1]
     return 1 + np.count_nonzero(changes, axis=-1)
-
-
-def require_documents_fit(segment_ids: Int[np.ndarray, "B S"], *, rows_per_device: int) -> None:
-    """Raise `ConfigError` unless the documents of each device's rows have room in its table."""
-    seq_len = segment_ids.shape[1]
-    room = rows_per_device * max_segments(seq_len)
-    found = documents_of_rows(segment_ids).reshape(-1, rows_per_device).sum(axis=1)
-    require(
-        bool((found <= room).all()),
-        given=f"{found.max()} documents in {rows_per_device} rows of {seq_len} tokens on a device",
-        allowed=f"at most {room} for the attention backend cudnn_packed, {max_segments(seq_len)} "
-        "a row",
-        fix="set model.attention=chunked, or leave documents of a few tokens out",
-    )

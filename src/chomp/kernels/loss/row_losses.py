@@ -15,7 +15,7 @@ from jaxtyping import Array, Float, Int
 
 from chomp.kernels.loss.row_losses_triton import triton_losses_and_slopes
 from chomp.kernels.loss.soft_cap import soft_capped
-from chomp.kernels.platform import compute_capability, platform_of
+from chomp.kernels.platform import AMPERE, compute_capability, platform_of
 
 # Axes: R rows of a chunk, V vocabulary (this device's part of it).
 
@@ -92,13 +92,13 @@ def row_losses_and_slopes(
 
 
 def is_one_kernel(logits: Float[Array, "R V"], terms: LossTerms) -> bool:
-    """Whether the hand-written kernel takes these logits: on an NVIDIA GPU, whole, without a cap.
+    """Whether the hand-written kernel takes these logits: on a recent NVIDIA GPU, whole, no cap.
 
     A static choice between two ways to the same numbers; the self-check compares them at start.
     """
     is_whole = all(jax.lax.axis_size(axis) == 1 for axis in terms.vocab_axes)
-    is_nvidia = platform_of(logits) == "gpu" and compute_capability() is not None
-    return is_nvidia and is_whole and terms.logit_soft_cap is None
+    is_recent = platform_of(logits) == "gpu" and (compute_capability() or (0, 0)) >= AMPERE
+    return is_recent and is_whole and terms.logit_soft_cap is None
 
 
 def row_argmax(

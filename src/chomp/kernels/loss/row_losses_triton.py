@@ -82,7 +82,11 @@ def _row(
     start = (jnp.float32(LOWEST), jnp.float32(0.0))
     largest, total = jax.lax.fori_loop(0, count, add, start)
     logsumexp, label = largest + jnp.log(total), labels[row]
-    losses[row] = logsumexp - logits[row, label] + logsumexp_weight * logsumexp * logsumexp
+    # A label that is not in the vocabulary counts as a logit of 0, as everywhere.
+    is_there = (label >= 0) & (label < vocab)
+    own = triton.load(logits.at[row, jnp.where(is_there, label, 0)])
+    own = jnp.where(is_there, own, 0.0)
+    losses[row] = logsumexp - own + logsumexp_weight * logsumexp * logsumexp
     pull, own_weight = 1.0 + 2.0 * logsumexp_weight * logsumexp, weight[row]
 
     def slope(i: Array, carry: Array) -> Array:
