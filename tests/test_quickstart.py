@@ -165,7 +165,10 @@ def wait_for_rows(process: "subprocess.Popen[str]", prefix: Path, run_id: str, r
     raise AssertionError(f"{run_id} logged fewer than {rows} steps in two minutes")
 
 
-@pytest.mark.parametrize(("number", "exit_code"), [(signal.SIGINT, 130), (signal.SIGTERM, 75)])
+@pytest.mark.parametrize(
+    ("number", "exit_code"),
+    [pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow), (signal.SIGTERM, 75)],
+)
 def test_a_run_asked_to_stop_saves_and_the_same_command_continues(quickstart, number, exit_code):
     prefix, _ = quickstart
     run_id = f"stopped-{number.name}"
@@ -338,6 +341,7 @@ def test_training_on_text_files_of_ones_own(tmp_path):
     assert "mine" in done.stdout
 
 
+@pytest.mark.slow
 def test_a_moved_prefix_continues_where_it_was(quickstart, tmp_path):
     prefix = tmp_path / "first"
     shutil.copytree(quickstart[0], prefix)

@@ -32,6 +32,7 @@ def pages_and_dispatch(way: str, platforms: str = "cpu") -> tuple[int, str]:
     return int(pages), dispatch
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="counts pages as Linux does, with glibc")
 def test_a_step_finds_the_memory_of_the_last_one_still_there():
     plain, prepared = pages_and_dispatch("plain"), pages_and_dispatch("prepared")
