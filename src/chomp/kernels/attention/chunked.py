@@ -27,16 +27,17 @@ from chomp.kernels.attention.reference import MASKED_SCORE
 # 5/8 of its square. Eight compute 9/16, take twice as long to compile, and on two CPU cores were
 # no faster at 1024 tokens and a third slower at 256 (2026-11-15).
 NUM_SPANS = 4
-# On two CPU cores blocks of 64 took 1.5 times as long as 128 at 1024 tokens, 256 no less than 128,
-# and twice as many blocks at 256 tokens, of 32, a third more (2026-11-15).
+# On two CPU cores blocks of 64 took 1.5 times as long as 128 at 1024 tokens, and 256 no less than
+# 128; at 128 tokens, blocks of 32 took a fifth less than 64 (2026-11-15).
 MIN_BLOCK, MAX_BLOCK = 32, 128
 # Rows of the batch go through together while their scores take no more than this. 16 rows of 4
-# heads and 256 tokens took 38 ms one by one, 28 ms by fours and 43 ms all at once (2026-11-15).
+# heads and 256 tokens took 30 ms one by one, 26 by twos and by fours, 31 by eights and 39 ms all
+# at once, forward and backward on two CPU cores (2026-11-15).
 SCORE_BYTES = 4 * 2**20
 
 # A position: known while tracing in a span of one block, a loop's variable in one of several.
 Position = int | Int[Array, ""]
-# Gradients of a span's keys and values, summed so far. Keys last: 15 % less for the whole at 1024
+# Gradients of a span's keys and values, summed so far. Keys last: 12 % less for the whole at 1024
 # tokens than keys first (2026-11-15).
 KeySums = tuple[Float[Array, "G K T"], Float[Array, "G K T"]]
 
