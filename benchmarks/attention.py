@@ -81,15 +81,17 @@ def ways(shape: Shape, platform: str) -> dict[str, tuple[Attend, bool]]:
     """What is timed: how to attend, and whether to documents."""
     found: dict[str, tuple[Attend, bool]] = {
         "chunked": (partial(attention, backend="chunked"), True),
-        "chunked, no documents": (partial(attention, backend="chunked"), False),
     }
-    if platform == "gpu":
+    if platform == "cpu":
+        found["chunked, no documents"] = (partial(attention, backend="chunked"), False)
+    else:
         found["cudnn_packed"] = (partial(attention, backend="cudnn_packed"), True)
         found["dense mask"] = (dense_mask_attention, True)
         found["cudnn, no documents"] = (partial(attention, backend="cudnn"), False)
     if shape.num_scores <= MAX_REFERENCE_SCORES:
         found["reference"] = (reference_attention, True)
-        found["reference, no documents"] = (reference_attention, False)
+        if platform == "cpu":
+            found["reference, no documents"] = (reference_attention, False)
     return found
 
 
@@ -131,7 +133,6 @@ def gpu_figures(shape: Shape, found: Found) -> list[Figure]:
         ),
         *_errors(shape, found, "cudnn_packed", peer="dense mask"),
         _time(shape, found, "chunked", peer="dense mask"),
-        _time(shape, found, "chunked, no documents", peer="cudnn, no documents"),
         *_errors(shape, found, "chunked", peer="dense mask"),
     ]
     if "reference" in found.milliseconds:

@@ -72,10 +72,7 @@ def measured(way: Way, size: ModelSize, mesh: Mesh, steps: int) -> tuple[float, 
     cfg, mp = model_config(size, **way.changes), Precision(compute="bfloat16")
     abstract = jax.eval_shape(lambda: Transformer.init(cfg, key=jax.random.key(0)))
     optimizer = OPTIMIZER.build(SCHEDULE_STEPS, abstract.param_groups())
-    start = partial(
-        initial_state, cfg, optimizer=optimizer, mp=mp, key=jax.random.key(0), ema_beta=None
-    )
-    state = jax.jit(start)()
+    state = initial_state(cfg, optimizer=optimizer, mp=mp, key=jax.random.key(0), ema_beta=None)
     rows = batch_of(size, has_documents=False)
     shape = (way.micro_batches, size.batch_size // way.micro_batches, size.seq_len)
     batch = place_batch(jax.tree.map(lambda a: a.reshape(shape), rows), mesh, batch_axis=1)

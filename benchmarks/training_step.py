@@ -83,12 +83,10 @@ class Stepper:
         abstract = jax.eval_shape(lambda: Transformer.init(cfg, key=jax.random.key(0)))
         self._optimizer = OPTIMIZER.build(SCHEDULE_STEPS, abstract.param_groups())
         self._ways: dict[str, Callable[[Any], Any]] = {}
-        start = jax.jit(
-            lambda: initial_state(
-                cfg, optimizer=self._optimizer, mp=self._mp, key=jax.random.key(0), ema_beta=None
-            )
+        start = initial_state(
+            cfg, optimizer=self._optimizer, mp=self._mp, key=jax.random.key(0), ema_beta=None
         )
-        self._state = jax.block_until_ready(start())
+        self._state = jax.block_until_ready(start)
         self.loss = float("nan")
 
     def compile(self, way: str) -> None:

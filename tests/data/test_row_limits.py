@@ -69,31 +69,30 @@ def test_the_largest_and_the_smallest_of_all_numbers_are_ids_of_no_vocabulary():
 def test_without_limits_and_without_rows_nothing_is_refused():
     numbers = np.asarray([[-5, 9]], np.int32)
     RowLimits().require_tokens(numbers, str)
-    RowLimits().require_documents(numbers, str, batch_size=1)
+    assert RowLimits().max_segments(numbers, str, batch_size=1) is None
     RowLimits(vocab_size=3).require_tokens(numbers[:0], str)
-    RowLimits(max_segments=1).require_documents(numbers[:0], str, batch_size=1)
-    RowLimits(max_segments=1).require_documents(None, str, batch_size=1)
+    counting = RowLimits(counts_documents=True)
+    assert counting.max_segments(numbers[:0], str, batch_size=1) == 12
+    assert counting.max_segments(None, str, batch_size=1) is None
 
 
 @given(
-    st.lists(st.lists(st.integers(1, 5), min_size=1, max_size=6), min_size=4, max_size=4),
-    st.integers(1, 7),
+    st.lists(st.lists(st.integers(1, 3), min_size=1, max_size=40), min_size=4, max_size=4),
     st.sampled_from([1, 2, 4]),
 )
-def test_rows_of_a_device_share_the_room_for_documents(lengths, max_segments, shards):
+def test_rows_of_a_device_share_room_that_is_doubled_until_their_documents_fit(lengths, shards):
     rows = [np.repeat(np.arange(len(row), dtype=np.int32), row) for row in lengths]
-    ids = np.stack([np.pad(row, (0, 30 - len(row)), constant_values=-1) for row in rows])
+    ids = np.stack([np.pad(row, (0, 121 - len(row)), constant_values=-1) for row in rows])
     taken = 1 + np.count_nonzero(np.diff(ids, axis=1), axis=1)
-    on_devices = taken.reshape(shards, -1).sum(axis=1)
-    limits = RowLimits(max_segments=max_segments, shards=shards)
-    most, room = on_devices.max(), max_segments * 4 // shards
-    if most <= room:
-        limits.require_documents(ids, str, batch_size=4)
-        return
-    first = int(np.argmax(on_devices)) * 4 // shards
-    told = f"^{most} documents in the {4 // shards} rows of a device, the first of them {first}. "
-    with pytest.raises(DataError, match=f"{told}Allowed: {room}, which is {max_segments} a row"):
-        limits.require_documents(ids, str, batch_size=4)
+    most = taken.reshape(shards, -1).sum(axis=1).max() / (4 // shards)
+    limits = RowLimits(counts_documents=True, shards=shards)
+    room = limits.max_segments(ids, str, batch_size=4)
+    assert room == (12 if most <= 12 else 24 if most <= 24 else 48)
+    if room > 12:
+        with pytest.raises(DataError, match=r"documents in the .* Allowed: .* which is 12 a row"):
+            RowLimits(counts_documents=True, shards=shards).max_segments(
+                ids, str, batch_size=4, is_whole_batch=False
+            )
 
 
 def test_a_training_row_outside_the_vocabulary_is_named_by_step_row_and_component(
@@ -112,23 +111,27 @@ def test_a_training_row_outside_the_vocabulary_is_named_by_step_row_and_componen
 
 
 def test_training_rows_within_the_limits_come_as_they_are(data, one_device_mesh):
-    limited = loader_of(data, one_device_mesh, RowLimits(vocab_size=20_000, max_segments=8))
+    limited = loader_of(data, one_device_mesh, RowLimits(vocab_size=20_000, counts_documents=True))
     free = loader_of(data, one_device_mesh, RowLimits())
     np.testing.assert_array_equal(limited.host_batch(2).tokens, free.host_batch(2).tokens)
+    assert limited.batch(2).attn_mask.max_segments == 12
+    assert free.batch(2).attn_mask.max_segments is None
 
 
-def test_a_training_batch_of_too_many_documents_is_refused_where_it_would_be_placed(
-    data, one_device_mesh
+def test_batches_of_many_documents_carry_the_room_they_need_and_it_is_said_once(
+    tmp_path, one_device_mesh, caplog
 ):
-    # In a micro-batch of four rows, one is of "b" and has about four documents.
-    loader = loader_of(data, one_device_mesh, RowLimits(max_segments=1))
-    told = (
-        r"^\d documents in the 4 rows of a device, the first of them step 0, row 0 of micro-batch"
-    )
-    for look in (loader.batch, loader.first_look):
-        with pytest.raises(DataError, match=told):
-            look(0)
-    assert loader.host_batch(0).tokens.shape == (2, 4, SEQ_LEN)
+    # Documents of two tokens: 16 in a row of 32, and the one that a row begins in the middle of.
+    data = number_data(tmp_path, {"b": [1] * 800}, {"b": 1.0})
+    batches = BatchSchedule(4, grad_accum=2)
+    dataset = build_train_dataset(data, NUMBERS, seq_len=32, seed=0, batches=batches)
+    loader = build_train_loader(dataset, one_device_mesh, RowLimits(counts_documents=True))
+    assert loader.first_look(0).attn_mask.max_segments == 24
+    assert [loader.batch(step).attn_mask.max_segments for step in range(3)] == [24] * 3
+    (told,) = [record.message for record in caplog.records if "room for" in record.message]
+    assert "the first of them step 0, row 0 of micro-batch" in told
+    assert "room for 24 a row instead of 12" in told
+    assert "model.attention=chunked" in told
 
 
 def test_held_out_rows_are_held_to_the_same_limits(data):
@@ -136,10 +139,8 @@ def test_held_out_rows_are_held_to_the_same_limits(data):
     assert found["a"].batch(0, 4).tokens.shape == (4, SEQ_LEN)
     with pytest.raises(DataError, match="held-out row 4 of component 'b': the id 10"):
         found["b"].batch(1, 4)
-    narrow = held_out(data, RowLimits(max_segments=3, shards=2))
-    assert narrow["a"].batch(0, 4).tokens.shape == (4, SEQ_LEN)
-    with pytest.raises(DataError, match=r"in the 2 rows of .* held-out row \d of component 'b'"):
-        narrow["b"].batch(0, 4)
+    counted = held_out(data, RowLimits(counts_documents=True))
+    assert counted["b"].batch(0, 4).attn_mask.max_segments == 12
 
 
 def test_a_limit_of_nothing_is_refused():

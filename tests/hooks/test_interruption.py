@@ -37,6 +37,15 @@ def test_the_first_signal_is_a_wish_that_tells_who_asked(number, exit_code, capl
     assert "once more stops at once" in caplog.text
 
 
+@pytest.fixture
+def _heeds_ctrl_c():
+    # A shell starts its background jobs deaf to Ctrl-C.
+    earlier = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, earlier)
+
+
+@pytest.mark.usefixtures("_heeds_ctrl_c")
 def test_a_second_ctrl_c_interrupts_at_once():
     with StopSignal():
         send(signal.SIGINT)

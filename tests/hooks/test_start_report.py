@@ -104,7 +104,7 @@ def test_rows_are_limited_by_the_vocabulary_and_by_the_kernel_that_was_chosen(
 ):
     how = {"seq_len": SEQ_LEN, "mp": Precision(), "mesh": one_device_mesh}
     limits = row_limits(Model(), data, **how)
-    assert (limits.vocab_size, limits.max_segments, limits.shards) == (258, None, 1)
+    assert (limits.vocab_size, limits.counts_documents, limits.shards) == (258, False, 1)
     with pytest.raises(ConfigError, match=r"cudnn_packed, which cannot do this call.*chunked"):
         row_limits(Model(attention="cudnn_packed"), data, **how)
 

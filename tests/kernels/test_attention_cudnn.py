@@ -106,11 +106,14 @@ class LibraryByContract:
     Heads lie as they do in memory, and a document is so many tokens from an offset in numbers.
     """
 
+    def __init__(self, room):
+        self.room = room
+
     def bind(self, q, k, v, bias, lengths, kv_lengths, starts, kv_starts, *pages, **told):
         assert bias.size == 0
         assert all(page.size == 0 for page in pages)
         assert (lengths.dtype, starts.dtype) == (jnp.int32, jnp.int32)
-        assert lengths.shape == (q.shape[0], max_segments(q.shape[1]))
+        assert lengths.shape == (q.shape[0], self.room)
         assert starts.shape == kv_starts.shape == (lengths.shape[0], lengths.shape[1] + 1)
         assert told["mask_type"] is fused.MaskType.PADDING_CAUSAL
         np.testing.assert_array_equal(lengths, kv_lengths)
@@ -136,17 +139,21 @@ class LibraryByContract:
 
 @pytest.mark.parametrize("window", [None, 5])
 def test_documents_reach_the_packed_form_whole_and_too_many_of_them_are_nan(monkeypatch, window):
-    monkeypatch.setattr(fused, "_dot_product_attention_fwd_p", LibraryByContract())
-    length, room = 80, 3 * max_segments(80)
+    length, usual = 80, max_segments(80)
+    room, packed = 3 * usual, "_dot_product_attention_fwd_p"
     # The second row has more documents than a row's room, out of what the others leave.
-    for documents, fits in (
-        (((7, 1, 30, 22), (1,) * (room - 7), ()), True),
-        (((7, 1, 30, 20), (1,) * (room - 4), (40, 40)), False),
+    many = ((7, 1, 30, 20), (1,) * (room - 4), (40, 40))
+    for documents, asked, fits in (
+        (((7, 1, 30, 22), (1,) * (room - 7), ()), None, True),
+        (many, None, False),
+        (many, 2 * usual, True),
     ):
+        monkeypatch.setattr(fused, packed, LibraryByContract(asked or usual))
         rows = Rows(batch=3, length=length, window=window, documents=documents)
         q, k, v, _ = (jnp.asarray(array, jnp.float32) for array in rows.arrays())
         ids = jnp.asarray(rows.segment_ids)
         mask = AttentionMask.causal(sliding_window=window, segment_ids=ids)
+        mask = mask.with_max_segments(asked)
         found = cudnn_packed_attention(q, k, v, mask)
         if fits:
             off = deviations({"out": found}, {"out": rows.exact()["out"]})

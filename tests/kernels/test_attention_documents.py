@@ -67,3 +67,5 @@ def test_the_host_counts_what_the_table_holds(batch):
 def test_longer_rows_have_room_for_more_documents_and_short_ones_for_more_than_one(seq_len, room):
     # With room for one alone, cuDNN would take the row for a whole one.
     assert max_segments(seq_len) == room
+    sizes = [max_segments(seq_len, documents) for documents in (room, room + 1, 4 * room)]
+    assert sizes == [room, 2 * room, 4 * room]

@@ -59,11 +59,18 @@ def computed(
     return {"out": out, **dict(zip("qkv", gradients, strict=True))}
 
 
-def checked(rows: Rows, mesh: jax.sharding.Mesh, dtype: str, backend: Backend, name: str) -> None:
+def checked(
+    rows: Rows,
+    mesh: jax.sharding.Mesh,
+    dtype: str,
+    backend: Backend,
+    name: str,
+    room: int | None = None,
+) -> None:
     """Run on `mesh` by `backend`, which must mean the one of that name, and compare to float64."""
     with jax.set_mesh(mesh):
         arrays = tuple(jax.reshard(a.astype(jnp.dtype(dtype)), HEADS) for a in rows.arrays())
-        mask = mask_of(rows)
+        mask = mask_of(rows).with_max_segments(room)
         assert choose_backend(AttentionCall.of(arrays[0], arrays[1], mask), backend).name == name
         found = {
             key: np.asarray(a, np.float64) for key, a in computed(arrays, mask, backend).items()
@@ -134,7 +141,9 @@ def test_rows_of_any_length_agree_with_float64(one_device_mesh, length):
     rows = Rows(batch=3, length=length, heads=4, kv_heads=2, width=64)
     checked(rows, one_device_mesh, "bfloat16", "auto", "chunked" if length % 2 else "cudnn")
     packed = Rows(batch=3, length=length, heads=4, kv_heads=2, width=64, documents=documents)
-    checked(packed, one_device_mesh, "bfloat16", "auto", "cudnn_packed")
+    checked(
+        packed, one_device_mesh, "bfloat16", "auto", "cudnn_packed" if length > 1 else "chunked"
+    )
 
 
 @pytest.mark.parametrize("window", [None, 100])
@@ -163,11 +172,13 @@ def test_as_many_documents_as_there_is_room_for_are_right_and_one_more_is_nan(on
         arrays = tuple(jax.reshard(a.astype(jnp.bfloat16), HEADS) for a in over.arrays())
         found = computed(arrays, mask_of(over), "cudnn_packed")
     assert np.isnan(np.asarray(found["out"], np.float32)[:3]).all()
+    checked(over, one_device_mesh, "bfloat16", "auto", "cudnn_packed", 2 * max_segments(256))
 
 
 def test_float32_on_a_gpu_is_a_fallback_that_says_so(one_device_mesh):
+    even = dataclasses.replace(PLAIN, length=LENGTH - 1)
     with jax.set_mesh(one_device_mesh):
-        q, k, _, _ = (jax.reshard(a.astype(jnp.float32), HEADS) for a in PLAIN.arrays())
+        q, k, _, _ = (jax.reshard(a.astype(jnp.float32), HEADS) for a in even.arrays())
         choice = choose_backend(AttentionCall.of(q, k, AttentionMask.causal()))
     assert (choice.name, choice.is_fallback) == ("chunked", True)
     assert "not float32" in choice.reason

@@ -139,6 +139,11 @@ WRONG_LOSSES: dict[str, Callable[..., jax.Array]] = {
     "has no gradient of the z-loss": z_loss_without_gradient,
     "forgets the slope": lambda *x, **how: forgets_slope(linear_cross_entropy(*x, **how)),
     "is a mean": lambda *x, **how: linear_cross_entropy(*x, **how | {"reduction": "mean"}),
+    "mixes up tokens that are not summed": lambda *x, **how: (
+        linear_cross_entropy(*x, **how)[..., ::-1]
+        if how["reduction"] == "none"
+        else linear_cross_entropy(*x, **how)
+    ),
     "is NaN": lambda *x, **how: linear_cross_entropy(*x, **how) * jnp.nan,
 }
 
@@ -195,12 +200,13 @@ def test_a_run_with_right_kernels_is_told_which_and_how_far_off_they_are(one_dev
     report = report_of(one_device_mesh)
     summary = report.summary()
     assert summary["kernels/attention"] == report.choice.name == "chunked"
+    assert summary["kernels/loss"] == "xla"
     assert 0 <= summary["kernels/attention_deviation"] < tolerance("float32", "cpu").relative
     assert 0 < summary["kernels/loss_deviation"] < tolerance("float32", "cpu").relative
     assert summary["kernels/self_check_seconds"] == report.seconds > 0
     assert report.line().startswith("attention chunked (the fast one on cpu); off the reference by")
     lines = report.table().splitlines()
-    assert len(lines) == 1 + 4 + 3 + 1
+    assert len(lines) == 1 + 4 + 4 + 1
     assert all(len(line) <= 100 for line in [report.line()[:100], *lines])
 
 

@@ -98,7 +98,7 @@ class GrugModelConfig(Config):
 def _weight(key: Key, path: str, shape: tuple[int, int], spec: P, std: float) -> Array:
     """A weight drawn from a key of its own path: no mesh and no other weight can change it."""
     own_key = jax.random.fold_in(key, crc32(path.encode()))
-    return jax.reshard(std * jax.random.truncated_normal(own_key, -3.0, 3.0, shape), spec)
+    return std * jax.random.truncated_normal(own_key, -3.0, 3.0, shape, out_sharding=spec)
 
 
 # FSDP and tensor parallelism by hand: a weight's shards over `data` are collected for its product,

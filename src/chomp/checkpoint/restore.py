@@ -57,7 +57,9 @@ def restore_latest_or_initialize(
             )
         )
     if found is None:
-        return jax.jit(initialize)(), None
+        # Not under one jit: XLA would compile the same random program for every weight of a shape,
+        # which at 124M took longer than compiling the training step did (H200, November 2026).
+        return initialize(), None
     _require_same_run(found, about)
     return restore_checkpoint(found, jax.eval_shape(initialize), mesh=mesh), found
 

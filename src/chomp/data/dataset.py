@@ -237,8 +237,8 @@ class EvalDataset:
 
         self._limits.require_tokens(made.tokens, told_row)
         ids = made.attn_mask.segment_ids
-        self._limits.require_documents(ids, told_row, batch_size=batch_size)
-        return made
+        room = self._limits.max_segments(ids, told_row, batch_size=batch_size)
+        return made.with_max_segments(room)
 
 
 def build_train_dataset(

@@ -28,6 +28,11 @@ class GrugLmExample:
     loss_weight: Any  # float32, [..., T]
     attn_mask: AttentionMask
 
+    def with_max_segments(self, max_segments: int | None) -> "GrugLmExample":
+        """The same rows, telling attention how much room their documents need."""
+        mask = self.attn_mask.with_max_segments(max_segments)
+        return dataclasses.replace(self, attn_mask=mask)
+
     @staticmethod
     def from_rows(
         tokens: Int[np.ndarray, "N T"],

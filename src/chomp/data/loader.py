@@ -106,16 +106,18 @@ class TrainLoader:
         self.dataset.close()
 
     def _read(self, step: int) -> GrugLmExample:
-        """The rows of this host's devices; raises `DataError` if a device has no room for them."""
+        """The rows of this host's devices, with the room that their documents need."""
         size = self.batches.batch_size(step)
         rows = local_rows(self.mesh, size)
         found = self.host_batch(step, rows)
         if (ids := found.attn_mask.segment_ids) is not None:
-            self._limits.require_documents(
+            room = self._limits.max_segments(
                 ids.reshape(-1, self.dataset.seq_len),
                 lambda row: self._told_row(step, int(self._examples_of(step, rows)[row])),
                 batch_size=size,
+                is_whole_batch=len(rows) == size,
             )
+            found = found.with_max_segments(room)
         if self.dataset.streams:
             self._note_states(step)
         return found

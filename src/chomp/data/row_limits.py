@@ -1,34 +1,37 @@
 """What a model takes of a batch, asked on the host before a device sees it.
 
 On a device, an id past the vocabulary would be looked up as another token without a word, and
-documents past a kernel's room would turn the loss into NaN. A store's ids are its tokenizer's,
+documents past a kernel's room would turn the loss into NaN: their number is counted here, and the
+batch says how much room it needs. A store's ids are its tokenizer's,
 which is asked when it is opened; this holds for streams and for stores of a faulty writer too.
 """
 
+import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from jaxtyping import Int, Int32
 
 from chomp.errors import DataError, message, require_positive
-from chomp.kernels.attention.documents import documents_of_rows
+from chomp.kernels.attention.documents import documents_of_rows, max_segments
 
 # Axes: N rows, T tokens of a row.
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
 class RowLimits:
-    """The most that rows may hold; None: no limit."""
+    """What rows may hold, and what an attention kernel has to be told of their documents."""
 
-    vocab_size: int | None = None  # every id is below it
-    # Documents of a row, padding being one, on average over the rows that one device gets: what
-    # the attention kernel has room for.
-    max_segments: int | None = None
+    vocab_size: int | None = None  # every id is below it; None: no limit
+    counts_documents: bool = False  # whether the kernel's tables have a size
     shards: int = 1  # parts that the mesh cuts a batch into
+    _told: set[int] = field(default_factory=set, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        require_positive(self)
+        require_positive(self, "vocab_size", "shards")
 
     def require_tokens(self, tokens: Int32[np.ndarray, "N T"], where: Callable[[int], str]) -> None:
         """Raise `DataError` unless every id is in the vocabulary; `where` names a row.
@@ -41,24 +44,38 @@ class RowLimits:
         if tokens.view(np.uint32).max() >= self.vocab_size:
             raise _outside_vocabulary(tokens, self.vocab_size, where)
 
-    def require_documents(
+    def max_segments(
         self,
         segment_ids: Int[np.ndarray, "N T"] | None,
         where: Callable[[int], str],
         *,
         batch_size: int,
-    ) -> None:
-        """Raise `DataError` unless there is room for the documents of each device's rows.
+        is_whole_batch: bool = True,
+    ) -> int | None:
+        """The room a kernel needs for the documents of these rows; None: it need not be told.
 
-        The rows are those of whole devices, in the order of a batch of that size.
+        The rows are those of whole devices, in the order of a batch of that size. More room than
+        usual is said once for each size: it is another program, and costs time and memory. Where a
+        process sees a part of the batch only, it is refused: all have to run one program.
         """
-        if self.max_segments is None or segment_ids is None:
-            return
+        if not self.counts_documents or segment_ids is None:
+            return None
         rows = batch_size // self.shards
         found = documents_of_rows(segment_ids).reshape(-1, rows).sum(axis=1)
-        if found.max(initial=0) > rows * self.max_segments:
-            first = int(np.argmax(found)) * rows
-            raise _too_many_documents(int(found.max()), rows, self.max_segments, where(first))
+        most, usual = int(found.max(initial=0)), max_segments(segment_ids.shape[-1])
+        room = max_segments(segment_ids.shape[-1], -(-most // rows))
+        if room > usual and room not in self._told:
+            first = where(int(np.argmax(found)) * rows)
+            if not is_whole_batch:
+                raise _too_many_documents(most, rows, usual, first)
+            self._told.add(room)
+            log.warning(
+                "%d documents in the %d rows of a device, the first of them %s: attention is "
+                "compiled with room for %d a row instead of %d, which is slower and takes more "
+                "memory. Leave documents of a few tokens out, or set model.attention=chunked.",
+                *(most, rows, first, room, usual),
+            )
+        return room
 
 
 def _outside_vocabulary(
@@ -75,12 +92,12 @@ def _outside_vocabulary(
     )
 
 
-def _too_many_documents(found: int, rows: int, max_segments: int, first: str) -> DataError:
+def _too_many_documents(found: int, rows: int, most: int, first: str) -> DataError:
     return DataError(
         message(
             given=f"{found} documents in the {rows} rows of a device, the first of them {first}",
-            allowed=f"{rows * max_segments}, which is {max_segments} a row: the room that the "
-            "chosen attention backend has",
+            allowed=f"{rows * most}, which is {most} a row: the room that the chosen attention "
+            "backend has among several processes",
             fix="set model.attention=chunked, or leave documents of a few tokens out",
         )
     )

@@ -1,7 +1,9 @@
-"""The compiled programs of a training step, one for each size of batch."""
+"""The compiled programs of a training step, one for each kind of batch."""
 
+from collections.abc import Hashable
 from typing import Any
 
+import jax
 from jax.sharding import Mesh
 
 from chomp.data import GrugLmExample
@@ -10,7 +12,7 @@ from chomp.mesh import compiler_options
 
 
 class StepPrograms:
-    """A jitted step that is compiled when a new size of batch comes, on the clock's own account.
+    """A jitted step that is compiled when a new kind of batch comes, on the clock's own account.
 
     Called like the step. Compiled explicitly, not by the first call: that would count as a step's
     time, and a shape that changes by mistake would compile without a word.
@@ -18,16 +20,17 @@ class StepPrograms:
 
     def __init__(self, step: Any, mesh: Mesh, clock: LoopClock) -> None:
         self._step, self._mesh, self._clock = step, mesh, clock
-        self._compiled: dict[int, Any] = {}
+        self._compiled: dict[Hashable, Any] = {}
 
     def __call__(self, state: Any, batch: GrugLmExample) -> tuple[Any, dict[str, Any]]:
         """The state after the step, and its metrics."""
-        size = batch.tokens.shape[1]
-        if size not in self._compiled:
+        # Its size, and the room that its documents need of attention.
+        kind = (batch.tokens.shape, jax.tree.structure(batch))
+        if kind not in self._compiled:
             with self._clock.phase("compile"):
                 lowered = self._step.lower(state, batch)
-                self._compiled[size] = lowered.compile(
+                self._compiled[kind] = lowered.compile(
                     compiler_options=compiler_options(self._mesh)
                 )
-        found: tuple[Any, dict[str, Any]] = self._compiled[size](state, batch)
+        found: tuple[Any, dict[str, Any]] = self._compiled[kind](state, batch)
         return found

@@ -13,7 +13,7 @@ from jax.sharding import Mesh
 from rich.console import Console
 
 from chomp.data import LmDataConfig, RowLimits, TrainLoader
-from chomp.kernels.attention import AttentionMask, max_segments
+from chomp.kernels.attention import AttentionMask
 from chomp.kernels.kernel_shapes import KernelShapes, ModelShapes
 from chomp.kernels.precision import Precision
 from chomp.kernels.self_check import KernelReport, attention_choice, check_kernels
@@ -65,9 +65,11 @@ def row_limits(
     mask = AttentionMask.causal() if data.stream_semantics else _DOCUMENTS
     shapes = KernelShapes.of(model, seq_len=seq_len)
     choice = attention_choice(shapes, mask, dtype=mp.compute, mesh=mesh)
-    # The other kernels take any number of documents.
-    most = max_segments(seq_len) if choice.name == "cudnn_packed" else None
-    return RowLimits(vocab_size=model.vocab_size, max_segments=most, shards=batch_shards(mesh))
+    # The other kernels have no tables: they take any number of documents.
+    counts = choice.name == "cudnn_packed"
+    return RowLimits(
+        vocab_size=model.vocab_size, counts_documents=counts, shards=batch_shards(mesh)
+    )
 
 
 def start_report(
@@ -95,7 +97,8 @@ def start_report(
     }
     if steps:  # a run that is done has no batch to look at
         report = kernel_report(model, loader, mp=mp, step=steps.start)
-        log.info("%s\n%s", report.line(), report.table())
+        level = logging.WARNING if report.choice.is_fallback else logging.INFO
+        log.log(level, "%s\n%s", report.line(), report.table())
         told.append(report.line())
         summary |= report.summary()
     if console:

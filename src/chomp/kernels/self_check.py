@@ -38,7 +38,7 @@ from chomp.kernels.check_inputs import (
 )
 from chomp.kernels.deviation import Deviation, deviation, tolerance
 from chomp.kernels.kernel_shapes import KernelShapes
-from chomp.kernels.loss import linear_cross_entropy
+from chomp.kernels.loss import LossKernel, linear_cross_entropy, loss_kernel
 from chomp.kernels.quick_compile import quick_jit
 from chomp.mesh import BATCH_AXES, batch_shards
 
@@ -57,6 +57,7 @@ class KernelReport:
     """Which kernels run, and how far they are from their references."""
 
     choice: BackendChoice
+    loss_kernel: LossKernel
     attention: Deviations
     loss: Deviations
     tolerance: Deviation
@@ -69,6 +70,7 @@ class KernelReport:
         return {
             "kernels/attention": self.choice.name,
             "kernels/attention_reason": self.choice.reason,
+            "kernels/loss": self.loss_kernel,
             "kernels/attention_deviation": _largest(self.attention),
             "kernels/loss_deviation": _largest(self.loss),
             "kernels/self_check_seconds": self.seconds,
@@ -78,8 +80,9 @@ class KernelReport:
         """One line for a log."""
         return (
             f"attention {self.choice.name} ({self.choice.reason}); off the reference by "
-            f"{_largest(self.attention):.1e}, loss by {_largest(self.loss):.1e}; allowed "
-            f"{self.tolerance.relative:.1e} in {self.dtype}; checked in {self.seconds:.2f} s"
+            f"{_largest(self.attention):.1e}, loss ({self.loss_kernel}) by "
+            f"{_largest(self.loss):.1e}; allowed {self.tolerance.relative:.1e} in {self.dtype}; "
+            f"checked in {self.seconds:.2f} s"
         )
 
     def table(self) -> str:
@@ -122,6 +125,11 @@ def check_kernels(
         attended, scored = program(heads, mask, tokens)
     report = KernelReport(
         choice=choice,
+        loss_kernel=loss_kernel(
+            mesh_platform(mesh),
+            shapes.logit_soft_cap,
+            is_whole_vocabulary=mesh.shape["model"] == 1,
+        ),
         attention=_deviations(attended),
         loss=_deviations(scored),
         tolerance=tolerance(dtype, mesh_platform(mesh)),
@@ -185,31 +193,27 @@ def attention_pairs(attend: Attend, inputs: AttentionInputs, mask: AttentionMask
 
 
 def loss_pairs(loss_of: LossOf, inputs: LossInputs, logit_soft_cap: float | None) -> Pairs:
-    """The weighted sum of losses and its gradients, each with the reference's in float32."""
+    """The weighted sum of losses, its gradients, and the losses that an evaluation adds up.
 
-    def sum_and_gradients(of: LossOf, *arguments: Array) -> tuple[Array, Array, Array]:
-        total, back = jax.vjp(
-            lambda *x: of(
-                *x,
-                inputs.labels,
-                inputs.weight,
-                reduction="sum",
-                logsumexp_weight=_LOGSUMEXP_WEIGHT,
-                logit_soft_cap=logit_soft_cap,
-            ),
-            *arguments,
-        )
+    Each with the reference's in float32.
+    """
+    how = {"logsumexp_weight": _LOGSUMEXP_WEIGHT, "logit_soft_cap": logit_soft_cap}
+
+    def parts(of: LossOf, *arguments: Array) -> tuple[Array, ...]:
+        told = (inputs.labels, inputs.weight)
+        total, back = jax.vjp(lambda *x: of(*x, *told, reduction="sum", **how), *arguments)
         # A slope other than 1, so that one that is left out is seen.
         by_hidden, by_head = back(jnp.full_like(total, 0.5))
-        return total[None], by_hidden, by_head.T
+        each = of(*arguments, *told, reduction="none", **how)
+        return total[None], by_hidden, by_head.T, each[..., None]
 
-    found = sum_and_gradients(loss_of, inputs.hidden, inputs.head)
+    found = parts(loss_of, inputs.hidden, inputs.head)
     with jax.default_matmul_precision("highest"):
         exact = [x.astype(jnp.float32) for x in (inputs.hidden, inputs.head)]
         reference = partial(linear_cross_entropy, implementation="reference")
-        expected = sum_and_gradients(reference, *exact)
-    pairs = zip(found, expected, strict=True)
-    return dict(zip(("value", "gradient of hidden", "gradient of head"), pairs, strict=True))
+        expected = parts(reference, *exact)
+    names = ("value", "gradient of hidden", "gradient of head", "each token's loss")
+    return dict(zip(names, zip(found, expected, strict=True), strict=True))
 
 
 @cache

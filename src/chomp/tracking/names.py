@@ -45,6 +45,7 @@ THEORETICAL_FLOPS = "throughput/theoretical_flops"
 KERNELS_ATTENTION = "kernels/attention"
 KERNELS_ATTENTION_REASON = "kernels/attention_reason"
 KERNELS_ATTENTION_DEVIATION = "kernels/attention_deviation"
+KERNELS_LOSS = "kernels/loss"
 KERNELS_LOSS_DEVIATION = "kernels/loss_deviation"
 KERNELS_SELF_CHECK_SECONDS = "kernels/self_check_seconds"
 MEMORY_PARAMS_BYTES = "memory/params_bytes_per_device"
@@ -126,11 +127,14 @@ METRICS: tuple[Metric, ...] = (
     # Kernels and memory, as the start of a run found them.
     Metric(KERNELS_ATTENTION, "", "attention backend that runs (summary)"),
     Metric(KERNELS_ATTENTION_REASON, "", "why it is that backend (summary)"),
-    Metric(KERNELS_ATTENTION_DEVIATION, "", "largest relative deviation from the reference"),
+    Metric(KERNELS_ATTENTION_DEVIATION, "", "its largest relative error at the start (summary)"),
+    Metric(KERNELS_LOSS, "", "what computes the losses of rows: triton or xla (summary)"),
     Metric(KERNELS_LOSS_DEVIATION, "", "the same of the loss kernel (summary)"),
     Metric(KERNELS_SELF_CHECK_SECONDS, "s", "time the check of both kernels took (summary)"),
     Metric(MEMORY_PARAMS_BYTES, "bytes", "parameters on one device (summary)"),
-    Metric(MEMORY_STATE_BYTES, "bytes", "everything a checkpoint holds, on one device (summary)"),
+    Metric(
+        MEMORY_STATE_BYTES, "bytes", "parameters, optimizer and average on one device (summary)"
+    ),
     # Data.
     Metric(MIXTURE_STAGE, "", "index of the data mixture's current stage"),
     Metric(MIXTURE_WEIGHT, "fraction", "sampling weight of a dataset in that stage"),

@@ -46,6 +46,8 @@ def unsupported_by_library(call: AttentionCall) -> str | None:
         return f"it needs compute capability 8.0 or more, and this GPU has {_dotted(call)}"
     if call.dtype not in ("bfloat16", "float16"):
         return f"it takes bfloat16 and float16, not {call.dtype}"
+    if call.seq_len == 1:
+        return "it takes rows of two tokens or more"
     widest = 256 if call.compute_capability >= HOPPER else 128
     if call.head_dim % 8 or call.head_dim > widest:
         return f"it takes head_dim of 8, 16, .. {widest}, not {call.head_dim}"

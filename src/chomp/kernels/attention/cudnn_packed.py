@@ -33,11 +33,11 @@ def cudnn_packed_attention(
 ) -> Float[Array, "B S H K"]:
     """Attention inside each document, for arrays of one device; `mask` has segment ids.
 
-    Rows with more documents than there is room for (`max_segments`) come out as NaN, all that are
-    in the table: no loss over the batch is finite.
+    Rows with more documents than the mask has room for (`max_segments`) come out as NaN, all that
+    are in the table: no loss over the batch is finite.
     """
     _require_offsets_fit(q)
-    table = document_table(mask.segment_ids)
+    table = document_table(mask.segment_ids, mask.max_segments)
     # Into the queries, not the result: there it costs nothing, being part of what turned them.
     q = jnp.where(table.fits[None, None, None, None], q, jnp.asarray(jnp.nan, q.dtype))
     return _packed(q, k, v, table, mask.is_causal, mask.sliding_window)

@@ -2,7 +2,8 @@
 
 The number of documents is data, the size of the table is not. There is room for `max_segments`
 documents a row, and the rows of a device share their room: one of many short documents may use what
-others leave. The host counts before a batch is sent (`chomp.data.row_limits`).
+others leave. The host counts before a batch is sent, and makes more room for a batch that needs it
+(`chomp.data.row_limits`): each size of the table is a program of its own.
 """
 
 from typing import NamedTuple
@@ -30,17 +31,26 @@ class DocumentTable(NamedTuple):
     fits: Bool[Array, ""]  # whether all documents are in the table
 
 
-def max_segments(seq_len: int) -> int:
-    """How many documents a row of `seq_len` may hold on average, padding being one of them."""
-    return max(FEWEST_SEGMENTS, seq_len // TOKENS_PER_SEGMENT)
+def max_segments(seq_len: int, documents: int = 1) -> int:
+    """How many documents a row of `seq_len` has room for on average, padding being one of them.
+
+    The usual room, doubled until `documents` fit: a run needs few of the sizes.
+    """
+    room = max(FEWEST_SEGMENTS, seq_len // TOKENS_PER_SEGMENT)
+    while room < documents:
+        room *= 2
+    return room
 
 
-def document_table(segment_ids: Int[Array, "B S"]) -> DocumentTable:
+def document_table(
+    segment_ids: Int[Array, "B S"], max_segments_of_row: int | None = None
+) -> DocumentTable:
     """The documents of all rows, padding as one of its row's, so that every position is in one.
 
-    What does not fit is left out, and `fits` says so.
+    What does not fit is left out, and `fits` says so. None: the usual room.
     """
-    tokens, room = segment_ids.size, segment_ids.shape[0] * max_segments(segment_ids.shape[1])
+    rows, length = segment_ids.shape
+    tokens, room = rows * length, rows * (max_segments_of_row or max_segments(length))
     is_start = document_starts(segment_ids).reshape(-1)
     order = jnp.cumsum(is_start.astype(jnp.int32)) - 1
     # Every start goes to the entry of its number; positions that start nothing go nowhere.

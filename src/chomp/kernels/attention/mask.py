@@ -28,6 +28,9 @@ class AttentionMask:
     is_causal: bool = dataclasses.field(default=True, metadata={"static": True})
     # How many keys a query sees looking back, itself included; None: the whole prefix.
     sliding_window: int | None = dataclasses.field(default=None, metadata={"static": True})
+    # Documents of a row, padding being one, on average over a device's rows: what a kernel whose
+    # tables have a size makes room for; None: its own default. The host counts (`data.row_limits`).
+    max_segments: int | None = dataclasses.field(default=None, metadata={"static": True})
     # Document of each position, [.., S] with any leading axes; None: one document a row.
     # Any array kind: rows are built in numpy and become device arrays later.
     segment_ids: Any = None
@@ -52,6 +55,10 @@ class AttentionMask:
     def with_segment_ids(self, segment_ids: Any) -> "AttentionMask":
         """The same mask over other documents."""
         return dataclasses.replace(self, segment_ids=segment_ids)
+
+    def with_max_segments(self, max_segments: int | None) -> "AttentionMask":
+        """The same mask with other room for documents."""
+        return dataclasses.replace(self, max_segments=max_segments)
 
     def positions(self, length: int) -> Int[Array, "#B S"] | Int[np.ndarray, "#B S"]:
         """Place of each token in its own document, from 0; without documents, in the row.

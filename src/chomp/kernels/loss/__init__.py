@@ -8,14 +8,17 @@ from chomp.kernels.loss.cross_entropy import (
     linear_cross_entropy_and_argmax,
 )
 from chomp.kernels.loss.labels import next_tokens
+from chomp.kernels.loss.row_losses import LossKernel, loss_kernel
 from chomp.kernels.loss.soft_cap import soft_capped
 
 __all__ = [
     "Implementation",
+    "LossKernel",
     "Reduction",
     "chunk_rows",
     "linear_cross_entropy",
     "linear_cross_entropy_and_argmax",
+    "loss_kernel",
     "next_tokens",
     "soft_capped",
 ]

@@ -6,7 +6,7 @@ maximum, sum and label are found together; the rest stays local.
 """
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,8 +19,8 @@ from chomp.kernels.platform import AMPERE, compute_capability, platform_of
 
 # Axes: R rows of a chunk, V vocabulary (this device's part of it).
 
-
 NO_ID = 2**31 - 1
+LossKernel = Literal["triton", "xla"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,13 +92,21 @@ def row_losses_and_slopes(
 
 
 def is_one_kernel(logits: Float[Array, "R V"], terms: LossTerms) -> bool:
-    """Whether the hand-written kernel takes these logits: on a recent NVIDIA GPU, whole, no cap.
+    """Whether the hand-written kernel takes these logits."""
+    is_whole = all(jax.lax.axis_size(axis) == 1 for axis in terms.vocab_axes)
+    name = loss_kernel(platform_of(logits), terms.logit_soft_cap, is_whole_vocabulary=is_whole)
+    return name == "triton"
+
+
+def loss_kernel(
+    platform: str, logit_soft_cap: float | None, *, is_whole_vocabulary: bool
+) -> LossKernel:
+    """What computes the losses of rows: on a recent NVIDIA GPU, whole and without a cap, `triton`.
 
     A static choice between two ways to the same numbers; the self-check compares them at start.
     """
-    is_whole = all(jax.lax.axis_size(axis) == 1 for axis in terms.vocab_axes)
-    is_recent = platform_of(logits) == "gpu" and (compute_capability() or (0, 0)) >= AMPERE
-    return is_recent and is_whole and terms.logit_soft_cap is None
+    is_recent = platform == "gpu" and (compute_capability() or (0, 0)) >= AMPERE
+    return "triton" if is_recent and is_whole_vocabulary and logit_soft_cap is None else "xla"
 
 
 def row_argmax(
