@@ -1,6 +1,18 @@
 """Optimizers and schedules as optax transforms."""
 
-from chomp.optim.config import AdamConfig, GrugOptimizerConfig
-from chomp.optim.schedule import learning_rate_schedule
+from chomp.optim.adamw import AdamConfig
+from chomp.optim.config import GrugOptimizerConfig
+from chomp.optim.group_table import group_table
+from chomp.optim.groups import PARAM_GROUPS, Group
+from chomp.optim.muon import MuonConfig
+from chomp.optim.schedule import LearningRate
 
-__all__ = ["AdamConfig", "GrugOptimizerConfig", "learning_rate_schedule"]
+__all__ = [
+    "PARAM_GROUPS",
+    "AdamConfig",
+    "Group",
+    "GrugOptimizerConfig",
+    "LearningRate",
+    "MuonConfig",
+    "group_table",
+]

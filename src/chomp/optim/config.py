@@ -1,54 +1,48 @@
 """What updates the weights: a config that builds an optax transform."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from operator import attrgetter
 from typing import Any, Literal
 
 import jax
 import optax
 
 from chomp.config import Config
-from chomp.errors import ConfigError, message, require, require_positive
-from chomp.optim.schedule import learning_rate_schedule
+from chomp.errors import require
+from chomp.optim.adamw import AdamConfig, adamw
+from chomp.optim.duration import Duration, require_duration, steps_of
+from chomp.optim.groups import Group, grouped_weights, require_known_groups
+from chomp.optim.muon import MuonConfig, muon
+from chomp.optim.schedule import ENDING_SHAPES, LearningRate, Shape
 
-PARAM_GROUPS = ("matrix", "embedding", "vector", "dynamics")
-
-
-@dataclass(frozen=True, kw_only=True)
-class AdamConfig(Config):
-    """Moments of Adam."""
-
-    b1: float = 0.9
-    b2: float = 0.999
-    eps: float = 1e-8
-
-    def __post_init__(self) -> None:
-        require_positive(self)
-        for name, value in (("b1", self.b1), ("b2", self.b2)):
-            require(
-                value < 1.0,
-                given=f"optim.adam.{name}={value}",
-                allowed="above 0 and below 1",
-                fix="0.9 and 0.95 are usual for b1 and b2",
-            )
+# Of the run, where `wsd` is not told how long its decay is.
+_WSD_DECAY = "20%"
 
 
 @dataclass(frozen=True, kw_only=True)
 class GrugOptimizerConfig(Config):
-    """AdamW with warmup and cosine decay; weight decay on matrices only."""
+    """AdamW or Muon, a schedule for both; weight decay on matrices only.
 
-    name: Literal["adamw"] = "adamw"
+    A length is steps (`100`) or a share of the run (`"5%"`). A field that the chosen optimizer or
+    schedule has no use for must keep its default.
+    """
+
+    name: Literal["adamw", "muon"] = "adamw"
     lr: float = 3e-4
     weight_decay: float = 0.01
     grad_clip_norm: float = 1.0  # global norm; 0: no clipping
-    warmup_steps: int = 10
-    decay_steps: int | None = None  # after warmup; None: the rest of the run
+    warmup_steps: Duration = 10
+    decay_steps: Duration | None = None  # of one decay; None: the rest of the run (wsd: its 20%)
     min_lr_ratio: float = 0.0
+    lr_schedule: Shape = "cosine"
+    cycles: int = 1  # decays after the warmup, each from the full rate
     adam: AdamConfig = field(default_factory=AdamConfig)
+    muon: MuonConfig = field(default_factory=MuonConfig)
 
     def __post_init__(self) -> None:
         require(self.lr > 0, given=f"optim.lr={self.lr}", allowed="above 0", fix="try 3e-4")
-        for name in ("weight_decay", "grad_clip_norm", "warmup_steps"):
+        for name in ("weight_decay", "grad_clip_norm"):
             value = getattr(self, name)
             require(
                 value >= 0,
@@ -62,48 +56,142 @@ class GrugOptimizerConfig(Config):
             allowed="between 0 and 1",
             fix="0.1 ends the run at a tenth of optim.lr",
         )
+        require_duration("optim.warmup_steps", self.warmup_steps, least=0)
+        if self.decay_steps is not None:
+            require_duration("optim.decay_steps", self.decay_steps, least=1)
         require(
-            self.decay_steps is None or self.decay_steps > 0,
-            given=f"optim.decay_steps={self.decay_steps}",
-            allowed="above 0, or null for the rest of the run",
-            fix="set optim.decay_steps=null",
+            self.cycles >= 1,
+            given=f"optim.cycles={self.cycles}",
+            allowed="1 or more",
+            fix="set optim.cycles=1 for a single decay",
         )
+        self._refuse_unused()
 
-    def schedule(self, num_steps: int) -> optax.Schedule:
-        """The learning rate of a run of `num_steps`."""
+    def schedule(self, num_steps: int) -> LearningRate:
+        """The learning rate of a run of `num_steps`; its lengths are in steps."""
+        warmup = steps_of(self.warmup_steps, num_steps)
         require(
-            self.warmup_steps < num_steps,
+            warmup < num_steps,
             given=f"optim.warmup_steps={self.warmup_steps} in a run of {num_steps} steps",
             allowed="fewer warmup steps than steps",
             fix=f"set optim.warmup_steps to {num_steps // 10}",
         )
-        return learning_rate_schedule(
+        decay, stable = self._cycle(num_steps, num_steps - warmup)
+        return LearningRate(
             lr=self.lr,
-            warmup_steps=self.warmup_steps,
-            decay_steps=self.decay_steps or num_steps - self.warmup_steps,
+            warmup_steps=warmup,
+            decay_steps=decay,
             min_lr_ratio=self.min_lr_ratio,
+            shape=self.lr_schedule,
+            stable_steps=stable,
+            cycles=self.cycles,
         )
+
+    def hyperparameters(self, num_steps: int) -> Callable[[int], dict[str, float]]:
+        """What is logged of the optimizer for a step (from 0); computed without any device."""
+        schedule = self.schedule(num_steps)
+
+        def of_step(step: int) -> dict[str, float]:
+            rate = float(schedule(step))
+            logged = {"optim/learning_rate": rate, "optim/weight_decay": self.weight_decay}
+            if self.name == "muon":
+                logged["optim/muon_learning_rate"] = rate * self.muon.lr_scale
+                logged["optim/muon_weight_decay"] = self.weight_decay * self.muon.weight_decay_mult
+                logged["optim/muon_momentum"] = self.muon.momentum
+            return logged
+
+        return of_step
 
     def build(self, num_steps: int, param_groups: Any) -> optax.GradientTransformation:
         """The update rule for parameters whose tree of group labels is `param_groups`."""
-        labels = set(jax.tree.leaves(param_groups))
-        if not labels <= set(PARAM_GROUPS):
-            raise ConfigError(
-                message(
-                    given=f"parameter groups {sorted(labels)}",
-                    allowed=f"{list(PARAM_GROUPS)}",
-                    fix="correct the model's param_groups()",
-                )
-            )
-        decayed = jax.tree.map(lambda label: label == "matrix", param_groups)
+        require_known_groups(param_groups)
         clip = optax.clip_by_global_norm(self.grad_clip_norm)
-        rule = optax.chain(
-            clip if self.grad_clip_norm > 0 else optax.identity(),
-            optax.scale_by_adam(b1=self.adam.b1, b2=self.adam.b2, eps=self.adam.eps),
-            optax.add_decayed_weights(self.weight_decay, mask=decayed),
-            optax.scale_by_learning_rate(self.schedule(num_steps)),
-        )
+        clip = clip if self.grad_clip_norm > 0 else optax.identity()
+        schedule = self.schedule(num_steps)
+        decay = {"weight_decay": self.weight_decay, "param_groups": param_groups}
+        by_adam = adamw(self.adam, schedule, **decay)
+        if self.name == "adamw":
+            rule = optax.chain(clip, *by_adam)
+        else:
+            by_muon = muon(self.muon, schedule, **decay)
+            rules = {"adamw": optax.chain(*by_adam), "muon": optax.chain(*by_muon)}
+            # As a function: a tree of labels may be a model, which optax would take for one.
+            rule = optax.chain(
+                clip, optax.partition(rules, lambda params: self._rules(params, param_groups))
+            )
         return optax.GradientTransformation(rule.init, _with_standard_promotion(rule.update))
+
+    def updated_by(self, group: Group, num_axes: int) -> Literal["adamw", "muon"]:
+        """The optimizer that updates a weight of a group with so many axes."""
+        return "muon" if self.name == "muon" and self.muon.takes(group, num_axes) else "adamw"
+
+    def _rules(self, params: Any, param_groups: Any) -> Any:
+        """The optimizer of every weight, as a tree shaped like the parameters."""
+        weights = grouped_weights(params, param_groups)
+        rules = [self.updated_by(weight.group, len(weight.shape)) for weight in weights]
+        for weight, rule in zip(weights, rules, strict=True):
+            require(
+                rule != "muon" or len(weight.shape) >= 2,
+                given=f"{weight.path} of shape {list(weight.shape)} in the group {weight.group!r}",
+                allowed="weights with two axes or more under Muon",
+                fix="label it 'vector' in the model's param_groups()",
+            )
+        require(
+            "muon" in rules,
+            given=f"optim.name='muon' with no weight for it among {len(weights)}, whose groups are "
+            f"{sorted({weight.group for weight in weights})}",
+            allowed="a model with weights in the group 'matrix'",
+            fix="label them in the model's param_groups(), or set optim.name=adamw",
+        )
+        return jax.tree.unflatten(jax.tree.structure(params), rules)
+
+    def _cycle(self, num_steps: int, rest: int) -> tuple[int | float, int | float]:
+        """Steps of one decay and of the stable part before it, `rest` steps after the warmup."""
+        require(
+            self.cycles <= rest,
+            given=f"optim.cycles={self.cycles} with {rest} steps after the warmup of a run of "
+            f"{num_steps}",
+            allowed="a step or more for each cycle",
+            fix=f"set optim.cycles to {max(rest // 10, 1)} or less",
+        )
+        # Equal cycles need not be whole steps; a single one is, and stays an integer.
+        length = rest / self.cycles if self.cycles > 1 else rest
+        is_wsd, decay = self.lr_schedule == "wsd", length
+        if self.decay_steps is not None:
+            decay = steps_of(self.decay_steps, num_steps)
+        elif is_wsd:
+            decay = min(steps_of(_WSD_DECAY, num_steps), length)
+        # One decay may outlast the run, which then ends on the way down; no later one would begin.
+        require(
+            decay <= length or (self.cycles == 1 and not is_wsd),
+            given=f"optim.decay_steps={self.decay_steps} with optim.cycles={self.cycles} and "
+            f"{rest} steps after the warmup of a run of {num_steps}",
+            allowed=f"decays of at most {int(length)} steps",
+            fix="lower optim.decay_steps, optim.cycles or optim.warmup_steps",
+        )
+        return decay, length - decay if is_wsd else 0
+
+    def _refuse_unused(self) -> None:
+        """Raise `ConfigError` for a field that nothing would read."""
+        by_schedule, by_name = f"optim.lr_schedule={self.lr_schedule}", f"optim.name={self.name}"
+        endless = self.lr_schedule not in ENDING_SHAPES
+        uses: tuple[tuple[str, Any, bool, str], ...] = (
+            ("decay_steps", None, not endless, by_schedule),
+            ("cycles", 1, not endless, by_schedule),
+            ("min_lr_ratio", 0.0, self.lr_schedule != "constant", by_schedule),
+            *(
+                (f"muon.{f.name}", f.default, self.name == "muon", by_name)
+                for f in fields(MuonConfig)
+            ),
+        )
+        for name, default, is_used, chosen in uses:
+            value = attrgetter(name)(self)
+            require(
+                is_used or value == default,
+                given=f"optim.{name}={value} with {chosen}, which does not use it",
+                allowed=f"the default, {default}",
+                fix=f"leave out optim.{name}, or choose another {chosen.partition('=')[0]}",
+            )
 
 
 def _with_standard_promotion(update: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,25 +1,75 @@
-"""The learning rate as a function of the step."""
+"""The learning rate as a function of the step: one formula, for devices and for the host.
 
+With c = step + 1 (steps count from 0), warmup w and floor m = min_lr_ratio, step c <= w runs at
+lr * c / w: the first update counts. After the warmup it is lr times
+
+    constant       1
+    cosine         m + (1 - m) * (1 + cos(pi p)) / 2
+    linear         m + (1 - m) * (1 - p)
+    wsd            1 for `stable_steps`, then as linear
+    inverse_sqrt   max(m, sqrt(max(w, 1) / c))
+
+where p goes from 0 to 1 over `decay_steps` and then stays. `cycles` decays (of wsd: with their
+stable parts) follow each other, each beginning again at the full rate.
+"""
+
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any, Literal
+
+import jax
 import jax.numpy as jnp
-import optax
+import numpy as np
 from jaxtyping import Array, Float, Int
 
+Shape = Literal["cosine", "linear", "constant", "wsd", "inverse_sqrt"]
+# Those whose decay has an end: they take `decay_steps`, and can begin again.
+ENDING_SHAPES: tuple[Shape, ...] = ("cosine", "linear", "wsd")
 
-def learning_rate_schedule(
-    *, lr: float, warmup_steps: int, decay_steps: int, min_lr_ratio: float
-) -> optax.Schedule:
-    """Linear warmup, then half a cosine down to `min_lr_ratio * lr`, which then stays.
+Rate = Float[Array, ""] | Float[np.ndarray, ""] | np.floating
 
-    Step n (from 0) of the warmup runs at lr * (n + 1) / warmup_steps: the first update counts. The
-    cosine reaches its end after `decay_steps` steps.
+
+@dataclass(frozen=True, kw_only=True)
+class LearningRate:
+    """An optax schedule, in float32, by the formulas above; lengths are steps of this very run.
+
+    Of a JAX array the rate is a JAX array. Of an int numpy computes it, so that logging it touches
+    no device; the two differ by rounding only.
     """
 
-    def at(step: int | Int[Array, ""]) -> Float[Array, ""]:
-        count = jnp.asarray(step, jnp.float32)
-        warmup = (count + 1.0) / max(warmup_steps, 1)
-        progress = jnp.clip((count + 1.0 - warmup_steps) / max(decay_steps, 1), 0.0, 1.0)
-        cosine = 0.5 * (1.0 + jnp.cos(jnp.pi * progress))
-        decayed = min_lr_ratio + (1.0 - min_lr_ratio) * cosine
-        return lr * jnp.where(count < warmup_steps, warmup, decayed)
+    lr: float
+    warmup_steps: int
+    decay_steps: int | float  # of one decay; a share of the run need not be whole
+    min_lr_ratio: float
+    shape: Shape = "cosine"
+    stable_steps: int | float = 0  # of one cycle
+    cycles: int = 1
 
-    return at
+    def __call__(self, step: int | Int[Array, ""]) -> Rate:
+        """The rate of a step, counted from 0."""
+        xp: ModuleType = jnp if isinstance(step, jax.Array) else np
+        count = xp.asarray(step, xp.float32)
+        warmup = (count + 1.0) / max(self.warmup_steps, 1)
+        after = self._after_warmup(xp, count)
+        return self.lr * xp.where(count < self.warmup_steps, warmup, after)
+
+    def _after_warmup(self, xp: ModuleType, count: Any) -> Any:
+        """What the rate is multiplied by when the warmup is over."""
+        if self.shape == "constant":
+            return xp.ones_like(count)
+        if self.shape == "inverse_sqrt":
+            fallen = xp.sqrt(max(self.warmup_steps, 1) / (count + 1.0))
+            return xp.maximum(fallen, self.min_lr_ratio)
+        start = self._start_of_cycle(xp, count) + self.stable_steps
+        progress = xp.clip((count + 1.0 - start) / max(self.decay_steps, 1), 0.0, 1.0)
+        is_cosine = self.shape == "cosine"
+        fallen = 0.5 * (1.0 + xp.cos(xp.pi * progress)) if is_cosine else 1.0 - progress
+        return self.min_lr_ratio + (1.0 - self.min_lr_ratio) * fallen
+
+    def _start_of_cycle(self, xp: ModuleType, count: Any) -> Any:
+        """Steps before the cycle that a step belongs to; its last step still does."""
+        if self.cycles == 1:
+            return self.warmup_steps
+        length = self.stable_steps + self.decay_steps
+        done = xp.ceil((count + 1.0 - self.warmup_steps) / length) - 1.0
+        return self.warmup_steps + length * xp.clip(done, 0.0, self.cycles - 1.0)

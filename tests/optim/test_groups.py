@@ -1,0 +1,76 @@
+"""Every weight is in exactly one group, and a table says what happens to each."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from chomp.errors import ConfigError
+from chomp.mesh import abstract_arrays
+from chomp.optim import GrugOptimizerConfig, MuonConfig, group_table
+from experiments.grug.base.model import GrugModelConfig, Transformer
+
+CFG = GrugModelConfig(
+    vocab_size=50, hidden_dim=8, intermediate_dim=16, num_layers=2, num_heads=2, num_kv_heads=2
+)
+
+
+@pytest.fixture(scope="module")
+def model():
+    return abstract_arrays(lambda: Transformer.init(CFG, key=jax.random.key(0)))
+
+
+def test_the_table_counts_every_weight_of_the_base_model_once(model):
+    config = GrugOptimizerConfig(
+        name="muon", weight_decay=0.1, muon=MuonConfig(weight_decay_mult=2.0)
+    )
+    table = group_table(model, model.param_groups(), config)
+    # Per layer four square projections and two of 8 x 16; two norms of 8 and two of 4.
+    matrices, vectors = 2 * (4 * 64 + 2 * 128) + 8 * 50, 2 * (2 * 8 + 2 * 4) + 8
+    rows = [line.split() for line in table.splitlines()]
+    assert rows == [
+        ["group", "updated", "by", "decay", "tensors", "weights"],
+        ["matrix", "muon", "0.2", "13", f"{matrices:,}"],
+        ["embedding", "adamw", "none", "1", "400"],
+        ["vector", "adamw", "none", "9", str(vectors)],
+        ["all", "23", f"{matrices + vectors + 400:,}"],
+    ]
+    everything = sum(leaf.size for leaf in jax.tree.leaves(model))
+    assert matrices + vectors + 400 == everything
+
+
+@pytest.mark.parametrize(
+    ("config", "embedding"),
+    [
+        (GrugOptimizerConfig(), "adamw"),
+        (GrugOptimizerConfig(name="muon"), "adamw"),
+        (GrugOptimizerConfig(name="muon", muon=MuonConfig(allow_tied_embed=True)), "muon"),
+        (GrugOptimizerConfig(name="muon", muon=MuonConfig(allow_all_2d=True)), "muon"),
+    ],
+)
+def test_the_table_says_which_optimizer_takes_the_embedding(model, config, embedding):
+    rows = [line.split() for line in group_table(model, model.param_groups(), config).splitlines()]
+    assert ["embedding", embedding] in [row[:2] for row in rows]
+
+
+def test_all_2d_takes_dynamics_with_two_axes_but_no_stacked_vectors():
+    weights = {name: jnp.ones((2, 3)) for name in ("w", "decay", "norms")} | {"rate": jnp.ones(2)}
+    groups = {"w": "matrix", "decay": "dynamics", "norms": "vector", "rate": "dynamics"}
+    config = GrugOptimizerConfig(name="muon", muon=MuonConfig(allow_all_2d=True))
+    rows = [line.split()[:2] for line in group_table(weights, groups, config).splitlines()[1:-1]]
+    assert rows == [
+        ["matrix", "muon"],
+        ["vector", "adamw"],
+        ["dynamics", "muon"],
+        ["dynamics", "adamw"],
+    ]
+
+
+def test_an_unknown_group_is_refused_with_the_path_of_its_weight():
+    with pytest.raises(ConfigError, match=r"groups \['bias'\] at layer/b\. Allowed: .*'dynamics'"):
+        GrugOptimizerConfig().build(10, {"layer": {"w": "matrix", "b": "bias"}})
+
+
+def test_a_weight_without_a_group_is_refused_by_its_path():
+    weights = {"w": jnp.ones((2, 2)), "extra": jnp.ones(2)}
+    with pytest.raises(ConfigError, match=r"differ at extra\. Allowed: exactly one group"):
+        group_table(weights, {"w": "matrix"}, GrugOptimizerConfig())
