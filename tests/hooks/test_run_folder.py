@@ -3,6 +3,8 @@
 import io
 import json
 import logging
+import sys
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -12,8 +14,17 @@ from rich.console import Console
 from chomp.config import Config
 from chomp.errors import ConfigError, StorageError
 from chomp.hooks import LoggingConfig, RunFolder, environment, print_run_table
+from chomp.hooks.run_folder import record_of
 from chomp.tokenize import ByteTokenizer, load_tokenizer
-from chomp.tracking import JsonlTracker, latest_rows, read_metrics
+from chomp.tracking import (
+    JsonlTracker,
+    TensorBoardConfig,
+    WandbConfig,
+    latest_rows,
+    read_metrics,
+    summary_of,
+)
+from tests.tracking.wandb_files import offline_runs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,6 +32,7 @@ class Knobs(Config):
     """A config with a nested one."""
 
     lr: float = 0.1
+    notes: dict[str, str] = field(default_factory=dict)
     logging: LoggingConfig = field(default_factory=LoggingConfig)
 
 
@@ -126,7 +138,7 @@ def test_each_opening_of_a_folder_that_logged_is_another_attempt(tmp_path):
             ) as tracker:
                 tracker.log({"train/loss": 1.0 * attempt}, step=0)
     rows = read_metrics(tmp_path / "run" / "metrics.jsonl")
-    assert [row["attempt"] for row in rows] == [1, 2, 3]
+    assert [row["attempt"] for row in rows if "step" in row] == [1, 2, 3]
     assert latest_rows(rows)[0]["train/loss"] == 3.0
 
 
@@ -140,23 +152,112 @@ def test_the_console_shows_rows_only_when_asked(tmp_path, capsys):
             assert ("loss 1.5000" in capsys.readouterr().out) is console
 
 
-def test_the_log_takes_our_messages_and_the_warnings_of_all_while_it_is_open(tmp_path):
+def test_the_log_takes_the_messages_of_all_while_it_is_open(tmp_path):
     root = logging.getLogger()
     handlers, level = list(root.handlers), logging.getLogger("chomp").level
     with RunFolder.open(str(tmp_path)):
         logging.getLogger("experiments.grug.base.train").info("starting from scratch")
         logging.getLogger("chomp.data").warning("a store is small")
-        logging.getLogger("absl").info("chatter")
-        logging.getLogger("absl").warning("a warning of another library")
+        logging.getLogger("absl").info("a word of another library")
+        logging.getLogger("absl").debug("a detail")
     logging.getLogger("chomp.data").warning("after the end")
     text = (tmp_path / "train.log").read_text()
     for words in ("INFO experiments.grug.base.train: starting from scratch", "a store is small"):
         assert words in text
-    assert "a warning of another library" in text
-    assert "chatter" not in text
+    assert "INFO absl: a word of another library" in text
+    assert "a detail" not in text
     assert "after the end" not in text
     assert root.handlers == handlers
     assert logging.getLogger("chomp").level == level
+
+
+@pytest.mark.parametrize(("log_file", "kept"), [("logs.txt", ["logs.txt"]), (None, [])])
+def test_the_log_has_the_name_and_the_level_that_are_asked_for(tmp_path, log_file, kept):
+    with RunFolder.open(str(tmp_path), LoggingConfig(log_file=log_file, level="DEBUG")):
+        logging.getLogger("absl").debug("a detail")
+    assert [path.name for path in tmp_path.iterdir()] == kept
+    assert all("a detail" in path.read_text() for path in tmp_path.iterdir())
+
+
+def test_the_record_has_the_name_that_is_asked_for(tmp_path):
+    config = LoggingConfig(console=False, metrics_file="rows.jsonl")
+    for attempt in (1, 2):
+        with RunFolder.open(str(tmp_path), config) as folder:
+            assert folder.attempt == attempt
+            folder.describe(Knobs(logging=config), template=tmp_path, tokenizer=ByteTokenizer())
+            with folder.tracker(config, total_steps=1, start_step=0, step_tokens=1) as tracker:
+                tracker.log({"train/loss": 1.25 * attempt, "tokens_seen": 1}, step=0)
+    assert record_of(str(tmp_path)) == str(tmp_path / "rows.jsonl")
+    assert not (tmp_path / "metrics.jsonl").exists()
+    assert "2.5000" in table_of(tmp_path)
+
+
+@pytest.mark.parametrize("error", [None, ValueError("no"), KeyboardInterrupt()])
+def test_the_summary_says_how_an_attempt_ended(tmp_path, error):
+    with (
+        pytest.raises(type(error)) if error else nullcontext(),
+        RunFolder.open(str(tmp_path)) as folder,
+        folder.tracker(LoggingConfig(console=False), total_steps=1, start_step=0, step_tokens=1),
+    ):
+        if error is not None:
+            raise error
+    summary = summary_of(read_metrics(tmp_path / "metrics.jsonl"))
+    assert summary["run/outcome"] == (type(error).__name__ if error else "finished")
+
+
+def test_a_sink_that_is_not_installed_is_refused_before_anything_is_made(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "path", [])
+    monkeypatch.delitem(sys.modules, "tensorboardX", raising=False)
+    config = LoggingConfig(tensorboard=TensorBoardConfig(enabled=True))
+    refused = pytest.raises(ConfigError, match=r"tensorboardX is not installed.*chomp\[tensorboard")
+    with refused, RunFolder.open(str(tmp_path / "run"), config):
+        pass
+    assert not (tmp_path / "run").exists()
+
+
+def test_both_attempts_are_one_wandb_run_in_which_repeated_steps_are_there_twice(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setenv("WANDB_DIR", str(tmp_path))
+    monkeypatch.setenv("WANDB_API_KEY", "0123456789abcdef0123456789abcdef01234567")
+    config = LoggingConfig(
+        console=False,
+        project="q",
+        wandb=WandbConfig(mode="offline", tags=("a",)),
+        tensorboard=TensorBoardConfig(enabled=True),
+    )
+    run = tmp_path / "mine"
+    for steps in (range(3), range(1, 5)):
+        with (
+            suppress(ArithmeticError),
+            RunFolder.open(str(run), config) as folder,
+        ):
+            secret = {"url": "https://0123456789abcdef0123456789abcdef01234567@host"}
+            folder.describe(
+                Knobs(logging=config, notes=secret), template=tmp_path, tokenizer=ByteTokenizer()
+            )
+            with folder.tracker(config, total_steps=5, start_step=0, step_tokens=1) as tracker:
+                for step in steps:
+                    tracker.log({"train/loss": step / 8}, step=step)
+                if folder.attempt == 1:
+                    raise ArithmeticError("the loss is not finite")
+    first, second = offline_runs(tmp_path)
+    assert first.run_id == second.run_id
+    assert first.run_id.startswith("mine-")
+    assert (first.name, first.project, first.tags) == ("mine", "q", ["a"])
+    assert [(r["attempt"], r["global_step"]) for r in first.rows] == [(1, 0), (1, 1), (1, 2)]
+    assert [(r["attempt"], r["global_step"]) for r in second.rows] == [(2, n) for n in range(1, 5)]
+    assert (first.exit_code, second.exit_code) == (1, 0)
+    assert [kind for kind, _ in first.artifacts] == ["config"]
+    assert first.config["lr"] == 0.1
+    assert first.config["notes"] == {"url": "https://<WANDB_API_KEY>@host"}
+    assert len(read_metrics(run / "metrics.jsonl")) == 3 + 4 + 1 + 2  # one id, two outcomes
+    assert sorted(path.name for path in (run / "tensorboard").iterdir()) == [
+        "attempt-1",
+        "attempt-2",
+    ]
+    for path in run.rglob("*"):
+        assert not path.is_file() or b"0123456789abcdef" not in path.read_bytes()
 
 
 def test_warnings_still_reach_the_terminal_where_nobody_else_shows_them(

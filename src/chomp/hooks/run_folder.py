@@ -1,13 +1,12 @@
 """A run's folder: what it was made of, its record, and the table that sums it up.
 
 config_original.yaml config_resolved.json template/ tokenizer/
-metrics.jsonl train.log samples/ checkpoints/
+metrics.jsonl train.log tensorboard/ samples/ checkpoints/
 """
 
-import logging
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,8 +16,8 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from chomp.config import Config, config_to_mapping, config_to_yaml
-from chomp.errors import require
+from chomp.config import config_to_mapping, config_to_yaml
+from chomp.errors import StorageError, require
 from chomp.storage import (
     exists,
     is_folder,
@@ -26,6 +25,7 @@ from chomp.storage import (
     join,
     list_folder,
     make_folder,
+    name_of,
     read_json,
     read_text,
     write_json_atomic,
@@ -37,31 +37,33 @@ from chomp.tracking import (
     ConsoleTracker,
     JsonlTracker,
     Row,
+    RunFacts,
     Tracker,
     last_attempt,
     latest_rows,
+    logged_to,
+    names,
+    new_wandb_id,
+    open_sinks,
     read_metrics,
+    recorded_summary,
+    redacted,
+    require_installed,
     summary_of,
+    wants_wandb,
+    without_secrets,
 )
+from chomp.tracking import LoggingConfig as LoggingConfig
 
-METRICS_FILE = "metrics.jsonl"
+ORIGINAL_CONFIG = "config_original.yaml"
 RESOLVED_CONFIG = "config_resolved.json"
-LOG_FILE = "train.log"
+METRICS_FILE = "metrics.jsonl"  # unless the run's config has another name for it
 SAMPLES = "samples"
 # In a sample, between the prompt and what the model made of it.
 SAMPLE_MARK = "▸"
 _SAMPLE_TITLE = f"sample: a held-out text begins, {SAMPLE_MARK} the model goes on"
 CHECKPOINTS = "checkpoints"
-# Whose messages of level INFO belong to a run's log. Orbax alone would write a page at each save.
-_OWN_LOGGERS = ("chomp", "experiments")
 _SAMPLE = re.compile(r"step-(\d+)\.txt")
-
-
-@dataclass(frozen=True, kw_only=True)
-class LoggingConfig(Config):
-    """What a run shows while it runs. `metrics.jsonl` and `train.log` are always written."""
-
-    console: bool = True
 
 
 @dataclass(frozen=True)
@@ -73,30 +75,46 @@ class RunFolder:
 
     @staticmethod
     @contextmanager
-    def open(path: str) -> "Iterator[RunFolder]":
+    def open(path: str, config: LoggingConfig | None = None) -> "Iterator[RunFolder]":
         """The folder, made if need be; the attempt is one more than the record has seen.
 
-        While it is open, Python's log messages go to its train.log too.
+        While it is open, Python's log messages go to its log file too. Raises `ConfigError` for a
+        sink that is not installed.
         """
+        config = config or LoggingConfig()
         require(
             is_local(path),
             given=f"output_path={path}",
             allowed="a folder on a mounted filesystem: the record is appended to line by line",
             fix="choose a local folder, and copy it when the run has ended",
         )
+        require_installed(config)
         make_folder(path)
-        with _logged_to(join(path, LOG_FILE)):
-            yield RunFolder(path, last_attempt(join(path, METRICS_FILE)) + 1)
+        log_file = None if config.log_file is None else join(path, config.log_file)
+        with logged_to(log_file, config.level):
+            yield RunFolder(path, last_attempt(join(path, config.metrics_file)) + 1)
 
     @property
     def checkpoints(self) -> str:
         """Where the run's checkpoints lie."""
         return join(self.path, CHECKPOINTS)
 
-    def describe(self, config: Any, *, template: Path, tokenizer: Tokenizer) -> None:
-        """Write what the run is made of: config, the template's own source, tokenizer."""
-        write_text_atomic(join(self.path, "config_original.yaml"), config_to_yaml(config))
-        write_json_atomic(join(self.path, RESOLVED_CONFIG), config_to_mapping(config))
+    def describe(
+        self,
+        config: Any,
+        *,
+        template: Path,
+        tokenizer: Tokenizer,
+        derived: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Write what the run is made of: config, the template's own source, tokenizer.
+
+        `derived` is what follows from the config, kept beside it for readers.
+        """
+        original, resolved = config_to_yaml(config), config_to_mapping(config)
+        resolved = resolved if derived is None else {**resolved, "derived": dict(derived)}
+        write_text_atomic(join(self.path, ORIGINAL_CONFIG), redacted(original))
+        write_json_atomic(join(self.path, RESOLVED_CONFIG), without_secrets(resolved))
         copy = join(self.path, "template")
         make_folder(copy)
         for source in sorted(template.glob("*.py")):
@@ -105,20 +123,54 @@ class RunFolder:
 
     @contextmanager
     def tracker(
-        self, logging_config: LoggingConfig, *, total_steps: int, start_step: int, step_tokens: int
+        self, config: LoggingConfig, *, total_steps: int, start_step: int, step_tokens: int
     ) -> Iterator[Tracker]:
-        """The record of this attempt, with the console as a sink if asked for."""
-        record = JsonlTracker(join(self.path, METRICS_FILE), attempt=self.attempt)
-        sinks: list[Tracker] = []
-        if logging_config.console:  # only then: making one already draws its bar on a terminal
-            sinks.append(
-                ConsoleTracker(total_steps, start_step=start_step, tokens_per_step=step_tokens)
+        """The record of this attempt, and the sinks that are asked for.
+
+        W&B and TensorBoard are told what `describe` wrote. At the end the summary says how the
+        attempt ended.
+        """
+        record = JsonlTracker(join(self.path, config.metrics_file), attempt=self.attempt)
+        sinks = self._remote_sinks(config, record)
+        if config.console:  # only then: making one already draws its bar on a terminal
+            console = ConsoleTracker(
+                total_steps,
+                start_step=start_step,
+                tokens_per_step=step_tokens,
+                has_bar=config.console_use_rich,
             )
+            sinks.insert(0, console)  # its bar is gone while the others are waited for
         tracker = CompositeTracker(record, sinks)
+        outcome = "finished"
         try:
             yield tracker
+        except BaseException as error:
+            outcome = type(error).__name__
+            raise
         finally:
+            # Where the record cannot be written, it is that which ended the run.
+            with suppress(StorageError):
+                tracker.log_summary({names.RUN_OUTCOME: outcome})
             tracker.finish()
+
+    def _remote_sinks(self, config: LoggingConfig, record: Tracker) -> list[Tracker]:
+        settings = _resolved_config(self.path)
+        run_id = settings.get("run_id")
+        name = run_id if isinstance(run_id, str) and run_id else name_of(self.path)
+        wandb_id = None
+        if wants_wandb(config.wandb):
+            known = recorded_summary(join(self.path, config.metrics_file)).get(names.WANDB_RUN_ID)
+            wandb_id = known or new_wandb_id(name)
+            if known is None:  # in the record, so that the next attempt continues the same
+                record.log_summary({names.WANDB_RUN_ID: wandb_id})
+        run = RunFacts(
+            folder=self.path, name=name, attempt=self.attempt, config=settings, wandb_id=wandb_id
+        )
+        sinks = open_sinks(config, run, on_address=_shown if config.console else _not_shown)
+        original = join(self.path, ORIGINAL_CONFIG)
+        for sink in sinks if exists(original) else []:
+            sink.log_artifact(original, name="config", kind="config")
+        return sinks
 
     def write_sample(self, step: int, text: str) -> str:
         """Keep generated text; gives the file."""
@@ -131,7 +183,7 @@ class RunFolder:
 def print_run_table(path: str, console: Console | None = None) -> None:
     """What came of the run in `path`, from its files alone: losses, speed, places, a sample."""
     console = console or Console()
-    rows = read_metrics(join(path, METRICS_FILE))
+    rows = read_metrics(record_of(path))
     steps = latest_rows(rows)
     prefix = _eval_prefix(path)
     evaluated = next((row for row in reversed(steps) if f"{prefix}/loss" in row), None)
@@ -143,37 +195,31 @@ def print_run_table(path: str, console: Console | None = None) -> None:
         console.print(Panel(Text(sample), title=_SAMPLE_TITLE, title_align="left"))
 
 
-@contextmanager
-def _logged_to(path: str) -> Iterator[None]:
-    """Log messages go to the file as well; warnings stay on the terminal, as without it."""
-    root = logging.getLogger()
-    file = logging.FileHandler(path, encoding="utf-8")
-    file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-    handlers: list[logging.Handler] = [file]
-    if not root.handlers:  # Python shows warnings by itself only while nobody else handles them
-        terminal = logging.StreamHandler()
-        terminal.setLevel(logging.WARNING)
-        handlers.append(terminal)
-    levels = {name: logging.getLogger(name).level for name in _OWN_LOGGERS}
-    for name in _OWN_LOGGERS:
-        logging.getLogger(name).setLevel(logging.INFO)
-    for handler in handlers:
-        root.addHandler(handler)
-    try:
-        yield
-    finally:
-        for handler in handlers:
-            root.removeHandler(handler)
-            handler.close()
-        for name, level in levels.items():
-            logging.getLogger(name).setLevel(level)
+def record_of(path: str) -> str:
+    """The metrics file of the run in `path`, under the name that its config gives it."""
+    settings = _resolved_config(path).get("logging")
+    name = settings.get("metrics_file") if isinstance(settings, dict) else None
+    return join(path, name if isinstance(name, str) else METRICS_FILE)
+
+
+def _shown(address: str | None) -> None:
+    if address:
+        print(f"W&B: {address}", flush=True)  # not by rich, which would write into the bar
+
+
+def _not_shown(address: str | None) -> None:
+    pass
+
+
+def _resolved_config(path: str) -> dict[str, Any]:
+    location = join(path, RESOLVED_CONFIG)
+    found = read_json(location) if exists(location) else {}
+    return found if isinstance(found, dict) else {}
 
 
 def _eval_prefix(path: str) -> str:
     """What the run's evaluation metrics begin with, as its config says."""
-    location = join(path, RESOLVED_CONFIG)
-    evaluation = read_json(location).get("eval") if exists(location) else None
-    return (evaluation or {}).get("prefix", "eval")
+    return (_resolved_config(path).get("eval") or {}).get("prefix", "eval")
 
 
 def _losses(evaluated: Row, root: str) -> Table:

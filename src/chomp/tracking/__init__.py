@@ -5,37 +5,66 @@ that may fail without hurting the run. Values are flat and plain; nothing here i
 metric names are in `chomp.tracking.names`.
 """
 
+from chomp.tracking.background import BackgroundSink
 from chomp.tracking.composite import CompositeTracker
+from chomp.tracking.config import LoggingConfig, TensorBoardConfig, WandbConfig
 from chomp.tracking.console import ConsoleTracker
 from chomp.tracking.jsonl import (
     JsonlTracker,
     last_attempt,
     latest_rows,
     read_metrics,
+    recorded_summary,
     summary_of,
 )
 from chomp.tracking.lines import Row
+from chomp.tracking.log_file import logged_to
 from chomp.tracking.names import METRICS, Metric, metric_of, name_from, with_short_keys
 from chomp.tracking.noop import NoopTracker
 from chomp.tracking.protocol import MetricValue, PlainValue, Tracker, flat_metrics
+from chomp.tracking.replay import replay, replay_rows
+from chomp.tracking.secrets import redacted, without_secrets
+from chomp.tracking.sinks import RunFacts, new_wandb_id, open_sinks, require_installed, wants_wandb
+from chomp.tracking.tensorboard_sink import TensorBoardSink
+from chomp.tracking.wandb_process import WandbProcess
+from chomp.tracking.wandb_sink import WandbSink, WandbStart
 
 __all__ = [
     "METRICS",
+    "BackgroundSink",
     "CompositeTracker",
     "ConsoleTracker",
     "JsonlTracker",
+    "LoggingConfig",
     "Metric",
     "MetricValue",
     "NoopTracker",
     "PlainValue",
     "Row",
+    "RunFacts",
+    "TensorBoardConfig",
+    "TensorBoardSink",
     "Tracker",
+    "WandbConfig",
+    "WandbProcess",
+    "WandbSink",
+    "WandbStart",
     "flat_metrics",
     "last_attempt",
     "latest_rows",
+    "logged_to",
     "metric_of",
     "name_from",
+    "new_wandb_id",
+    "open_sinks",
     "read_metrics",
+    "recorded_summary",
+    "redacted",
+    "replay",
+    "replay_rows",
+    "require_installed",
     "summary_of",
+    "wants_wandb",
     "with_short_keys",
+    "without_secrets",
 ]

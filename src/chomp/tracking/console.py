@@ -1,4 +1,4 @@
-"""The console's view of a run: a progress bar on a terminal, one line a row everywhere else.
+"""The console's view of a run: one line a row, and on a terminal a progress bar below them.
 
 It reads rows by their names and shows what it finds; a row with odd or missing keys is never an
 error. Steps are shown as people count them: after the row of step 0, one step is done.
@@ -21,6 +21,7 @@ from chomp.tracking.protocol import MetricValue
 
 _logger = logging.getLogger(__name__)
 
+_LINE_GAP_S = 1.0  # between lines above a bar
 _MAX_SHOWN_SECONDS = 1000 * 86400  # a longer estimate is a bad estimate, not a date
 
 
@@ -28,7 +29,7 @@ class ConsoleTracker:
     """Shows rows on `console` (standard output unless given); keeps nothing.
 
     `start_step` is how many steps an earlier attempt has done. `tokens_per_step` gives a speed for
-    rows that do not carry one.
+    rows that do not carry one. `has_bar` false: lines, on a terminal too.
     """
 
     def __init__(
@@ -38,26 +39,34 @@ class ConsoleTracker:
         start_step: int = 0,
         tokens_per_step: int | None = None,
         console: Console | None = None,
+        has_bar: bool = True,
     ) -> None:
         self._total_steps = total_steps
         self._tokens_per_step = tokens_per_step
         self._console = Console() if console is None else console
         self._pace = Pace(total_steps)
+        self._printed_s = -math.inf
         self._bar: TrainingBar | None = None
         # Under CI a terminal is often faked, and a redrawn bar fills the job's log.
-        if self._console.is_interactive and not _is_ci():
+        if has_bar and self._console.is_interactive and not _is_ci():
             self._bar = TrainingBar(
                 self._console, total_steps=total_steps, completed_steps=start_step
             )
 
     def log(self, metrics: Mapping[str, MetricValue], *, step: int) -> None:
-        """Show the row: move the bar, or print a line. An evaluation is a line in both cases."""
-        completed_steps = step + 1
-        self._pace.observe(completed_steps, time.monotonic())
+        """Print the row as a line, and move the bar.
+
+        Beside a bar there is at most one line a second, which is as fast as anybody reads and saves
+        a quick run the time of drawing them; an evaluation and the last step are always shown.
+        """
+        completed_steps, now_s = step + 1, time.monotonic()
+        self._pace.observe(completed_steps, now_s)
         texts = self._texts(metrics)
         if self._bar is not None:
             self._bar.show(completed_steps=completed_steps, **_bar_fields(texts))
-        if self._bar is None or "eval loss" in texts:
+        is_due = self._bar is None or now_s - self._printed_s >= _LINE_GAP_S
+        if is_due or "eval loss" in texts or completed_steps >= self._total_steps:
+            self._printed_s = now_s
             self._print_line(completed_steps, texts)
 
     def log_summary(self, metrics: Mapping[str, MetricValue]) -> None:

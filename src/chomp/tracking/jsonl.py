@@ -153,6 +153,13 @@ def last_attempt(path: str | PathLike[str]) -> int:
     return max((attempt for attempt in attempts if isinstance(attempt, int)), default=0)
 
 
+def recorded_summary(path: str | PathLike[str]) -> Row:
+    """The summary values in the file so far, none where it is not there; unreadable lines pass."""
+    if not Path(path).exists():
+        return {}
+    return summary_of(row for _, row in _numbered_rows(Path(path)) if row is not None)
+
+
 def latest_rows(rows: Iterable[Row]) -> list[Row]:
     """One row for each step, by step, with the newest attempt's value for every key.
 

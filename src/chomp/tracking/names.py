@@ -17,6 +17,7 @@ TRAIN_LOSS = "train/loss"
 GLOBAL_STEP = "global_step"
 RUN_PROGRESS = "run_progress"
 GRAD_NORM = "grad/norm/total"
+SKIPPED_STEPS = "train/skipped_steps"
 OPTIM = "optim/*"
 LEARNING_RATE = "optim/learning_rate"
 TOKENS_SEEN = "tokens_seen"
@@ -39,6 +40,14 @@ COMPILE_TIME = "throughput/compile_time"
 FLOPS_PER_TOKEN_ANALYTIC = "throughput/flops_per_token_analytic"
 FLOPS_PER_EXAMPLE_ANALYTIC = "throughput/flops_per_example_analytic"
 FLOPS_PER_EXAMPLE = "throughput/flops_per_example"
+TOKENS_PER_SECOND_WALL = "throughput/tokens_per_second_wall"
+MEASURED_FLOPS_PER_DEVICE = "throughput/measured_flops_per_device"
+MFU_OF_MEASURED = "throughput/mfu_of_measured"
+PARAMETER_COUNT = "throughput/parameter_count"
+P10_MFU = "throughput/p10_mfu"
+P50_MFU = "throughput/p50_mfu"
+P90_MFU = "throughput/p90_mfu"
+MEAN_MFU = "throughput/mean_mfu"
 DEVICE_KIND = "throughput/device_kind"
 THEORETICAL_FLOPS_PER_DEVICE = "throughput/theoretical_flops_per_device"
 THEORETICAL_FLOPS = "throughput/theoretical_flops"
@@ -67,6 +76,12 @@ EVAL_TAG_MICRO_LOSS = "eval/<tag>/micro_loss"
 EVAL_TAG_MACRO_LOSS = "eval/<tag>/macro_loss"
 EVAL_TAG_BPB = "eval/<tag>/bpb"
 EVAL_TAG_MACRO_BPB = "eval/<tag>/macro_bpb"
+EVAL_TOKENS = "eval/tokens"
+EVAL_TAG_TOKENS = "eval/<tag>/tokens"
+RUN_SECONDS = "run/seconds"
+RUN_TOKENS_PER_SECOND = "run/tokens_per_second"
+RUN_OUTCOME = "run/outcome"
+WANDB_RUN_ID = "run/wandb_id"
 TENSORSTORE = "data/tensorstore/*"
 GRAD = "grad/*"
 PARAMS = "params/*"
@@ -92,6 +107,7 @@ METRICS: tuple[Metric, ...] = (
     Metric(GLOBAL_STEP, "steps", "0-based index of the completed optimizer step"),
     Metric(RUN_PROGRESS, "fraction", "completed steps over total steps; ends at 1"),
     Metric(GRAD_NORM, "", "norm of the whole gradient, before clipping", "grad_norm"),
+    Metric(SKIPPED_STEPS, "steps", "steps so far that were not finite and left out"),
     Metric(LEARNING_RATE, "", "learning rate of the completed step", "lr"),
     Metric(OPTIM, "", "an optimizer hyperparameter of the completed step"),
     # Known by seed 004's key alone: they count trained tokens, while throughput/* counts positions.
@@ -114,6 +130,8 @@ METRICS: tuple[Metric, ...] = (
     Metric(GFLOPS_PER_SECOND, "GFLOP/s", "model FLOPs per second, from the analytic count"),
     Metric(TOTAL_GFLOPS, "GFLOP", "model FLOPs so far, from the analytic count"),
     Metric(MFU, "%", "model FLOPs per second over the devices' theoretical peak"),
+    Metric(MFU_OF_MEASURED, "%", "the same over the peak that a matrix product reached here"),
+    Metric(TOKENS_PER_SECOND_WALL, "tokens/s", "positions over wall clock since the line before"),
     Metric(HOOK_TIME, "s", "time in hooks and logging after the step"),
     Metric(LOADING_TIME, "s", "time the step waited for its batch"),
     Metric(CHECKPOINT_TIME, "s", "time the step loop was blocked by a checkpoint"),
@@ -124,6 +142,12 @@ METRICS: tuple[Metric, ...] = (
     Metric(DEVICE_KIND, "", "accelerator type as JAX names it (summary)"),
     Metric(THEORETICAL_FLOPS_PER_DEVICE, "FLOP/s", "peak of one device (summary)"),
     Metric(THEORETICAL_FLOPS, "FLOP/s", "peak of all devices (summary)"),
+    Metric(MEASURED_FLOPS_PER_DEVICE, "FLOP/s", "what a matrix product reached here (summary)"),
+    Metric(PARAMETER_COUNT, "parameters", "numbers that are trained (summary)"),
+    Metric(P10_MFU, "%", "tenth percentile of `throughput/mfu` over the last rows (summary)"),
+    Metric(P50_MFU, "%", "its median (summary)"),
+    Metric(P90_MFU, "%", "its ninetieth percentile (summary)"),
+    Metric(MEAN_MFU, "%", "its mean (summary)"),
     # Kernels and memory, as the start of a run found them.
     Metric(KERNELS_ATTENTION, "", "attention backend that runs (summary)"),
     Metric(KERNELS_ATTENTION_REASON, "", "why it is that backend (summary)"),
@@ -149,13 +173,21 @@ METRICS: tuple[Metric, ...] = (
     Metric(EVAL_MACRO_LOSS, "nats/token", "mean of the tags' losses, when there are several"),
     Metric(EVAL_BPB, "bits/byte", "bits per byte over all evaluation tokens"),
     Metric(EVAL_MACRO_BPB, "bits/byte", "mean of the tags' bits per byte"),
+    Metric(EVAL_TOKENS, "tokens", "tokens whose loss was counted"),
     Metric(EVAL_EMA, "", "the same evaluation metric for the EMA weights"),
     Metric(EVAL_TAG_LOSS, "nats/token", "loss of one tag"),
     Metric(EVAL_TAG_MICRO_LOSS, "nats/token", "loss over all tokens of a tag's datasets"),
     Metric(EVAL_TAG_MACRO_LOSS, "nats/token", "mean of the losses of a tag's datasets"),
     Metric(EVAL_TAG_BPB, "bits/byte", "bits per byte of one tag"),
     Metric(EVAL_TAG_MACRO_BPB, "bits/byte", "mean of the bits per byte of a tag's datasets"),
+    Metric(EVAL_TAG_TOKENS, "tokens", "tokens of one tag whose loss was counted"),
+    # The attempt, at its end.
+    Metric(RUN_SECONDS, "s", "time from the first step to the end, all included (summary)"),
+    Metric(RUN_TOKENS_PER_SECOND, "tokens/s", "positions over that time (summary)"),
+    Metric(RUN_OUTCOME, "", "`finished`, or the exception that ended the attempt (summary)"),
+    Metric(WANDB_RUN_ID, "", "the run's id at Weights & Biases, in every attempt (summary)"),
     # Watch.
+    # How a row carries a histogram is told in `chomp.tracking.histogram`.
     Metric(GRAD, "", "norms and histograms of gradients, when watched"),
     Metric(PARAMS, "", "norms and histograms of parameters, when watched"),
     Metric(UPDATES, "", "norms and histograms of updates, when watched"),
