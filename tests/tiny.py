@@ -17,7 +17,7 @@ from chomp.data import (
     build_tokenizer,
     source_fingerprint,
 )
-from chomp.hooks import LoggingConfig
+from chomp.hooks import LoggingConfig, SamplesConfig
 from chomp.optim import AdamConfig, GrugOptimizerConfig
 from experiments.grug.base.model import GrugModelConfig
 from experiments.grug.base.train import GrugEvalConfig, GrugRunConfig, GrugTrainerConfig
@@ -95,7 +95,8 @@ def run_config(data: LmDataConfig, output: Path, **trainer: Any) -> GrugRunConfi
         data=data,
         optimizer=GrugOptimizerConfig(lr=1e-2, warmup_steps=2, adam=AdamConfig(b2=0.95)),
         trainer=replace(settings, **trainer),
-        eval=GrugEvalConfig(max_eval_batches=2, eval_batch_size=8, sample_tokens=0),
+        eval=GrugEvalConfig(max_eval_batches=2, eval_batch_size=8),
+        samples=SamplesConfig(max_tokens=0),
         checkpoint=CheckpointConfig(save_interval_s=None),
         logging=LoggingConfig(console=False),
         run_id="tiny",

@@ -13,9 +13,9 @@ from jax.sharding import PartitionSpec as P
 
 from chomp.data import BatchSchedule, LmDataConfig, TrainLoader, build_train_dataset
 from chomp.errors import ConfigError
-from chomp.hooks import print_memory, row_limits, start_report
+from chomp.hooks import row_limits, start_report
 from chomp.kernels.precision import Precision
-from chomp.mesh import MeshConfig
+from chomp.optim import GrugOptimizerConfig
 from chomp.tracking import metric_of
 from tests import tiny
 
@@ -37,6 +37,17 @@ class Model:
 
 
 @dataclass(frozen=True)
+class Weights:
+    """A model of one matrix."""
+
+    w: Any
+
+    def param_groups(self) -> "Weights":
+        """It is one."""
+        return Weights("matrix")
+
+
+@dataclass(frozen=True)
 class State:
     """A train state of one weight."""
 
@@ -45,12 +56,13 @@ class State:
     ema_params: Any
 
 
+jax.tree_util.register_dataclass(Weights, ["w"], [])
 jax.tree_util.register_dataclass(State, ["params", "opt_state", "ema_params"], [])
 
 
 def make_state(rows: int = 64, with_average: bool = True) -> State:
     weight = jax.reshard(jnp.zeros((rows, 16)), P("model", "data"))
-    return State({"w": weight}, {"mu": weight, "nu": weight}, weight if with_average else None)
+    return State(Weights(weight), {"mu": weight, "nu": weight}, weight if with_average else None)
 
 
 @pytest.fixture(scope="module")
@@ -73,13 +85,22 @@ def test_a_run_starts_with_its_bytes_and_the_check_of_its_kernels(
     with jax.set_mesh(one_device_mesh):
         state = make_state()
     caplog.set_level(logging.INFO, logger="chomp.hooks")
-    summary = start_report(Model(), loader, state, mp=Precision(), steps=range(3, 9), console=True)
+    summary = start_report(
+        Model(),
+        loader,
+        state,
+        optimizer=GrugOptimizerConfig(),
+        mp=Precision(),
+        steps=range(3, 9),
+        console=True,
+    )
     assert summary["memory/params_bytes_per_device"] == 64 * 16 * 4
     assert summary["memory/state_bytes_per_device"] == 4 * 64 * 16 * 4
     assert summary["kernels/attention"] == "chunked"
     assert summary["kernels/attention_deviation"] < 1e-5
     assert all(metric_of(name) is not None for name in summary)
-    bytes_told, kernels_told = (record.getMessage() for record in caplog.records)
+    bytes_told, groups_told, kernels_told = (record.getMessage() for record in caplog.records)
+    assert "matrix  adamw       0.01         1    1,024" in groups_told
     assert "averaged weights" in bytes_told
     assert "gradient of head" in kernels_told
     shown = capsys.readouterr().out.splitlines()
@@ -93,7 +114,9 @@ def test_a_run_starts_with_its_bytes_and_the_check_of_its_kernels(
 def test_a_run_that_is_done_has_no_batch_to_look_at(loader, one_device_mesh, capsys):
     with jax.set_mesh(one_device_mesh):
         state = make_state(with_average=False)
-    summary = start_report(Model(), loader, state, mp=Precision(), steps=range(9, 9))
+    summary = start_report(
+        Model(), loader, state, optimizer=GrugOptimizerConfig(), mp=Precision(), steps=range(9, 9)
+    )
     assert set(summary) == {"memory/params_bytes_per_device", "memory/state_bytes_per_device"}
     assert summary["memory/state_bytes_per_device"] == 3 * 64 * 16 * 4
     assert capsys.readouterr().out == ""
@@ -116,21 +139,3 @@ def test_a_mesh_that_cannot_cut_the_model_is_refused_before_anything_is_made(
     assert row_limits(Model(), data, **how).shards == 4
     with pytest.raises(ConfigError, match=r"model.vocab_size=257 with mesh.model=2"):
         row_limits(Model(vocab_size=257), data, **how)
-
-
-def test_a_dry_run_shows_the_table_of_any_mesh_and_refuses_what_it_cannot_cut(capsys):
-    print_memory(Model(), make_state, MeshConfig(data=16, model=2))
-    shown = capsys.readouterr().out.splitlines()
-    assert shown[0].endswith("32 devices")
-    assert [line.split("  ")[0] for line in shown if not line.startswith(" ")] == [
-        "array",
-        "params",
-        "optimizer state",
-        "averaged weights",
-        "all",
-    ]
-    with pytest.raises(ConfigError, match=r"params/w of shape \[64, 16\].*mesh.data=32"):
-        print_memory(Model(), make_state, MeshConfig(data=32, model=2))
-    with pytest.raises(ConfigError, match=r"model.num_kv_heads=2 with mesh.model=4"):
-        print_memory(Model(), make_state, MeshConfig(data=16, model=4))
-    assert capsys.readouterr().out == ""

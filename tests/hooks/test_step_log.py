@@ -3,13 +3,14 @@
 import math
 import time
 from pathlib import Path
+from typing import NamedTuple
 
 import jax.numpy as jnp
 import pytest
 
 from chomp.data import BatchSchedule, LmDataConfig, Mixture, TrainDataset, TrainLoader
 from chomp.errors import NonFiniteError
-from chomp.hooks import TRAINED_TOKENS, LoopClock, StepLog
+from chomp.hooks import TRAINED_TOKENS, LoopClock, NonFiniteGuard, StepLog, WatchConfig
 from chomp.tracking import JsonlTracker, Row, read_metrics, summary_of
 
 SEQ_LEN, EXAMPLES = 8, 6
@@ -28,6 +29,13 @@ class NoTokens(TrainDataset):
         self.seq_len = SEQ_LEN
 
 
+class Settings(NamedTuple):
+    """What a trainer config says of the log."""
+
+    log_every: int
+    watch: WatchConfig | None
+
+
 class Loop:
     """A loop without a model: real clock, real record, metrics as a step returns them."""
 
@@ -35,14 +43,20 @@ class Loop:
         self.path = folder / "metrics.jsonl"
         self.clock = LoopClock()
         self.tracker = JsonlTracker(self.path, attempt=1)
-        defaults = {"start_step": 0, "total_steps": 7, "log_every": 1, "tokens_seen": 0}
+        given = {"start_step": 0, "total_steps": 7, "log_every": 1, "policy": "raise"} | settings
+        self.guard = NonFiniteGuard(given["policy"])
         self.log = StepLog(
             self.tracker,
             self.clock,
             TrainLoader(NoTokens(), mesh),
+            self.guard,
+            steps=range(given["start_step"], given["total_steps"]),
+            settings=Settings(given["log_every"], given.get("watch")),
             flops_per_token=FLOPS_PER_TOKEN,
-            schedule=lambda step: 0.5 / (step + 1),
-            **(defaults | settings),
+            hyperparameters=lambda step: {"optim/learning_rate": 0.5 / (step + 1)},
+            params={"w": jnp.zeros((3, 4))},
+            compute_dtype="float32",
+            tokens_seen=given.get("tokens_seen", 0),
         )
 
     def add(self, step: int, *, loss: float | None = None, tokens: float = 10.0) -> None:

@@ -14,6 +14,7 @@ import os
 from dataclasses import dataclass, field, replace
 from functools import partial
 
+from chomp import hooks
 from chomp.checkpoint import CheckpointConfig
 from chomp.config import Config, setting, validated
 from chomp.data import (
@@ -27,7 +28,7 @@ from chomp.data import (
 )
 from chomp.errors import require, require_at_most
 from chomp.executor import ExecutorStep, this_output_path, versioned
-from chomp.hooks import LoggingConfig, print_memory, print_run_table
+from chomp.hooks import LoggingConfig, SamplesConfig
 from chomp.launch import executor_main
 from chomp.mesh import MeshConfig
 from chomp.optim import AdamConfig, GrugOptimizerConfig
@@ -38,6 +39,7 @@ from experiments.grug.base.train import (
     GrugTrainerConfig,
     fresh_state,
     run_grug,
+    train_step_of,
 )
 
 VARIANT = "base"
@@ -103,6 +105,7 @@ class GrugBaseLaunchConfig(Config):
         aliases=("train",),
     )
     eval: GrugEvalConfig | None = field(default_factory=GrugEvalConfig)
+    samples: SamplesConfig = field(default_factory=SamplesConfig)
     checkpoint: CheckpointConfig = field(
         # A save takes a fraction of a second here, so a kill costs at most these seconds.
         default_factory=lambda: CheckpointConfig(save_interval_s=15.0)
@@ -135,6 +138,7 @@ def run_config(launch: GrugBaseLaunchConfig) -> GrugRunConfig:
             optimizer=launch.optimizer,
             trainer=launch.trainer,
             eval=launch.eval,
+            samples=launch.samples,
             checkpoint=launch.checkpoint,
             logging=launch.logging,
             mesh=launch.mesh,
@@ -149,9 +153,11 @@ def train_base(launch: GrugBaseLaunchConfig) -> None:
     run_grug(run_config(launch))
 
 
-def dry_run(launch: GrugBaseLaunchConfig) -> None:
-    """Show what the run would take of each device; nothing is made."""
-    print_memory(launch.model, partial(fresh_state, run_config(launch)), launch.mesh)
+def dry_run(launch: GrugBaseLaunchConfig, is_data_ready: bool = False) -> None:
+    """Show what the run would take, and compile its step; nothing is made."""
+    config = run_config(launch)
+    state, step = partial(fresh_state, config), partial(train_step_of, config)
+    hooks.dry_run(config, state, step, is_data_ready=is_data_ready)
 
 
 def steps(launch: GrugBaseLaunchConfig) -> list[ExecutorStep]:
@@ -187,6 +193,6 @@ if __name__ == "__main__":
         steps,
         GrugBaseLaunchConfig(),
         description="Train the base model on Python's standard library.",
-        report=print_run_table,
+        report=hooks.print_run_table,
         dry_run=dry_run,
     )

@@ -19,7 +19,13 @@ import optax
 from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
-from chomp.checkpoint import CheckpointConfig, Checkpointer, restore_latest_or_initialize
+from chomp import hooks
+from chomp.checkpoint import (
+    CheckpointConfig,
+    Checkpointer,
+    CheckpointMetadata,
+    restore_latest_or_initialize,
+)
 from chomp.config import Config, setting, validated
 from chomp.data import (
     BatchSchedule,
@@ -27,32 +33,21 @@ from chomp.data import (
     GrugLmExample,
     LmDataConfig,
     TrainLoader,
-    build_eval_datasets,
-    build_train_dataset,
-    build_train_loader,
     iter_from_step,
 )
-from chomp.errors import require, require_at_most, require_positive
-from chomp.evaluation import TaggedEvaluator
+from chomp.errors import require, require_positive
 from chomp.hooks import (
-    TRAINED_TOKENS,
-    EvalCallback,
+    GrugEvalConfig,
     LoggingConfig,
-    LoopClock,
-    RunFolder,
-    StepLog,
-    StepPrograms,
-    StopSignal,
-    build_tagged_eval_callback,
-    checkpoint_metadata,
-    row_limits,
-    sample_text,
-    start_report,
+    NonFinitePolicy,
+    ProfilerConfig,
+    SamplesConfig,
+    WatchConfig,
 )
 from chomp.kernels.precision import Precision
-from chomp.mesh import MeshConfig, create_mesh, prepare_cpu_steps, require_fits_mesh
+from chomp.mesh import MeshConfig, create_mesh, prepare_devices, require_fits_mesh
 from chomp.optim import GrugOptimizerConfig
-from chomp.tokenize import Tokenizer, bytes_per_token
+from chomp.tokenize import Tokenizer
 from chomp.tracking import Tracker, names
 from experiments.grug.base.model import GrugModelConfig, Transformer
 
@@ -77,7 +72,14 @@ class GrugTrainerConfig(Config):
     precision: str = "params=float32,compute=float32"
     z_loss_weight: float = 0.0  # weight of logsumexp^2 in the loss: keeps logits from drifting
     ema_beta: float | None = None  # averaged weights for evaluation; None: no average
+    deterministic: bool | None = None  # True: no dropout; None: none unless the model has rates
+    reproducible: bool = setting(default=False, mark="schedule")  # bit-equal on a GPU too, slower
+    # What a step without a finite loss does to the run; to the state it does nothing, ever.
+    nonfinite_policy: NonFinitePolicy = setting(default="raise", mark="schedule")
     log_every: int = setting(default=1, mark="cosmetic")
+    watch: WatchConfig | None = setting(default=None, mark="cosmetic")  # norms of tensors
+    profiler: ProfilerConfig = setting(default_factory=ProfilerConfig, mark="cosmetic")
+    log_dir: str | None = setting(default=None, mark="cosmetic")  # of traces; None: the run's own
     # None continues what is there; True must find a checkpoint; False must start fresh.
     load_checkpoint: bool | None = setting(default=None, mark="cosmetic")
 
@@ -94,27 +96,6 @@ class GrugTrainerConfig(Config):
 
 
 @dataclass(frozen=True, kw_only=True)
-class GrugEvalConfig(Config):
-    """How held-out data is evaluated: always at the end, and every `steps_per_eval` steps."""
-
-    steps_per_eval: int | None = None
-    eval_batch_size: int = 32
-    max_eval_batches: int | None = None  # per dataset; None: all of it
-    eval_current: bool = True
-    eval_ema: bool = True  # the averaged weights too, where there are any
-    compute_bpb: bool = True
-    prefix: str = "eval"
-    sample_tokens: int = 100  # of text generated at the end; 0: none
-
-    def __post_init__(self) -> None:
-        require_positive(self, "steps_per_eval", "eval_batch_size", "max_eval_batches")
-
-    def is_due(self, completed_steps: int) -> bool:
-        """Whether the period asks for an evaluation now."""
-        return self.steps_per_eval is not None and completed_steps % self.steps_per_eval == 0
-
-
-@dataclass(frozen=True, kw_only=True)
 class GrugRunConfig(Config):
     """Everything about one run."""
 
@@ -125,11 +106,16 @@ class GrugRunConfig(Config):
     )
     trainer: GrugTrainerConfig = setting(default_factory=GrugTrainerConfig, aliases=("train",))
     eval: GrugEvalConfig | None = setting(default_factory=GrugEvalConfig, mark="cosmetic")
+    samples: SamplesConfig = setting(default_factory=SamplesConfig, mark="cosmetic")
     checkpoint: CheckpointConfig = setting(default_factory=CheckpointConfig, mark="cosmetic")
     logging: LoggingConfig = setting(default_factory=LoggingConfig, mark="cosmetic")
     mesh: MeshConfig = field(default_factory=MeshConfig)
     run_id: str = setting(default="base", mark="cosmetic")
     output_path: str = setting(mark="cosmetic")
+
+    def __post_init__(self) -> None:
+        if self.model.document_positions:
+            self.data.require_documents_apart("model.document_positions")
 
 
 # ---- The state and the step -----------------------------------------------------------------
@@ -174,11 +160,13 @@ def _make_train_step(
     *,
     z_loss_weight: float,
     ema_beta: float | None,
+    is_stochastic: bool = False,
+    watch: WatchConfig | None = None,
 ) -> Callable[[GrugTrainState, GrugLmExample], tuple[GrugTrainState, dict[str, Array]]]:
     """One optimizer update from a batch `[A, B, T]`, jitted, with the state donated.
 
     Losses, weights and gradients add up in float32 and are divided once, so A micro-batches give
-    what one big batch would.
+    what one big batch would. A step that is not finite leaves the weights as they were.
     """
 
     def loss_sum(params: Transformer, micro: GrugLmExample, key: PRNGKeyArray) -> Float[Array, ""]:
@@ -188,7 +176,7 @@ def _make_train_step(
             mask=micro.attn_mask,
             reduction="sum",
             logsumexp_weight=z_loss_weight,
-            key=key,
+            key=key if is_stochastic else None,
         )
 
     @partial(jax.jit, donate_argnums=0)
@@ -214,17 +202,22 @@ def _make_train_step(
         # A batch without a single trained token leaves zeros, not NaN.
         per_token = 1.0 / jnp.maximum(weight, 1e-9)
         gradient = jax.tree.map(lambda g, p: (g * per_token).astype(p.dtype), gradient, params)
+        loss, norm = loss * per_token, optax.tree.norm(gradient)
         updates, opt_state = optimizer.update(gradient, state.opt_state, params)
         params = optax.apply_updates(params, updates)
         ema_params = state.ema_params
         if ema_beta is not None:
             averaged = Precision().for_params(params)
             ema_params = optax.incremental_update(averaged, ema_params, 1.0 - ema_beta)
-        metrics = {
-            names.TRAIN_LOSS: loss * per_token,
-            names.GRAD_NORM: optax.tree.norm(gradient),
-            TRAINED_TOKENS: weight,
-        }
+        params, opt_state, ema_params = hooks.new_if_finite(
+            hooks.are_finite(loss, norm),
+            (params, opt_state, ema_params),
+            (state.params, state.opt_state, state.ema_params),
+        )
+        metrics = {names.TRAIN_LOSS: loss, names.GRAD_NORM: norm, hooks.TRAINED_TOKENS: weight}
+        metrics |= hooks.watch_metrics(
+            watch, state.step, grads=gradient, params=params, updates=updates, opt_state=opt_state
+        )
         state = GrugTrainState(state.step + 1, params, opt_state, ema_params, training_key)
         return state, metrics
 
@@ -251,6 +244,19 @@ def fresh_state(config: GrugRunConfig) -> GrugTrainState:
     )
 
 
+def train_step_of(config: GrugRunConfig) -> Callable[..., Any]:
+    """The jitted step of a run."""
+    trainer = config.trainer
+    return _make_train_step(
+        optimizer_of(config),
+        Precision.parse(trainer.precision),
+        z_loss_weight=trainer.z_loss_weight,
+        ema_beta=trainer.ema_beta,
+        is_stochastic=hooks.is_stochastic(trainer.deterministic, config.model),
+        watch=trainer.watch,
+    )
+
+
 @dataclass(frozen=True)
 class Run:
     """What the chapters hand to each other."""
@@ -258,7 +264,7 @@ class Run:
     config: GrugRunConfig
     mesh: Mesh
     mp: Precision
-    folder: RunFolder
+    folder: hooks.RunFolder
     tokenizer: Tokenizer
     loader: TrainLoader
     eval_datasets: list[EvalDataset]
@@ -268,53 +274,42 @@ class Run:
 class Instruments:
     """What watches the loop and keeps its results."""
 
-    clock: LoopClock
-    tracker: Tracker
-    step_log: StepLog
-    evaluate: EvalCallback | None
+    clock: hooks.LoopClock
+    step_log: hooks.StepLog
+    guard: hooks.NonFiniteGuard
+    between_steps: list[hooks.Hook]  # evaluation, samples: when they are due
     checkpointer: Checkpointer
 
 
 def run_grug(config: GrugRunConfig) -> None:
     """Train to the end, continuing whatever the output folder already holds."""
     config = validated(config)
-    prepare_cpu_steps()  # before JAX looks for devices
+    prepare_devices()  # before JAX looks for them
     mesh = create_mesh(config.mesh)
-    with jax.set_mesh(mesh), RunFolder.open(config.output_path) as folder:
+    with jax.set_mesh(mesh), hooks.RunFolder.open(config.output_path, config.logging) as folder:
         run = open_run(config, mesh, folder)
         with closing(run.loader):
-            state, checkpointer, tokens_seen = build_or_restore(run)
-            train(run, state, checkpointer, tokens_seen)
+            state, checkpointer, found = build_or_restore(run)
+            train(run, state, checkpointer, found)
 
 
-def open_run(config: GrugRunConfig, mesh: Mesh, folder: RunFolder) -> Run:
-    """Tokenizer, batches and optimizer. Every store is opened: a missing one shows at once."""
-    model, trainer, mp = config.model, config.trainer, Precision.parse(config.trainer.precision)
-    tokenizer = config.data.tokenizer.load()
-    require_at_most("tokenizer ids", tokenizer.vocab_size, "model.vocab_size", model.vocab_size)
-    require_at_most("train.seq_len", trainer.seq_len, "model.max_seq_len", model.max_seq_len)
-    limits = row_limits(model, config.data, seq_len=trainer.seq_len, mp=mp, mesh=mesh)
+def open_run(config: GrugRunConfig, mesh: Mesh, folder: hooks.RunFolder) -> Run:
+    """Everything the run reads, opened, and the run described in its folder."""
+    mp = Precision.parse(config.trainer.precision)
+    data = hooks.open_data(config.model, config.data, config.trainer, mp=mp, mesh=mesh)
     require_fits_mesh(partial(fresh_state, config), mesh)
-    seed = trainer.seed if trainer.data_seed is None else trainer.data_seed
-    dataset = build_train_dataset(
-        config.data,
-        tokenizer,
-        seq_len=trainer.seq_len,
-        seed=seed,
-        batches=BatchSchedule(trainer.batch_size, trainer.grad_accum),
-        total_steps=trainer.steps,
-    )
-    loader = build_train_loader(dataset, mesh, limits)
-    held_out = build_eval_datasets(config.data, tokenizer, seq_len=trainer.seq_len, limits=limits)
-    folder.describe(config, template=Path(__file__).parent, tokenizer=tokenizer)
-    return Run(config, mesh, mp, folder, tokenizer, loader, held_out)
+    template, derived = Path(__file__).parent, hooks.derived_values(config)
+    folder.describe(config, template=template, tokenizer=data.tokenizer, derived=derived)
+    return Run(config, mesh, mp, folder, data.tokenizer, data.loader, data.eval_datasets)
 
 
-def build_or_restore(run: Run) -> tuple[GrugTrainState, Checkpointer, int]:
-    """The state to go on from, what will save it, and how many tokens it was trained on."""
+def build_or_restore(run: Run) -> tuple[GrugTrainState, Checkpointer, CheckpointMetadata]:
+    """The state to go on from, what will save it, and what is known of the steps behind it."""
     config, trainer = run.config, run.config.trainer
     fingerprint = run.loader.dataset.fingerprint()
-    about = checkpoint_metadata(config, run.folder, data_fingerprint=fingerprint, mesh=run.mesh)
+    about = hooks.checkpoint_metadata(
+        config, run.folder, data_fingerprint=fingerprint, mesh=run.mesh
+    )
     initialize = partial(fresh_state, config)
     folder, must_load = run.folder.checkpoints, trainer.load_checkpoint
     state, found = restore_latest_or_initialize(
@@ -324,15 +319,25 @@ def build_or_restore(run: Run) -> tuple[GrugTrainState, Checkpointer, int]:
     if found is not None:
         run.loader.restore_streams(found.metadata.stream_states)
     checkpointer = Checkpointer(folder, config.checkpoint, about)
-    return state, checkpointer, 0 if found is None else found.metadata.tokens_seen
+    return state, checkpointer, about if found is None else found.metadata
 
 
-def train(run: Run, state: GrugTrainState, checkpointer: Checkpointer, tokens_seen: int) -> None:
+def train(
+    run: Run, state: GrugTrainState, checkpointer: Checkpointer, before: CheckpointMetadata
+) -> None:
     """The run from `state` to its end, with its record open."""
     config, trainer, start = run.config, run.config.trainer, int(state.step)
-    clock = LoopClock()
-    to_do, shown = range(start, trainer.steps), config.logging.console
-    about = start_report(config.model, run.loader, state, mp=run.mp, steps=to_do, console=shown)
+    clock, shown = hooks.loop_clock(trainer.profiler), config.logging.console
+    to_do = range(start, trainer.steps)
+    about = hooks.start_report(
+        config.model,
+        run.loader,
+        state,
+        optimizer=config.optimizer,
+        mp=run.mp,
+        steps=to_do,
+        console=shown,
+    )
     with run.folder.tracker(
         config.logging,
         total_steps=trainer.steps,
@@ -340,67 +345,74 @@ def train(run: Run, state: GrugTrainState, checkpointer: Checkpointer, tokens_se
         step_tokens=run.loader.batches.examples(start) * trainer.seq_len,
     ) as tracker:
         tracker.log_summary(about)
-        step_log = StepLog(
+        guard = hooks.NonFiniteGuard(trainer.nonfinite_policy, before.skipped_steps)
+        step_log = hooks.StepLog(
             tracker,
             clock,
             run.loader,
-            start_step=start,
-            total_steps=trainer.steps,
-            log_every=trainer.log_every,
+            guard,
+            steps=to_do,
+            settings=trainer,
             flops_per_token=config.model.flops_per_token(trainer.seq_len),
-            schedule=config.optimizer.schedule(trainer.steps),
-            tokens_seen=tokens_seen,
+            hyperparameters=config.optimizer.hyperparameters(trainer.steps),
+            params=state.params,
+            compute_dtype=run.mp.compute,
+            tokens_seen=before.tokens_seen,
         )
-        tools = Instruments(clock, tracker, step_log, _evaluation(run, tracker), checkpointer)
+        tools = Instruments(clock, step_log, guard, _between_steps(run, tracker), checkpointer)
         finish(run, tools, step_loop(run, tools, state, start))
         step_log.log_run_speed()
 
 
 def step_loop(run: Run, tools: Instruments, state: GrugTrainState, start: int) -> GrugTrainState:
     """Every step from `start` on: batch, step, and between steps whatever is due."""
-    trainer, clock, step_log = run.config.trainer, tools.clock, tools.step_log
-    train_step = _make_train_step(
-        optimizer_of(run.config),
-        run.mp,
-        z_loss_weight=trainer.z_loss_weight,
-        ema_beta=trainer.ema_beta,
+    config, trainer = run.config, run.config.trainer
+    clock, step_log, guard = tools.clock, tools.step_log, tools.guard
+    # One program for each kind of batch.
+    programs = hooks.StepPrograms(
+        train_step_of(config), run.mesh, clock, is_reproducible=trainer.reproducible
     )
-    programs = StepPrograms(train_step, run.mesh, clock)  # one for each size of batch
     batches = iter_from_step(run.loader, start, trainer.steps)
+    traces = hooks.profiler_folder(
+        config.output_path, run_id=config.run_id, log_dir=trainer.log_dir
+    )
+    profiler = hooks.Profiler(
+        trainer.profiler, traces, clock, start_step=start, total_steps=trainer.steps
+    )
     clock.read()  # the time of setting up belongs to no step
-    with StopSignal() as stop, closing(batches):
+    with hooks.StopSignal() as stop, closing(batches), profiler:
         for step in range(start, trainer.steps):
-            with clock.phase("loading"):
-                batch = next(batches)
-            state, metrics = programs(state, batch)
-            step_log.add(step, metrics)
-
             completed = step + 1
-            if tools.evaluate is not None and run.config.eval.is_due(completed):
-                step_log.flush()
-                with clock.phase("eval"):
-                    tools.evaluate(_models(state), completed)
-            stopping = stop.received is not None and completed < trainer.steps
-            if tools.checkpointer.is_due(completed) or stopping:
-                step_log.flush()  # a non-finite loss ends the run here, before it is saved
-                with clock.phase("checkpoint"):
-                    saved_at = save(run, tools, state, completed)
-                if stopping:
-                    raise stop.interruption(saved_at)
+            with profiler.step(step):
+                with clock.phase("loading"):
+                    batch = next(batches)
+                state, metrics = programs(state, batch)
+                step_log.add(step, metrics)
+
+                for hook in tools.between_steps:
+                    if hook.is_due(completed):
+                        step_log.flush()
+                        with clock.phase(hook.phase):
+                            hook(_models(state), completed)
+                stopping = stop.received or guard.asks_to_stop
+                if tools.checkpointer.is_due(completed) or stopping:
+                    step_log.flush()  # a step that ends the run ends it here, before it is saved
+                    with clock.phase("checkpoint"):
+                        saved_at = save(run, tools, state, completed)
+            if guard.asks_to_stop:
+                raise guard.stop_error(saved_at)
+            if stop.received and completed < trainer.steps:
+                raise stop.interruption(saved_at)
     step_log.flush()
     return state
 
 
 def finish(run: Run, tools: Instruments, state: GrugTrainState) -> None:
     """The permanent checkpoint, the last evaluation, and a sample of text."""
-    completed, cfg = run.config.trainer.steps, run.config.eval
+    completed = run.config.trainer.steps
     save(run, tools, state, completed)
-    if tools.evaluate is None or cfg is None:
-        return
-    tools.evaluate(_models(state), completed)
-    if cfg.sample_tokens > 0:
-        path = run.folder.write_sample(completed, _sample(run, state, cfg.sample_tokens))
-        tools.tracker.log_artifact(path, name=f"sample-step-{completed}", kind="sample")
+    for hook in tools.between_steps:
+        hook(_models(state), completed)
 
 
 def save(run: Run, tools: Instruments, state: GrugTrainState, completed: int) -> str:
@@ -411,37 +423,25 @@ def save(run: Run, tools: Instruments, state: GrugTrainState, completed: int) ->
         data_offset=run.loader.batches.examples_before(completed),
         stream_states=run.loader.stream_states(completed),
         tokens_seen=tools.step_log.tokens_seen,
+        skipped_steps=tools.guard.skipped_steps,
         is_final=completed == run.config.trainer.steps,
     )
 
 
-def _evaluation(run: Run, tracker: Tracker) -> EvalCallback | None:
-    cfg, trainer = run.config.eval, run.config.trainer
-    if cfg is None:
-        return None
-    prefixes = {"current": cfg.prefix} if cfg.eval_current else {}
-    if cfg.eval_ema and trainer.ema_beta is not None:
-        prefixes["ema"] = f"{cfg.prefix}/ema"
-    evaluators = {
-        name: TaggedEvaluator(
-            run.eval_datasets,
-            partial(losses_of, run.mp),
-            mesh=run.mesh,
-            batch_size=cfg.eval_batch_size,
-            max_batches=cfg.max_eval_batches,
-            bytes_per_token=bytes_per_token(run.tokenizer) if cfg.compute_bpb else None,
-            prefix=prefix,
-        )
-        for name, prefix in prefixes.items()
-    }
-    return build_tagged_eval_callback(evaluators, tracker)
+def _between_steps(run: Run, tracker: Tracker) -> list[hooks.Hook]:
+    return hooks.evaluation_and_samples(
+        run.config.eval,
+        run.config.samples,
+        run.eval_datasets,
+        partial(losses_of, run.mp),
+        tracker,
+        folder=run.folder,
+        tokenizer=run.tokenizer,
+        mesh=run.mesh,
+        mp=run.mp,
+        has_average=run.config.trainer.ema_beta is not None,
+    )
 
 
 def _models(state: GrugTrainState) -> dict[str, Any]:
     return {"current": state.params, "ema": state.ema_params}
-
-
-def _sample(run: Run, state: GrugTrainState, max_tokens: int) -> str:
-    weights = run.mp.for_compute(state.params if state.ema_params is None else state.ema_params)
-    first = run.eval_datasets[0]
-    return sample_text(weights, first, run.tokenizer, mesh=run.mesh, max_tokens=max_tokens)

@@ -55,6 +55,7 @@ class Checkpointer:
         step: int,
         data_offset: int,
         tokens_seen: int,
+        skipped_steps: int = 0,
         stream_states: dict[str, Any] | None = None,
         is_final: bool = False,
     ) -> str:
@@ -64,6 +65,7 @@ class Checkpointer:
             step=step,
             data_offset=data_offset,
             tokens_seen=tokens_seen,
+            skipped_steps=skipped_steps,
             stream_states=stream_states,
         )
         is_permanent = is_final or self._permanent_due(step)

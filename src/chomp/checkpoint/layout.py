@@ -51,6 +51,7 @@ class CheckpointMetadata:
     data_fingerprint: str
     data_offset: int  # examples consumed
     tokens_seen: int
+    skipped_steps: int = 0  # whose update was left out, being not finite
     stream_states: dict[str, Any] | None = None  # of components that are read as streams
     is_temporary: bool = False
     time: float = 0.0

@@ -141,6 +141,15 @@ class LmDataConfig(Config):
             return {name: component.weight for name, component in self.components.items()}
         return {name: max(stage.weights[name] for stage in self.stages) for name in self.components}
 
+    def require_documents_apart(self, field: str) -> None:
+        """Raise `ConfigError` where attention runs over documents and `field` would do nothing."""
+        require(
+            not self.stream_semantics,
+            given=f"{field} with data.stream_semantics=true",
+            allowed=f"{field} only where documents are kept apart",
+            fix=f"set data.stream_semantics=false, or leave out {field}",
+        )
+
 
 def _check_names(components: dict[str, LmComponentConfig]) -> None:
     require(

@@ -184,6 +184,10 @@ class TrainDataset:
             stream.close()
 
 
+# Held-out documents that are looked at for a prompt that is long enough.
+_DOCUMENTS_TRIED = 50
+
+
 class EvalDataset:
     """The held-out rows of one component, in order, padded to whole batches."""
 
@@ -209,11 +213,20 @@ class EvalDataset:
         """Rows that hold every held-out token once as a target."""
         return self._rows.num_rows
 
-    def beginning(self, num_tokens: int) -> list[int]:
-        """The first tokens of the first held-out document, without its end: a prompt."""
+    def beginning(self, num_tokens: int, number: int = 0) -> list[int]:
+        """The first tokens of a held-out document, without its end: a prompt.
+
+        Of document `number`, counted around, or of the next that is long enough; where the next few
+        are not, of `number` itself, as many as it has.
+        """
         store = self._rows.store
-        length = max(min(num_tokens, store.documents.span(0)[1] - 1), 1)
-        return store.read(np.zeros(1, np.int64), np.asarray([length])).tolist()
+        count = len(store.documents)
+        for place in range(number, number + min(count, _DOCUMENTS_TRIED)):
+            start, end = store.documents.span(place % count)
+            if end - 1 - start >= num_tokens:
+                return store.read(np.asarray([start]), np.asarray([num_tokens])).tolist()
+        start, end = store.documents.span(number % count)
+        return store.read(np.asarray([start]), np.asarray([max(end - 1 - start, 1)])).tolist()
 
     def batch(self, index: int, batch_size: int) -> GrugLmExample:
         """Batch `index` of rows; past the last row, rows that count for nothing.

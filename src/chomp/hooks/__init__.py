@@ -1,33 +1,65 @@
 """What a loop calls besides the step: clocks, evaluation, signals. Handed in, never inlined."""
 
+from chomp.hooks.between_steps import Hook, evaluation_and_samples
 from chomp.hooks.checkpoint_metadata import checkpoint_metadata
 from chomp.hooks.clock import LoopClock
+from chomp.hooks.derived import derived_values
+from chomp.hooks.determinism import is_stochastic
+from chomp.hooks.dry_run import dry_run
 from chomp.hooks.environment import environment
-from chomp.hooks.evaluate import EvalCallback, build_tagged_eval_callback
+from chomp.hooks.evaluate import (
+    EvalCallback,
+    Evaluation,
+    GrugEvalConfig,
+    build_tagged_eval_callback,
+)
 from chomp.hooks.interruption import StopSignal
+from chomp.hooks.nonfinite import NonFiniteGuard, NonFinitePolicy, are_finite, new_if_finite
+from chomp.hooks.open_data import OpenData, open_data
+from chomp.hooks.profiler import Profiler, ProfilerConfig, loop_clock, profiler_folder
 from chomp.hooks.programs import StepPrograms
 from chomp.hooks.run_folder import LoggingConfig, RunFolder, print_run_table
-from chomp.hooks.samples import sample_text
-from chomp.hooks.start_report import print_memory, row_limits, start_report
+from chomp.hooks.samples import Samples, SamplesConfig
+from chomp.hooks.start_report import row_limits, start_report
 from chomp.hooks.step_log import TRAINED_TOKENS, StepLog
 from chomp.hooks.throughput import Throughput
+from chomp.hooks.watch import WatchConfig, watch_metrics
 
 __all__ = [
     "TRAINED_TOKENS",
     "EvalCallback",
+    "Evaluation",
+    "GrugEvalConfig",
+    "Hook",
     "LoggingConfig",
     "LoopClock",
+    "NonFiniteGuard",
+    "NonFinitePolicy",
+    "OpenData",
+    "Profiler",
+    "ProfilerConfig",
     "RunFolder",
+    "Samples",
+    "SamplesConfig",
     "StepLog",
     "StepPrograms",
     "StopSignal",
     "Throughput",
+    "WatchConfig",
+    "are_finite",
     "build_tagged_eval_callback",
     "checkpoint_metadata",
+    "derived_values",
+    "dry_run",
     "environment",
-    "print_memory",
+    "evaluation_and_samples",
+    "is_stochastic",
+    "loop_clock",
+    "new_if_finite",
+    "open_data",
     "print_run_table",
+    "profiler_folder",
     "row_limits",
-    "sample_text",
     "start_report",
+    "watch_metrics",
 ]

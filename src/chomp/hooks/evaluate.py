@@ -1,12 +1,91 @@
-"""Tagged evaluation as a callback of the loop."""
+"""Tagged evaluation between steps: its config, the callback, and the hook that calls it in time."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+from jax.sharding import Mesh
+
+from chomp.config import Config
+from chomp.data import EvalDataset
+from chomp.errors import require, require_positive
 from chomp.evaluation import TaggedEvaluator
+from chomp.hooks.clock import Phase
+from chomp.tokenize import Tokenizer, bytes_per_token
 from chomp.tracking import Tracker, with_short_keys
 
 EvalCallback = Callable[[Mapping[str, Any], int], dict[str, float]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class GrugEvalConfig(Config):
+    """How held-out data is evaluated: always at the end, and every `steps_per_eval` steps."""
+
+    steps_per_eval: int | None = None
+    eval_batch_size: int = 32
+    max_eval_batches: int | None = None  # per dataset; None: all of it
+    eval_current: bool = True
+    eval_ema: bool = True  # the averaged weights too, where there are any
+    compute_bpb: bool = True
+    prefix: str = "eval"
+
+    def __post_init__(self) -> None:
+        require_positive(self, "steps_per_eval", "eval_batch_size", "max_eval_batches")
+
+    def prefixes(self, *, has_average: bool) -> dict[str, str]:
+        """What the metrics of each evaluated model begin with, by the model's name."""
+        found = {"current": self.prefix} if self.eval_current else {}
+        if self.eval_ema and has_average:
+            found["ema"] = f"{self.prefix}/ema"
+        require(
+            bool(found),
+            given=f"eval.eval_current={self.eval_current} and eval.eval_ema={self.eval_ema} in a "
+            f"run {'with' if has_average else 'without'} averaged weights",
+            allowed="at least one model to evaluate",
+            fix="set eval.eval_current=true, train.ema_beta=0.999, or eval=null for no evaluation",
+        )
+        return found
+
+
+class Evaluation:
+    """Evaluates the models that the config asks for, when it is due and whenever it is called."""
+
+    phase: Phase = "eval"
+
+    def __init__(
+        self,
+        config: GrugEvalConfig,
+        datasets: Sequence[EvalDataset],
+        losses_of: Callable[[Any, Any], Any],
+        tracker: Tracker,
+        *,
+        mesh: Mesh,
+        tokenizer: Tokenizer,
+        has_average: bool,
+    ) -> None:
+        self._period = config.steps_per_eval
+        sizes = bytes_per_token(tokenizer) if config.compute_bpb else None
+        evaluators = {
+            name: TaggedEvaluator(
+                datasets,
+                losses_of,
+                mesh=mesh,
+                batch_size=config.eval_batch_size,
+                max_batches=config.max_eval_batches,
+                bytes_per_token=sizes,
+                prefix=prefix,
+            )
+            for name, prefix in config.prefixes(has_average=has_average).items()
+        }
+        self._evaluate = build_tagged_eval_callback(evaluators, tracker)
+
+    def is_due(self, completed_steps: int) -> bool:
+        """Whether the period asks for an evaluation now."""
+        return self._period is not None and completed_steps % self._period == 0
+
+    def __call__(self, models: Mapping[str, Any], completed_steps: int) -> None:
+        """Evaluate now, and log."""
+        self._evaluate(models, completed_steps)
 
 
 def build_tagged_eval_callback(

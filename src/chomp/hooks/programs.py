@@ -18,8 +18,11 @@ class StepPrograms:
     time, and a shape that changes by mistake would compile without a word.
     """
 
-    def __init__(self, step: Any, mesh: Mesh, clock: LoopClock) -> None:
-        self._step, self._mesh, self._clock = step, mesh, clock
+    def __init__(
+        self, step: Any, mesh: Mesh, clock: LoopClock, *, is_reproducible: bool = False
+    ) -> None:
+        self._step, self._clock = step, clock
+        self._options = compiler_options(mesh, is_reproducible=is_reproducible)
         self._compiled: dict[Hashable, Any] = {}
 
     def __call__(self, state: Any, batch: GrugLmExample) -> tuple[Any, dict[str, Any]]:
@@ -29,8 +32,6 @@ class StepPrograms:
         if kind not in self._compiled:
             with self._clock.phase("compile"):
                 lowered = self._step.lower(state, batch)
-                self._compiled[kind] = lowered.compile(
-                    compiler_options=compiler_options(self._mesh)
-                )
+                self._compiled[kind] = lowered.compile(compiler_options=self._options)
         found: tuple[Any, dict[str, Any]] = self._compiled[kind](state, batch)
         return found

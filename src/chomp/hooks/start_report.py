@@ -1,11 +1,8 @@
-"""What a run says about itself before its first step: bytes on each device, kernels that are right.
-
-Also asked for without a run: a dry run shows the same bytes, and the loader takes the limits that
-the chosen kernel sets.
+"""What a run says about itself before its first step: bytes on each device, how its weights are
+updated, kernels that are right. A dry run says the same without a run.
 """
 
 import logging
-from collections.abc import Callable
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -17,16 +14,8 @@ from chomp.kernels.attention import AttentionMask
 from chomp.kernels.kernel_shapes import KernelShapes, ModelShapes
 from chomp.kernels.precision import Precision
 from chomp.kernels.self_check import KernelReport, attention_choice, check_kernels
-from chomp.mesh import (
-    MeshConfig,
-    abstract_arrays,
-    batch_shards,
-    bytes_per_device,
-    memory_table,
-    planned_mesh,
-    require_divisible,
-    told_bytes,
-)
+from chomp.mesh import batch_shards, bytes_per_device, memory_table, told_bytes
+from chomp.optim import GrugOptimizerConfig, group_table
 from chomp.tracking import names
 
 log = logging.getLogger(__name__)
@@ -77,6 +66,7 @@ def start_report(
     loader: TrainLoader,
     state: TrainState,
     *,
+    optimizer: GrugOptimizerConfig,
     mp: Precision,
     steps: range,
     console: bool = False,
@@ -90,6 +80,8 @@ def start_report(
     parts, mesh = state_parts(state), loader.mesh
     on_params, on_all = (bytes_per_device(tree, mesh) for tree in (state.params, parts))
     log.info("bytes per device\n%s", memory_table(parts, mesh, listed=("params",)))
+    groups = group_table(state.params, state.params.param_groups(), optimizer)
+    log.info("how weights are updated\n%s", groups)
     told = [f"{told_bytes(on_all)} of state per device, {told_bytes(on_params)} of it parameters"]
     summary: dict[str, Any] = {
         names.MEMORY_PARAMS_BYTES: on_params,
@@ -115,21 +107,6 @@ def kernel_report(
         mask = mask.with_segment_ids(mask.segment_ids.reshape(-1, seq_len))
     shapes = KernelShapes.of(model, seq_len=seq_len)
     return check_kernels(shapes, mask, dtype=mp.compute, mesh=loader.mesh)
-
-
-def print_memory(
-    model: ModelShapes, make_state: Callable[[], TrainState], mesh: MeshConfig
-) -> None:
-    """Show what the state that `make_state` would give takes of each device; nothing is made.
-
-    Refuses sizes that the mesh cannot cut, however many devices are here. `make_state` makes its
-    own random keys (see `abstract_arrays`).
-    """
-    state, planned = abstract_arrays(make_state), planned_mesh(mesh)
-    # Names the fields of the config, so it comes first.
-    KernelShapes.of(model, seq_len=1).require_cut_by(planned)
-    require_divisible(state, planned)
-    _show(memory_table(state_parts(state), planned))
 
 
 def state_parts(state: TrainState) -> dict[str, Any]:

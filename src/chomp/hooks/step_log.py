@@ -1,26 +1,43 @@
 """From the metrics a step returns to a row of the record.
 
 Metrics stay on the device until they are ready or the next step is under way, so that logging
-never makes the device wait. A loss or gradient that is not finite ends the run here.
+never makes the device wait.
 """
 
-import math
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import jax
 
 from chomp.data import TrainLoader
-from chomp.errors import NonFiniteError, message
 from chomp.hooks.clock import LoopClock
 from chomp.hooks.data_metrics import TensorStoreCounters, data_metrics
+from chomp.hooks.device_memory import peak_memory_gb
+from chomp.hooks.matmul_ceiling import measured_flops_per_device
+from chomp.hooks.nonfinite import NonFiniteGuard
 from chomp.hooks.throughput import Throughput
+from chomp.hooks.watch import WatchConfig, is_watched, watched_row
 from chomp.tracking import Tracker, names, with_short_keys
 
 # What a train step returns besides what is logged as it is: the weight its loss was divided by.
 TRAINED_TOKENS = "trained_tokens"
+
+
+@runtime_checkable
+class LogSettings(Protocol):
+    """The part of a template's trainer config that says what is logged, and when."""
+
+    @property
+    def log_every(self) -> int:
+        """Steps from row to row."""
+        ...
+
+    @property
+    def watch(self) -> WatchConfig | None:
+        """What is watched; None: nothing."""
+        ...
 
 
 class StepLog:
@@ -31,26 +48,31 @@ class StepLog:
         tracker: Tracker,
         clock: LoopClock,
         loader: TrainLoader,
+        guard: NonFiniteGuard,
         *,
-        start_step: int,
-        total_steps: int,
-        log_every: int,
+        steps: range,
+        settings: LogSettings,
         flops_per_token: float,
-        schedule: Callable[[int], Any],
+        hyperparameters: Callable[[int], Mapping[str, float]],
+        params: Any,
+        compute_dtype: str,
         tokens_seen: int,
     ) -> None:
+        """`steps` are those to be done; `hyperparameters` gives the optimizer's own for a step."""
         self.tokens_seen = tokens_seen
-        self._tracker = tracker
-        self._clock = clock
+        self._tracker, self._clock, self._loader, self._guard = tracker, clock, loader, guard
+        self._steps, self._settings, self._hyperparameters = steps, settings, hyperparameters
+        devices = loader.mesh.devices.flatten().tolist()
         self._throughput = Throughput(
-            clock, loader, start_step=start_step, flops_per_token=flops_per_token
+            clock,
+            loader,
+            start_step=steps.start,
+            flops_per_token=flops_per_token,
+            compute_dtype=compute_dtype,
+            measured_flops_per_device=measured_flops_per_device(devices, compute_dtype),
+            parameter_count=sum(leaf.size for leaf in jax.tree.leaves(params)),
         )
         self._started = time.perf_counter()
-        self._start_step = start_step
-        self._total_steps = total_steps
-        self._log_every = log_every
-        self._schedule = schedule
-        self._loader = loader
         self._counters = TensorStoreCounters()
         self._pending: deque[tuple[int, Mapping[str, jax.Array]]] = deque()
         self._window_tokens = 0
@@ -70,44 +92,46 @@ class StepLog:
     def log_run_speed(self) -> None:
         """How long the run took from its start to now, with all that is not a step."""
         count = self._loader.batches.examples_before
-        examples = count(self._total_steps) - count(self._start_step)
+        examples = count(self._steps.stop) - count(self._steps.start)
         if examples == 0:  # the run was done, and only its end was repeated
             return
         seconds = time.perf_counter() - self._started
         tokens = examples * self._loader.dataset.seq_len
-        self._tracker.log_summary(
-            {"run/seconds": seconds, "run/tokens_per_second": tokens / seconds}
-        )
+        speed = {names.RUN_SECONDS: seconds, names.RUN_TOKENS_PER_SECOND: tokens / seconds}
+        self._tracker.log_summary(speed | self._throughput.closing_summary())
 
     def _log(self, step: int, metrics: Mapping[str, jax.Array]) -> None:
-        values = {name: float(value) for name, value in metrics.items()}
-        _require_finite(step, values)
-        trained = round(values.pop(TRAINED_TOKENS))
-        self.tokens_seen += trained
-        self._window_tokens += trained
-        if (step + 1) % self._log_every and step + 1 < self._total_steps:
-            return
+        own = {name: value for name, value in metrics.items() if not is_watched(name)}
+        # At once: the copies of single numbers would wait for each other.
+        fetched = jax.device_get(own)
+        values = {name: float(fetched[name]) for name in own}
+        trained = values.pop(TRAINED_TOKENS)
+        if self._guard.is_good(step, values):
+            self.tokens_seen += round(trained)
+            self._window_tokens += round(trained)
+        watched = watched_row(self._settings.watch, step, metrics)
+        if (step + 1) % self._settings.log_every == 0 or step + 1 == self._steps.stop:
+            self._log_row(step, values, watched)
+        elif watched:  # has a period of its own
+            with self._clock.phase("hook"):
+                self._tracker.log(watched, step=step)
+
+    def _log_row(
+        self, step: int, values: Mapping[str, float], watched: Mapping[str, float | str]
+    ) -> None:
         row: dict[str, Any] = {**values, **self._throughput.metrics(step, self._window_tokens)}
         self._window_tokens = 0
         with self._clock.phase("hook"):
-            row[names.RUN_PROGRESS] = (step + 1) / self._total_steps
-            row[names.LEARNING_RATE] = float(self._schedule(step))
+            row |= watched
+            row |= self._hyperparameters(step)
+            row[names.RUN_PROGRESS] = (step + 1) / self._steps.stop
             row[names.TOKENS_SEEN] = self.tokens_seen
+            row[names.SKIPPED_STEPS] = self._guard.skipped_steps
+            if (peak := peak_memory_gb()) is not None:
+                row[names.PEAK_MEMORY_GB] = peak
             row |= data_metrics(self._loader, step) | self._counters.metrics(step)
             self._tracker.log(with_short_keys(row), step=step)
 
 
 def _is_ready(metrics: Mapping[str, jax.Array]) -> bool:
     return all(value.is_ready() for value in metrics.values())  # type: ignore[attr-defined]
-
-
-def _require_finite(step: int, values: Mapping[str, float]) -> None:
-    if not all(math.isfinite(value) for value in values.values()):
-        told = ", ".join(f"{name}={value}" for name, value in values.items())
-        raise NonFiniteError(
-            message(
-                given=f"step {step} gave {told}",
-                allowed="a finite loss and gradient",
-                fix="lower optim.lr or raise optim.warmup_steps; the last checkpoint is intact",
-            )
-        )

@@ -18,6 +18,7 @@ from chomp.mesh.device_mesh import (
 )
 from chomp.mesh.memory_table import bytes_per_device, memory_table, told_bytes
 from chomp.mesh.placement import batch_spec, local_rows, place_batch, place_rows
+from chomp.mesh.prepare import prepare_devices
 
 __all__ = [
     "AXES",
@@ -36,6 +37,7 @@ __all__ = [
     "place_rows",
     "planned_mesh",
     "prepare_cpu_steps",
+    "prepare_devices",
     "require_divisible",
     "require_fits_mesh",
     "told_bytes",

@@ -13,7 +13,6 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
-from chomp.kernels.loss.row_losses_triton import triton_losses_and_slopes
 from chomp.kernels.loss.soft_cap import soft_capped
 from chomp.kernels.platform import AMPERE, compute_capability, platform_of
 
@@ -70,6 +69,11 @@ def row_losses_and_slopes(
     `logits` are float32 and uncapped; so is all that happens to them here.
     """
     if is_one_kernel(logits, terms):
+        # Pallas takes a third of a second to import, which only a GPU should pay.
+        from chomp.kernels.loss.row_losses_triton import (  # noqa: PLC0415
+            triton_losses_and_slopes,
+        )
+
         losses, slopes = triton_losses_and_slopes(
             logits, labels, weight, logsumexp_weight=terms.logsumexp_weight, dtype=dtype
         )

@@ -1,0 +1,175 @@
+"""What a run would take, told before it is started: nothing is trained and nothing is written.
+
+The step is compiled for the devices that are here, on the run's own first batch where its data is
+built; everything else comes from shapes.
+"""
+
+import time
+from collections.abc import Callable
+from contextlib import closing
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+from rich.console import Console
+from rich.table import Table
+
+from chomp.data import BatchSchedule, GrugLmExample, forecast_table
+from chomp.errors import ConfigError
+from chomp.hooks.open_data import OpenData, open_data
+from chomp.hooks.start_report import kernel_report, row_limits, state_parts
+from chomp.kernels.attention import AttentionMask
+from chomp.kernels.kernel_shapes import KernelShapes
+from chomp.kernels.precision import Precision
+from chomp.mesh import (
+    abstract_arrays,
+    bytes_per_device,
+    compiler_options,
+    create_mesh,
+    memory_table,
+    place_batch,
+    planned_mesh,
+    prepare_devices,
+    require_divisible,
+    told_bytes,
+)
+from chomp.optim import group_table
+
+# Where along the run the learning rate is told.
+_LANDMARKS = (0.0, 0.1, 0.25, 0.5, 0.75, 1.0)
+
+
+def dry_run(
+    config: Any,
+    make_state: Callable[[], Any],
+    make_step: Callable[[], Any],
+    *,
+    is_data_ready: bool,
+    console: Console | None = None,
+) -> None:
+    """Show what a run of this config would take, and compile its step.
+
+    `config` is a template's run config, `make_state` its `fresh_state` and `make_step` its jitted
+    step. Raises what the run would raise at its start. With `is_data_ready`, stores are opened and
+    the epochs of every component told; else the step is compiled for rows of nothing.
+    """
+    console = console or Console(soft_wrap=True)
+    prepare_devices()
+    state, planned = abstract_arrays(make_state), planned_mesh(config.mesh)
+    # Names the fields of the config, so it comes first.
+    KernelShapes.of(config.model, seq_len=1).require_cut_by(planned)
+    require_divisible(state, planned)
+    _print(console, memory_table(state_parts(state), planned, listed=("params",)))
+    _print(console, group_table(state.params, state.params.param_groups(), config.optimizer))
+    console.print(_facts(config, state, bytes_per_device(state, planned)))
+    console.print(_learning_rates(config))
+    try:
+        mesh = create_mesh(config.mesh)
+    except ConfigError as error:
+        _print(console, f"The step is not compiled: {error}")
+        return
+    with jax.set_mesh(mesh):
+        _try_step(config, make_state, make_step, mesh, is_data_ready, console)
+
+
+def _try_step(
+    config: Any,
+    make_state: Callable[[], Any],
+    make_step: Callable[[], Any],
+    mesh: Mesh,
+    is_data_ready: bool,
+    console: Console,
+) -> None:
+    model, trainer = config.model, config.trainer
+    mp = Precision.parse(trainer.precision)
+    if not is_data_ready:
+        row_limits(model, config.data, seq_len=trainer.seq_len, mp=mp, mesh=mesh)
+        told = "The data is not built yet, so epochs are not known, and kernels are not checked."
+        _print(console, told)
+        batch = place_batch(_empty_batch(config), mesh, batch_axis=1)
+        _compile(config, make_state, make_step, batch, mesh, console)
+        return
+    data: OpenData = open_data(model, config.data, trainer, mp=mp, mesh=mesh)
+    with closing(data.loader):
+        dataset = data.loader.dataset
+        if dataset.streams:
+            _print(console, "How long a stream is, nobody knows: no epochs are told.")
+        else:
+            console.print(forecast_table(dataset.forecast(trainer.steps)))
+        _print(console, kernel_report(model, data.loader, mp=mp, step=0).line())
+        _compile(config, make_state, make_step, data.loader.batch(0), mesh, console)
+
+
+def _compile(
+    config: Any,
+    make_state: Callable[[], Any],
+    make_step: Callable[[], Any],
+    batch: GrugLmExample,
+    mesh: Mesh,
+    console: Console,
+) -> None:
+    started = time.perf_counter()
+    options = compiler_options(mesh, is_reproducible=config.trainer.reproducible)
+    lowered = make_step().lower(jax.eval_shape(make_state), batch)
+    used = lowered.compile(compiler_options=options).memory_analysis()
+    seconds = time.perf_counter() - started
+    told = f"The step compiles in {seconds:.1f} s"
+    if used is not None:
+        # The state is donated: what comes out lies where it came in.
+        taken = told_bytes(used.argument_size_in_bytes + used.temp_size_in_bytes)
+        told += f" and takes {taken} of each device, state, batch and activations together"
+    _print(console, f"{told}.")
+
+
+def _facts(config: Any, state: Any, state_bytes: int) -> Table:
+    trainer, checkpoint = config.trainer, config.checkpoint
+    batches = BatchSchedule(trainer.batch_size, trainer.grad_accum)
+    examples = batches.examples_before(trainer.steps)
+    flops = 3.0 * trainer.seq_len * config.model.flops_per_token(trainer.seq_len)
+    kept = 1 if checkpoint.every is None else -(-trainer.steps // checkpoint.every)
+    # One temporary may lie beside the permanent ones while the next is written.
+    temporary = 0 if checkpoint.save_interval_s is None else 2
+    disk = (kept + temporary) * sum(
+        leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state)
+    )
+    table = Table(show_header=False, box=None)
+    weights = sum(leaf.size for leaf in jax.tree.leaves(state.params))
+    table.add_row("parameters", f"{weights:,}")
+    table.add_row("state per device", told_bytes(state_bytes))
+    table.add_row("tokens of a step", f"{batches.examples(0) * trainer.seq_len:,}")
+    table.add_row("tokens of the run", f"{examples * trainer.seq_len:,} in {trainer.steps:,} steps")
+    table.add_row("FLOPs of a token", f"{flops / trainer.seq_len:.4g}, forward and backward")
+    table.add_row("FLOPs of the run", f"{flops * examples:.4g}")
+    table.add_row(
+        "disk for checkpoints", f"{told_bytes(disk)}: {kept} for good, {temporary} on top"
+    )
+    return table
+
+
+def _learning_rates(config: Any) -> Table:
+    steps = config.trainer.steps
+    rates = config.optimizer.hyperparameters(steps)
+    at = dict.fromkeys(min(round(part * steps), steps - 1) for part in _LANDMARKS)
+    table = Table("step", *(f"{step:,}" for step in at), title="learning rate")
+    names = [name for name in rates(0) if name.endswith("learning_rate")]
+    for name in names:
+        table.add_row(name.removeprefix("optim/"), *(f"{rates(step)[name]:.3g}" for step in at))
+    return table
+
+
+def _empty_batch(config: Any) -> GrugLmExample:
+    """Rows of one document that count for nothing, in the shape of the first step's."""
+    trainer = config.trainer
+    batches = BatchSchedule(trainer.batch_size, trainer.grad_accum)
+    shape = (trainer.grad_accum, batches.batch_size(0), trainer.seq_len)
+    ids = None if config.data.stream_semantics else np.zeros(shape, np.int32)
+    return GrugLmExample(
+        tokens=np.zeros(shape, np.int32),
+        loss_weight=np.zeros(shape, np.float32),
+        attn_mask=AttentionMask.causal(segment_ids=ids),
+    )
+
+
+def _print(console: Console, text: str) -> None:
+    console.print(text, markup=False, highlight=False)

@@ -1,0 +1,90 @@
+"""A step whose loss or gradient is not finite: what it leaves behind, and what the run does then.
+
+On the device such a step leaves weights, optimizer and average as they were, whatever the policy:
+a bad state never exists, so it cannot be saved. The host learns of it a step later and decides.
+"""
+
+import logging
+import math
+from collections.abc import Mapping
+from typing import Literal, TypeVar
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float
+
+from chomp.errors import NonFiniteError, message
+
+# raise: the run ends with an error. skip: it goes on with the next batch. stop: it saves the last
+# good state, then ends with the error.
+NonFinitePolicy = Literal["raise", "skip", "stop"]
+
+# A spike passes in a few steps; after so many in a row the weights are what is wrong.
+MAX_SKIPS_IN_A_ROW = 50
+
+log = logging.getLogger(__name__)
+
+Kept = TypeVar("Kept")
+
+
+def are_finite(*numbers: Float[Array, ""]) -> Bool[Array, ""]:
+    """Whether none of them is NaN or infinite."""
+    return jnp.isfinite(jnp.stack(numbers)).all()
+
+
+def new_if_finite(is_finite: Bool[Array, ""], new: Kept, old: Kept) -> Kept:
+    """`new` after a good step, `old` after a bad one. Inside the step's jit.
+
+    Costs nothing worth measuring: whoever writes the new number has just read the old one.
+    """
+    kept: Kept = jax.tree.map(lambda n, o: jnp.where(is_finite, n, o), new, old)
+    return kept
+
+
+class NonFiniteGuard:
+    """The host's side: counts bad steps, and raises or asks to stop as the policy says."""
+
+    def __init__(self, policy: NonFinitePolicy, skipped_steps: int = 0) -> None:
+        self.skipped_steps = skipped_steps  # of the whole run, earlier attempts included
+        self._policy = policy
+        self._in_a_row = 0
+        self._stopped_by: str | None = None
+
+    @property
+    def asks_to_stop(self) -> bool:
+        """Whether a bad step came under the policy `stop`."""
+        return self._stopped_by is not None
+
+    def is_good(self, step: int, values: Mapping[str, float]) -> bool:
+        """Whether a step's numbers are finite; raises `NonFiniteError` where the run is to end."""
+        if all(math.isfinite(value) for value in values.values()):
+            self._in_a_row = 0
+            return True
+        self.skipped_steps += 1
+        self._in_a_row += 1
+        told = ", ".join(f"{name}={value}" for name, value in values.items())
+        told = f"step {step} gave {told}"
+        if self._policy == "raise":
+            raise _error(told, "the last checkpoint is intact")
+        if self._in_a_row > MAX_SKIPS_IN_A_ROW:
+            raise _error(f"{told}, as did the {MAX_SKIPS_IN_A_ROW} steps before it", "")
+        if self._policy == "stop":
+            self._stopped_by = self._stopped_by or told
+        log.warning("%s: its update is left out (%d so far)", told, self.skipped_steps)
+        return False
+
+    def stop_error(self, saved_at: str) -> NonFiniteError:
+        """What ends a run under `stop`, once the state before the bad step is saved."""
+        assert self._stopped_by is not None, "only a run that was asked to stop ends so"
+        return _error(self._stopped_by, f"the state without that step is saved at {saved_at}")
+
+
+def _error(told: str, kept: str) -> NonFiniteError:
+    return NonFiniteError(
+        message(
+            given=told,
+            allowed="a finite loss and gradient, or train.nonfinite_policy=skip to leave such "
+            "steps out",
+            fix="lower optim.lr or raise optim.warmup_steps" + (f"; {kept}" if kept else ""),
+        )
+    )

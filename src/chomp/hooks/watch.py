@@ -1,0 +1,182 @@
+"""Norms and histograms of gradients, parameters, updates and optimizer state, every few steps.
+
+They are computed inside the train step, behind a condition on its own counter: one executable, and
+on the steps in between nothing but the test. The step returns them with its metrics under names
+that begin with `watch/`; the host fetches those of a watched step alone.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int
+
+from chomp.config import Config
+from chomp.errors import require, require_positive
+
+# Axes: E inner edges of the bins, H bins, M moments of a tensor.
+
+Target = Literal["grads", "params", "updates", "opt_state"]
+
+NUM_BINS = 31
+# Of a tensor whose histogram is taken, in the order in which they leave the step.
+MOMENTS = ("min", "max", "mean", "rms")
+_TRACED = "watch/"
+# What the keys of a target begin with, as seed 000 names them.
+_PREFIX: dict[Target, str] = {
+    "grads": "grad",
+    "params": "params",
+    "updates": "updates",
+    "opt_state": "opt_state",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class WatchConfig(Config):
+    """What is watched, and how often. A run without one watches nothing."""
+
+    # `updates` costs a little on every step: XLA would not write them down otherwise.
+    targets: tuple[Target, ...] = ("grads", "params")
+    include_norms: bool = True  # of each target as a whole
+    include_per_parameter_norms: bool = True
+    include_histograms: bool = False  # 31 bins for each tensor: thirty passes over it
+    interval: int = 10  # in completed steps
+
+    def __post_init__(self) -> None:
+        require_positive(self, "interval")
+        require(
+            0 < len(self.targets) == len(set(self.targets)),
+            given=f"watch.targets={list(self.targets)}",
+            allowed=f"one or more of {list(_PREFIX)}, each once",
+            fix="name what is to be watched, or set watch to null",
+        )
+        require(
+            self.include_norms or self.include_per_parameter_norms or self.include_histograms,
+            given="watch with every include_* off",
+            allowed="at least one of include_norms, include_per_parameter_norms and "
+            "include_histograms",
+            fix="turn one on, or set watch to null",
+        )
+
+    def is_due(self, step: int) -> bool:
+        """Whether the step with this 0-based index is watched: after 10, 20, … completed ones."""
+        return (step + 1) % self.interval == 0
+
+
+def watch_metrics(
+    config: WatchConfig | None,
+    step: Int[Array, ""],
+    *,
+    grads: Any,
+    params: Any,
+    updates: Any,
+    opt_state: Any,
+) -> dict[str, Array]:
+    """Watched numbers of the step with the 0-based index `step`; to be called inside its jit.
+
+    Zeros on steps that are not due; nothing at all without a config. Give the parameters and the
+    optimizer state that the step returns: with the old ones the step could not reuse their memory.
+    Leaves that are not real floating-point numbers (counters, random keys) are left out.
+    """
+    if config is None:
+        return {}
+    given = {"grads": grads, "params": params, "updates": updates, "opt_state": opt_state}
+    watched = {_PREFIX[target]: _named_floats(given[target]) for target in config.targets}
+
+    def numbers() -> dict[str, Array]:
+        found: dict[str, Array] = {}
+        for prefix, leaves in watched.items():
+            found |= _numbers_of(config, f"{_TRACED}{prefix}", leaves)
+        return found
+
+    shapes = jax.eval_shape(numbers)
+
+    def zeros() -> dict[str, Array]:
+        return {name: jnp.zeros(like.shape, like.dtype) for name, like in shapes.items()}
+
+    return jax.lax.cond((step + 1) % config.interval == 0, numbers, zeros)
+
+
+def is_watched(name: str) -> bool:
+    """Whether a metric that a step returned is one of `watch_metrics`, not one to log as it is."""
+    return name.startswith(_TRACED)
+
+
+def watched_row(
+    config: WatchConfig | None, step: int, fetched: Mapping[str, Any]
+) -> dict[str, float | str]:
+    """The part of a step's row that was watched, from the metrics it returned; often empty.
+
+    `fetched` may hold other metrics and may still lie on the device; on a step that is not due it
+    is not touched. A histogram is the text of a JSON list of 31 counts, from `<key>/min` to
+    `<key>/max` in equal widths, as `chomp.tracking.histogram` reads it for W&B and TensorBoard:
+    thirty-one keys for each tensor would drown their charts, which have a line for every key.
+    """
+    if config is None or not config.is_due(step):
+        return {}
+    # At once: the copies of single numbers would wait for each other.
+    arrays = jax.device_get({key: value for key, value in fetched.items() if is_watched(key)})
+    row: dict[str, float | str] = {}
+    for traced, array in arrays.items():
+        row |= _entries(traced.removeprefix(_TRACED), np.asarray(array))
+    return row
+
+
+def _named_floats(tree: Any) -> dict[str, Array]:
+    """Dotted path -> float32 array, of the leaves that a norm means something for."""
+    flat, _ = jax.tree_util.tree_flatten_with_path(tree)
+    return {
+        jax.tree_util.keystr(path, simple=True, separator="."): leaf.astype(jnp.float32)
+        for path, leaf in flat
+        if isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jnp.floating) and leaf.size
+    }
+
+
+def _numbers_of(config: WatchConfig, prefix: str, leaves: Mapping[str, Array]) -> dict[str, Array]:
+    squares = {path: jnp.sum(jnp.square(leaf)) for path, leaf in leaves.items()}
+    found: dict[str, Array] = {}
+    if config.include_per_parameter_norms:
+        found |= {f"{prefix}/norm/{path}": jnp.sqrt(square) for path, square in squares.items()}
+    if config.include_norms:
+        found[f"{prefix}/norm/total"] = jnp.sqrt(sum(squares.values(), start=jnp.float32(0)))
+    if config.include_histograms:
+        for path, leaf in leaves.items():
+            moments = _moments(leaf, squares[path])
+            found[f"{prefix}/moments/{path}"] = moments
+            found[f"{prefix}/hist/{path}"] = _counts(leaf, moments[0], moments[1])
+    return found
+
+
+def _moments(x: Float[Array, "..."], squares: Float[Array, ""]) -> Float[Array, " M"]:
+    return jnp.stack([jnp.min(x), jnp.max(x), jnp.mean(x), jnp.sqrt(squares / x.size)])
+
+
+def _counts(
+    x: Float[Array, "..."], low: Float[Array, ""], high: Float[Array, ""]
+) -> Int[Array, " H"]:
+    """Numbers of `x` in each bin; a number on an edge belongs to the bin above it.
+
+    All of a constant tensor is in the last bin. In int32: float32 cannot count beyond 16 million.
+    """
+    edges = low + (high - low) * (jnp.arange(1, NUM_BINS, dtype=jnp.float32) / NUM_BINS)
+    # One pass for each edge: a sum over a sharded array stays where it lies, which a scatter does
+    # not, and comparing with all edges at once took 30 times the memory of `x` and was no faster
+    # (221 against 56 ms for 4 M numbers on two cores, November 2026).
+    above: Int[Array, " E"] = jax.lax.map(lambda edge: jnp.sum(x >= edge, dtype=jnp.int32), edges)
+    bounds = (jnp.full((1,), x.size, jnp.int32), above, jnp.zeros((1,), jnp.int32))
+    return -jnp.diff(jnp.concatenate(bounds))
+
+
+def _entries(name: str, array: np.ndarray) -> dict[str, float | str]:
+    """The keys and plain values of one watched array, whose name is `<prefix>/<kind>/<path>`."""
+    prefix, kind, path = name.split("/", 2)
+    if kind == "norm":
+        return {name: float(array)}
+    key = f"{prefix}/hist/{path}"
+    if kind == "hist":
+        return {key: json.dumps(array.tolist(), separators=(",", ":"))}
+    return {f"{key}/{moment}": float(value) for moment, value in zip(MOMENTS, array, strict=True)}
