@@ -10,15 +10,16 @@ from chomp import __version__
 from tests.cli.conftest import Chomp
 
 
-def test_help_answers_without_the_heavy_imports():
+@pytest.mark.parametrize(("command", "word"), [("data", "forecast"), ("train", "--dry-run")])
+def test_help_answers_without_the_heavy_imports(command: str, word: str):
     code = (
         "import sys\n"
         "from chomp.cli.main import exit_code\n"
-        "assert exit_code(['data', '--help']) == 0\n"
+        f"assert exit_code([{command!r}, '--help']) == 0\n"
         "print(*{'jax', 'numpy', 'tensorstore'} & set(sys.modules))"
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert "forecast" in found.stdout
+    assert word in found.stdout
     assert found.stdout.splitlines()[-1] == ""
 
 

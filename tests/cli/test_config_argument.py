@@ -176,9 +176,13 @@ def test_a_run_folder_takes_no_overrides_and_runs_no_code(folder: Path, chomp: C
     assert "-o train.steps=3 with run, a run folder" in told.err
 
 
-def test_a_run_folder_tells_how_far_its_run_has_come(folder: Path):
+@pytest.mark.parametrize("record", ["metrics.jsonl", "rows.jsonl"])
+def test_a_run_folder_tells_how_far_its_run_has_come(folder: Path, record: str):
     path = write_run_folder(run_data(GivenConfig(path="launch.py")), folder / "run", data_seed=8)
-    tracker = JsonlTracker(path / "metrics.jsonl", attempt=1)
+    content = json.loads((path / "config_resolved.json").read_text())
+    content["logging"] = {"metrics_file": record}
+    (path / "config_resolved.json").write_text(json.dumps(content))
+    tracker = JsonlTracker(path / record, attempt=1)
     for step in (0, 10, 20):
         tracker.log({"train/loss": 1.0}, step=step)
     tracker.log_summary({"run/tokens_per_second": 1.0})

@@ -2,11 +2,12 @@
 
 import os
 import subprocess
-import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+
+from tests.forked_commands import ForkedCommands
 
 # Two steps, tokens and train, which needs them. `trouble` is not versioned and says how train ends.
 LAUNCH_FILE = """
@@ -71,10 +72,10 @@ def steps(launch):
     return [ExecutorStep(launch.name, train, config)] if launch.has_steps else []
 
 
-def dry_run(launch):
-    if launch.trouble == "memory":
+def dry_run(config, is_data_ready):
+    if config["trouble"] == "memory":
         raise DataError("does not fit")
-    print("dry run:", launch.model)
+    print("dry run:", config["model"], config["data"], config["out"], is_data_ready)
 
 
 if __name__ == "__main__":
@@ -99,19 +100,20 @@ def launch_file(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.fixture(scope="module")
+def commands() -> Iterator[ForkedCommands]:
+    """Runs files that import what the launch file does."""
+    started = ForkedCommands("chomp.launch", flags=("-W", "error"), env=os.environ)
+    yield started
+    started.close()
+
+
 @pytest.fixture
-def launch(launch_file: Path, tmp_path: Path) -> Run:
+def launch(commands: ForkedCommands, launch_file: Path, tmp_path: Path) -> Run:
     """Runs the launch file with some arguments, in the test's own folder."""
 
     def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
         inherited = {key: value for key, value in os.environ.items() if key != "CHOMP_PREFIX"}
-        return subprocess.run(
-            [sys.executable, "-W", "error", str(launch_file), *arguments],
-            cwd=tmp_path,
-            env={**inherited, **environment},
-            capture_output=True,
-            text=True,
-            timeout=60,
-        )
+        return commands.run(launch_file, *arguments, env={**inherited, **environment}, cwd=tmp_path)
 
     return run

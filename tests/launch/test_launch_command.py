@@ -2,6 +2,7 @@
 
 import os
 import pty
+import shutil
 import subprocess
 import sys
 import time
@@ -21,6 +22,10 @@ def folder_of(name: str, prefix: Path) -> Path:
     """The one output folder of the step called `name`."""
     [folder] = [path for path in prefix.glob(f"{name}-*") if ".replaced-" not in path.name]
     return folder
+
+
+def times(folder: Path) -> dict[Path, int]:
+    return {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
 
 
 def state_of(name: str, prefix: Path) -> str:
@@ -66,10 +71,10 @@ def test_the_prefix_comes_from_the_flag_then_the_environment(launch: Run, tmp_pa
 def test_an_override_moves_the_folder_and_the_plan_names_the_field(launch: Run, tmp_path: Path):
     assert launch().returncode == 0
     old = folder_of("train", tmp_path / "outputs").name.partition("-")[2]
-    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
+    before = times(tmp_path)
     plan = launch("--plan", "-o", "model.width=16")
     assert (plan.returncode, plan.stderr) == (0, "")
-    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
+    assert times(tmp_path) == before
     tokens, train, end = plan.stdout.splitlines()
     assert tokens.split()[:2] == ["skip", "tokens"]
     assert tokens.endswith("(done)")
@@ -85,9 +90,31 @@ def test_a_dry_run_shows_the_plan_and_what_the_launch_file_says_and_writes_nothi
     assert (shown.returncode, shown.stderr) == (0, "")
     tokens, train, said, end = shown.stdout.splitlines()
     assert [tokens.split()[:2], train.split()[:2]] == [["run", "tokens"], ["run", "train"]]
-    assert said == "dry run: Model(width=16, attention='reference')"
+    paths = [line.split()[2] for line in (tokens, train)]
+    assert paths[0].startswith("outputs/tokens-")
+    assert said == f"dry run: Model(width=16, attention='reference') {paths[0]} {paths[1]} False"
     assert end == "This is a dry run; nothing was run."
     assert os.listdir(tmp_path) == ["template"]
+
+
+def test_a_dry_run_is_told_whether_what_the_last_step_is_made_from_is_there(
+    launch: Run, tmp_path: Path
+):
+    def is_ready(*arguments: str) -> bool:
+        before = times(tmp_path)
+        shown = launch("--dry-run", *arguments)
+        assert (shown.returncode, shown.stderr) == (0, "")
+        assert times(tmp_path) == before
+        [said] = [line for line in shown.stdout.splitlines() if line.startswith("dry run:")]
+        return said.split()[-1] == "True"
+
+    assert launch().returncode == 0
+    assert is_ready("-o", "lr=0.2")
+    assert is_ready()
+    assert not is_ready("--force", "tokens")
+    shutil.rmtree(folder_of("tokens", tmp_path / "outputs"))
+    # The run is done and needs them no more; whoever wants to look at them does.
+    assert not is_ready()
 
 
 def test_what_a_dry_run_refuses_ends_it_with_the_message_alone(launch: Run, tmp_path: Path):

@@ -13,7 +13,7 @@ from chomp.cli.launch_files import launch_steps
 from chomp.cli.run_data import RunData, data_of_steps, run_data
 from chomp.cli.stores import require_built, store_places, store_table
 from chomp.cli.terminal import print_table
-from chomp.errors import ChompError, ConfigError, message
+from chomp.errors import ConfigError, message
 
 if TYPE_CHECKING:  # for annotations alone
     from chomp.executor import ExecutorStep, PlannedStep
@@ -21,6 +21,9 @@ if TYPE_CHECKING:  # for annotations alone
 
 def build_data(given: GivenConfig, only: Sequence[str]) -> int:
     """Build what is not there yet, then list the stores; the exit code."""
+    from chomp.launch.launching import run_planned
+    from chomp.launch.telling import tell_differences
+
     if given.kind() in ("run folder", "token store"):
         # What it was built from may have changed since; what it uses is there or it is not.
         run = run_data(given)
@@ -30,9 +33,10 @@ def build_data(given: GivenConfig, only: Sequence[str]) -> int:
         steps = launch_steps(given)
         run = data_of_steps(given, steps)
         _require_components(run, only)
-        failed = _built(_data_steps(steps, given.outputs, only), given.outputs)
-        if failed is not None:
-            return failed
+        planned = _data_steps(steps, given.outputs, only)
+        tell_differences(planned)
+        if code := run_planned(planned, prefix=given.outputs):
+            return code
     places = store_places(run.data)
     print_table(store_table(item for item in places if not only or item.component in only))
     return 0
@@ -54,29 +58,6 @@ def _data_steps(
         if isinstance(item.config, TokenizerBuildConfig)
         or (isinstance(item.config, StoreBuildConfig) and (not only or item.config.name in only))
     ]
-
-
-def _built(planned: list[PlannedStep], prefix: str) -> int | None:
-    """Run a plan as a launch file does; None if all of it is there now, else the exit code."""
-    from chomp.executor import run_plan
-    from chomp.launch.telling import tell_differences, tell_failure, tell_start, tell_wait
-    from chomp.storage import require_writable_folder
-
-    tell_differences(planned)
-    if all(item.action == "skip" for item in planned):
-        return None
-    require_writable_folder(prefix)
-    failures = run_plan(
-        planned,
-        lambda item: item.step.fn(item.config),
-        on_start=tell_start,
-        on_wait=tell_wait,
-        on_failure=tell_failure,
-    )
-    if not failures:
-        return None
-    first = failures[0].error
-    return first.exit_code if isinstance(first, ChompError) else 1
 
 
 def _require_components(run: RunData, only: Sequence[str]) -> None:

@@ -3,39 +3,25 @@
 # ruff: noqa: PLC0415
 # What is imported inside functions is what `chomp --help` does not need: it must answer at once.
 
-from collections.abc import Callable
 from functools import partial
 from typing import Annotated
 
 import typer
 
-from chomp.cli.given_config import GivenConfig
+from chomp.cli.config_arguments import (
+    Action,
+    Config,
+    Overrides,
+    Prefix,
+    Template,
+    given_config,
+)
 from chomp.errors import require
 
-Action = Callable[[], int]
-
 data_app = typer.Typer(
-    no_args_is_help=True, help="Token stores: build, verify, inspect, trace, forecast."
+    no_args_is_help=True,
+    help="Token stores: build, verify, inspect, trace, forecast.",
 )
-
-Config = Annotated[
-    str, typer.Argument(metavar="CONFIG", help="A YAML file, a launch file or a run folder.")
-]
-Overrides = Annotated[
-    list[str] | None,
-    typer.Option("--set", "-o", metavar="KEY=VALUE", help="Change a dotted config field."),
-]
-Prefix = Annotated[
-    str | None, typer.Option(help="Where outputs are; default: CHOMP_PREFIX, or outputs/.")
-]
-Template = Annotated[
-    str | None,
-    typer.Option(
-        metavar="FOLDER",
-        help="The template that a YAML file configures; default: its key `template`, "
-        "or experiments/grug/base.",
-    ),
-]
 
 
 @data_app.command(help="Build the tokenizer and the token stores of a config; finished ones stay.")
@@ -52,7 +38,7 @@ def build(
     """What `chomp data build` does."""
     from chomp.cli.data_build import build_data
 
-    return partial(build_data, _given(config, overrides, prefix, template), only or [])
+    return partial(build_data, given_config(config, overrides, prefix, template), only or [])
 
 
 @data_app.command(help="Read stores completely and compare them with their checksums and counts.")
@@ -68,7 +54,9 @@ def verify(
     """What `chomp data verify` does."""
     from chomp.cli.data_verify import verify_data
 
-    return partial(verify_data, [_given(path, overrides, prefix, template) for path in targets])
+    return partial(
+        verify_data, [given_config(path, overrides, prefix, template) for path in targets]
+    )
 
 
 @data_app.command(help="Show what stores hold: counts, lengths of documents, the first of them.")
@@ -84,7 +72,7 @@ def inspect(
     """What `chomp data inspect` does."""
     from chomp.cli.data_inspect import inspect_data
 
-    return partial(inspect_data, _given(target, overrides, prefix, template), documents)
+    return partial(inspect_data, given_config(target, overrides, prefix, template), documents)
 
 
 @data_app.command(help="Show the documents behind a batch, or when a document is trained on.")
@@ -105,7 +93,7 @@ def where(
     """What `chomp data where` does."""
     from chomp.cli.data_where import where_document, where_step
 
-    given = _given(config, overrides, prefix, template)
+    given = given_config(config, overrides, prefix, template)
     require(
         (step is None) != (doc is None),
         given="both --step and --doc" if doc is not None else "neither --step nor --doc",
@@ -131,15 +119,4 @@ def forecast(
     """What `chomp data forecast` does."""
     from chomp.cli.data_forecast import forecast_data
 
-    return partial(forecast_data, _given(config, overrides, prefix, template))
-
-
-def _given(
-    path: str, overrides: list[str] | None, prefix: str | None, template: str | None
-) -> GivenConfig:
-    return GivenConfig(
-        path=path,
-        overrides=tuple(overrides or ()),
-        prefix=prefix,
-        template=template,
-    )
+    return partial(forecast_data, given_config(config, overrides, prefix, template))

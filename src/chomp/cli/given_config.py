@@ -3,7 +3,6 @@
 # ruff: noqa: PLC0415
 # What is imported inside functions is what `chomp --help` does not need: it must answer at once.
 
-import os
 import shlex
 from dataclasses import dataclass
 from typing import Literal
@@ -31,9 +30,9 @@ class GivenConfig:
     @property
     def outputs(self) -> str:
         """Where outputs go, as in launch files: the prefix, `CHOMP_PREFIX`, or the usual folder."""
-        from chomp.launch.main import DEFAULT_PREFIX
+        from chomp.launch.launching import outputs_folder
 
-        return self.prefix or os.environ.get("CHOMP_PREFIX") or DEFAULT_PREFIX
+        return outputs_folder(self.prefix)
 
     def kind(self) -> ConfigKind:
         """What is at the path; `ConfigError` where it is nothing that a command can use."""

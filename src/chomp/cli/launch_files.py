@@ -13,6 +13,7 @@ import importlib.util
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -22,16 +23,31 @@ from chomp.errors import ConfigError, message, require
 
 if TYPE_CHECKING:  # for annotations alone
     from chomp.executor import ExecutorStep
+    from chomp.launch.launching import DryRun
 
 DEFAULT_TEMPLATE = "experiments/grug/base"
 LAUNCH_FILE = "launch.py"
 _STEPS = "steps"
+_DRY_RUN = "dry_run"
 _CONFIG_SUFFIX = "LaunchConfig"
 _TEMPLATE_KEY = "template"
 
 
+@dataclass(frozen=True, kw_only=True)
+class Launch:
+    """What a launch file makes of a config."""
+
+    steps: list[ExecutorStep]
+    dry_run: DryRun | None  # None: the launch file has none
+
+
 def launch_steps(given: GivenConfig) -> list[ExecutorStep]:
     """The steps of a launch file or a YAML file after overrides. Nothing is planned or run."""
+    return loaded_launch(given).steps
+
+
+def loaded_launch(given: GivenConfig) -> Launch:
+    """What a launch file makes of its own config or of a YAML file, after overrides."""
     from chomp.config import apply_overrides, config_from_mapping
 
     is_yaml = given.kind() == "YAML file"
@@ -47,7 +63,7 @@ def launch_steps(given: GivenConfig) -> list[ExecutorStep]:
         allowed="at least one step",
         fix=f"return the training step from {_STEPS}",
     )
-    return found
+    return Launch(steps=found, dry_run=getattr(module, _DRY_RUN, None))
 
 
 def loaded_module(path: str) -> ModuleType:

@@ -124,12 +124,12 @@ def _data_of_run_folder(given: GivenConfig) -> RunData:
 def completed_steps(run_folder: str) -> int:
     """How many steps of a run were completed, as its checkpoints and its record tell."""
     from chomp.checkpoint import latest_checkpoint
-    from chomp.hooks.run_folder import CHECKPOINTS, METRICS_FILE
+    from chomp.hooks.run_folder import CHECKPOINTS, record_of
     from chomp.storage import exists, join
     from chomp.tracking import read_metrics
 
     newest = latest_checkpoint(join(run_folder, CHECKPOINTS))
-    record = join(run_folder, METRICS_FILE)
+    record = record_of(run_folder)
     rows = read_metrics(record) if exists(record) else []
     # A row tells the index of a step that was completed. Either may be ahead of the other.
     logged = [row["step"] + 1 for row in rows if isinstance(row.get("step"), int)]

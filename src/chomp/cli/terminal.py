@@ -1,8 +1,14 @@
 """How results are printed: whole, since a path or an id that is cut cannot be copied."""
 
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
+# ruff: noqa: PLC0415
+# What is imported inside functions is what `chomp --help` does not need: it must answer at once.
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:  # for annotations alone
+    from rich.table import Table
 
 # Wider than any terminal, which then wraps lines itself; rich would cut what does not fit.
 _WIDTH = 4096
@@ -11,11 +17,16 @@ _SHOWN_CHARACTERS = 60
 
 def print_table(table: Table) -> None:
     """Print a table as wide as its content."""
+    from rich.console import Console
+
     Console(width=_WIDTH).print(table)
 
 
 def say(text: str, style: str = "") -> None:
     """Print a line as it is: what is told may hold brackets of its own."""
+    from rich.console import Console
+    from rich.text import Text
+
     Console(width=_WIDTH, soft_wrap=True).print(Text(text, style=style))
 
 

@@ -97,7 +97,7 @@ def tell_differences(planned: Sequence[PlannedStep]) -> None:
             "yellow",
             "Note:",
             f"{item.title} is {_VERBS[item.action]}, but it was made with other source or settings:"
-            f"\n  {_listed(item)}\n  To run it again from the start: {_force_flag(item)}",
+            f"\n  {_listed(item)}\n  To run it again from the start: {force_flag(item)}",
         )
 
 
@@ -106,7 +106,7 @@ def refuse_differences(planned: Sequence[PlannedStep]) -> None:
     differing = _differing(planned)
     if not differing:
         return
-    flags = " ".join(_force_flag(item) for item in differing)
+    flags = " ".join(force_flag(item) for item in differing)
     raise LaunchError(
         message(
             given="\n".join(
@@ -117,6 +117,13 @@ def refuse_differences(planned: Sequence[PlannedStep]) -> None:
             fix=f"run again from the start with {flags}, or leave out --strict",
         )
     )
+
+
+def force_flag(planned: PlannedStep) -> str:
+    """The flag that runs a step again from the start, and no other step."""
+    # A hyphen needs no escape outside of brackets, and reads better without.
+    pattern = re.escape(planned.step.name).replace(r"\-", "-")
+    return f"--force '^{pattern}$'"
 
 
 def _say(console: Console, style: str, label: str, text: str) -> None:
@@ -134,9 +141,3 @@ def _differing(planned: Sequence[PlannedStep]) -> list[PlannedStep]:
 
 def _listed(planned: PlannedStep) -> str:
     return "\n  ".join(planned.differences)
-
-
-def _force_flag(planned: PlannedStep) -> str:
-    # A hyphen needs no escape outside of brackets, and reads better without.
-    pattern = re.escape(planned.step.name).replace(r"\-", "-")
-    return f"--force '^{pattern}$'"

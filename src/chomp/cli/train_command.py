@@ -1,0 +1,58 @@
+"""`chomp train`: what it takes. What it does is in train_run.py."""
+
+# ruff: noqa: PLC0415
+# What is imported inside functions is what `chomp --help` does not need: it must answer at once.
+
+from functools import partial
+from typing import Annotated
+
+import typer
+
+from chomp.cli.config_arguments import Action, Overrides, Prefix, Template, given_config
+
+# The mark is typer's: it leaves the lines of the paragraph after it as they are.
+EXAMPLES = """\b
+Examples:
+  chomp train configs/debug_smoke.yaml
+  chomp train configs/base_smoke.yaml --dry-run
+  chomp train configs/base_smoke.yaml -o train.steps=50 --run-dir runs/longer
+  chomp train experiments/grug/base/launch.py
+"""
+
+
+def train(
+    config: Annotated[str, typer.Argument(metavar="CONFIG", help="A YAML file or a launch file.")],
+    overrides: Overrides = None,
+    run_dir: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="Where the run goes; default: runs/<project>/<name of CONFIG>-<hash of the run>.",
+        ),
+    ] = None,
+    dry_run: Annotated[
+        bool,
+        typer.Option(
+            "--dry-run", help="Check the config and show what a run would take; write nothing."
+        ),
+    ] = False,
+    force: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="REGEX",
+            help="Run matching steps again from the start; earlier results are moved aside.",
+        ),
+    ] = None,
+    prefix: Prefix = None,
+    template: Template = None,
+) -> Action:
+    """What `chomp train` does."""
+    from chomp.cli.train_run import train_run
+
+    return partial(
+        train_run,
+        given_config(config, overrides, prefix, template),
+        run_dir=run_dir,
+        force=force or [],
+        is_dry_run=dry_run,
+    )

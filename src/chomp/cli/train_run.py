@@ -1,0 +1,160 @@
+"""`chomp train`: the steps of a config, the data under the prefix and the run in its own folder."""
+
+# ruff: noqa: PLC0415
+# What is imported inside functions is what `chomp --help` does not need: it must answer at once.
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from chomp.cli.given_config import GivenConfig
+from chomp.cli.launch_files import LAUNCH_FILE, loaded_launch
+from chomp.errors import LaunchError, message, require
+
+if TYPE_CHECKING:  # for annotations alone
+    from chomp.executor import ExecutorStep, PlannedStep
+
+RUNS = "runs"
+_CHANGES_SHOWN = 3
+
+
+def train_run(
+    given: GivenConfig, *, run_dir: str | None, force: Sequence[str], is_dry_run: bool
+) -> int:
+    """Train, continue, or say that it is done; the exit code."""
+    from chomp.launch.launching import LaunchOptions, launched, require_dry_run
+
+    _require_trainable(given)
+    with _no_bytecode() if is_dry_run else nullcontext():
+        launch = loaded_launch(given)
+        if is_dry_run:
+            require_dry_run(launch.dry_run, fix="leave out --dry-run, or write such a function")
+        planned = _planned(given, launch.steps, run_dir, force)
+        options = LaunchOptions(prefix=given.outputs, is_dry_run=is_dry_run)
+        return launched(planned, options, report=_report, dry_run=launch.dry_run)
+
+
+def default_run_dir(given: GivenConfig, step: ExecutorStep) -> str:
+    """The folder of a run that is given none: by project, config and what the run is."""
+    from chomp.executor.identity import Identities
+    from chomp.executor.step import replaced
+    from chomp.storage import join
+
+    place = Path(given.path).resolve()
+    # Every launch file is called so; the folder it is in tells more.
+    stem = place.parent.name if place.name == LAUNCH_FILE else place.stem
+    settings = getattr(replaced(step.config, lambda path: path), "logging", None)
+    project = getattr(settings, "project", None)
+    require(
+        project is None or not {"", ".", ".."} & set(project.split("/")),
+        given=f"logging.project={project!r}, which is to name a folder",
+        allowed="a plain name",
+        fix="change logging.project, or pass --run-dir",
+    )
+    folder = join(RUNS, project) if project is not None else RUNS
+    return join(folder, f"{stem}-{Identities().of(step).hash}")
+
+
+def _require_trainable(given: GivenConfig) -> None:
+    kind = given.kind()
+    require(
+        kind in ("YAML file", "launch file"),
+        given=f"{given.path}, a {kind}",
+        allowed="a YAML file or a launch file",
+        fix="pass the config that made it, with --run-dir if the run was given a folder: that "
+        "continues the run"
+        if kind == "run folder"
+        else "pass the config of a run",
+    )
+
+
+def _planned(
+    given: GivenConfig, steps: Sequence[ExecutorStep], run_dir: str | None, force: Sequence[str]
+) -> list[PlannedStep]:
+    """The plan for the steps, the last of which is the run and goes to a folder of its own."""
+    from chomp.executor import plan_steps
+
+    *before, last = steps
+    folder = default_run_dir(given, last) if run_dir is None else run_dir
+    run = replace(last, override_output_path=folder)
+    planned = plan_steps([*before, run], prefix=given.outputs, force=force)
+    _refuse_other_run(planned[-1])
+    _refuse_other_files(planned[-1])
+    return planned
+
+
+def _refuse_other_run(planned: PlannedStep) -> None:
+    """Raise `LaunchError` if the folder is another run's. A plan would move that one aside."""
+    from chomp.launch.telling import force_flag
+
+    found = planned.found
+    if found is None or found.identity == planned.identity.hash or planned.is_forced:
+        return
+    if found.attempt == 0:
+        return  # its data could not be made, and it was never begun
+    raise LaunchError(
+        message(
+            given=f"{planned.path} holds another run{_changes(planned)}",
+            allowed="a folder that is new, or one of the same run, which is then continued",
+            fix="choose another --run-dir, or undo the change; "
+            f"{force_flag(planned)} moves the earlier run aside and starts over",
+        )
+    )
+
+
+def _changes(planned: PlannedStep) -> str:
+    """What differs between the run that a folder holds and the one that is planned."""
+    from chomp.executor.reasons import changed_values, short
+    from chomp.executor.status import read_info
+
+    info = read_info(planned.path)
+    if info is None:
+        return ""
+    names = {"name": info.name}, {"name": planned.step.name}
+    changes = changed_values({**names[0], **info.values}, {**names[1], **planned.identity.values})
+    told = [f"{d.path}: {short(d.before)} there, {short(d.after)} here" for d in changes]
+    more = f" and {len(told) - _CHANGES_SHOWN} more" if len(told) > _CHANGES_SHOWN else ""
+    return f" ({', '.join(told[:_CHANGES_SHOWN])}{more})"
+
+
+def _refuse_other_files(planned: PlannedStep) -> None:
+    """Raise `LaunchError` if the folder holds things, and no run: they would get mixed up."""
+    from chomp.hooks.run_folder import RESOLVED_CONFIG
+    from chomp.storage import is_folder, list_folder
+
+    if planned.found is not None or not is_folder(planned.path):
+        return
+    names = [name for name in list_folder(planned.path) if not name.startswith(".executor")]
+    if names and RESOLVED_CONFIG not in names:
+        raise LaunchError(
+            message(
+                given=f"{planned.path} holds {sorted(names)[0]} and no run",
+                allowed="a folder that is new, empty or that of a run",
+                fix="choose another --run-dir",
+            )
+        )
+
+
+def _report(path: str) -> None:
+    """What came of a run, if it has a record: a launch file may end with another kind of step."""
+    from chomp.hooks.run_folder import print_run_table, record_of
+    from chomp.storage import exists
+
+    if exists(record_of(path)):
+        print_run_table(path)
+
+
+@contextmanager
+def _no_bytecode() -> Iterator[None]:
+    """Let Python write no __pycache__ beside the template: a dry run leaves nothing behind."""
+    before = sys.dont_write_bytecode
+    sys.dont_write_bytecode = True
+    try:
+        yield
+    finally:
+        sys.dont_write_bytecode = before

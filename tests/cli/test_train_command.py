@@ -1,0 +1,304 @@
+"""`chomp train`: what it trains, where that goes, what it leaves alone, and what it refuses."""
+
+import os
+import re
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+
+from chomp.cli.given_config import GivenConfig
+from chomp.cli.launch_files import launch_steps
+from chomp.executor import plan_steps
+from tests import tiny
+from tests.cli.conftest import Chomp
+from tests.cli.small_launch import LAUNCH_FILE
+from tests.forked_commands import ForkedCommands
+
+ROOT = Path(__file__).parents[2]
+CONFIGS = sorted((ROOT / "configs").glob("*.yaml"))
+TEMPLATE = str(ROOT / "experiments/grug/base")
+
+# The launch file of the other tests with something to do: it writes a line, or is interrupted.
+TRAINING = """
+def train(config):
+    with open(config.output_path + "/runs", "a") as file:
+        file.write("ran\\n")
+    if config.is_stopped:
+        raise RunInterrupted("SIGTERM: the state is saved.", exit_code=75)
+
+
+def dry_run(config, is_data_ready):
+    print("dry run:", config.output_path, config.data.tokenizer.path, is_data_ready)
+"""
+
+
+def contents(folder: Path) -> dict[str, tuple[int, bytes]]:
+    """Every path below a folder with when it was changed and what it holds."""
+    return {
+        str(path): (path.stat().st_mtime_ns, path.read_bytes() if path.is_file() else b"")
+        for path in [folder, *folder.rglob("*")]
+    }
+
+
+@pytest.fixture
+def training(folder: Path) -> Path:
+    """The current folder, with a launch file that trains nothing and says that it did."""
+    nothing = LAUNCH_FILE[LAUNCH_FILE.index("def train(") : LAUNCH_FILE.index("def steps(")]
+    text = LAUNCH_FILE.replace(nothing, TRAINING.lstrip() + "\n\n")
+    text = text.replace(
+        'output_path: str = ""', 'output_path: str = ""\n    is_stopped: bool = False'
+    )
+    text = text.replace("launch, data=", "launch, trainer=versioned(launch.trainer), data=")
+    text = text.replace(
+        "from chomp.executor", "from chomp.errors import RunInterrupted\nfrom chomp.executor", 1
+    )
+    (folder / "launch.py").write_text(text)
+    return folder
+
+
+# ---- Where a run goes -----------------------------------------------------------------------
+
+
+def test_a_launch_file_is_trained_in_a_folder_of_its_own_and_its_data_under_the_prefix(
+    training: Path, chomp: Chomp
+):
+    told = chomp("train", "launch.py", "--prefix", "made")
+    assert (told.code, told.err) == (0, "")
+    [run] = (training / "runs").iterdir()
+    # Every launch file is called launch.py; the folder tells more.
+    assert re.fullmatch(rf"{training.name}-[0-9a-f]{{12}}", run.name)
+    assert (run / "runs").read_text() == "ran\n"
+    assert sorted(path.name for path in (training / "made").iterdir()) == ["tokenizer", "tokens"]
+
+
+def test_the_folder_is_that_of_the_config_and_another_config_has_another(
+    training: Path, chomp: Chomp
+):
+    (training / "mine.yaml").write_text("template: .\ntrain: {steps: 8}\n")
+    for more in ([], ["-o", "train.steps=9"]):
+        assert chomp("train", "mine.yaml", *more).code == 0
+    assert len(list((training / "runs").glob("mine-*"))) == 2
+    assert len(list((training / "outputs/tokens").iterdir())) == 4  # data is made once
+
+
+def test_the_project_names_the_folder_of_its_runs(training: Path, chomp: Chomp):
+    text = (training / "launch.py").read_text()
+    text = text.replace(
+        "from chomp.errors", "from chomp.tracking import LoggingConfig\nfrom chomp.errors"
+    )
+    text = text.replace(
+        "    is_stopped",
+        "    logging: LoggingConfig = field(default_factory=LoggingConfig)\n    is_stopped",
+    )
+    (training / "launch.py").write_text(text)
+    assert chomp("train", "launch.py", "-o", "logging.project=poetry").code == 0
+    assert len(list((training / "runs/poetry").iterdir())) == 1
+    wrong = chomp("train", "launch.py", "-o", "logging.project=../..")
+    assert wrong.code == 2
+    assert "logging.project='../..', which is to name a folder" in wrong.err
+
+
+# ---- A second time --------------------------------------------------------------------------
+
+
+def test_what_was_interrupted_is_continued_and_what_is_done_is_said_to_be(
+    training: Path, chomp: Chomp
+):
+    command = ["train", "launch.py", "--run-dir", "run"]
+    stopped = chomp(*command, "-o", "is_stopped=true")
+    assert stopped.code == 75
+    assert "Stopped. SIGTERM: the state is saved." in stopped.err
+    continued = chomp(*command)
+    assert continued.code == 0
+    assert "small (attempt 1 ended as interrupted; it continues)" in continued.out
+    again = chomp(*command)
+    assert again.code == 0
+    assert "Already done: small is at run\n" in again.out
+    assert (training / "run/runs").read_text() == "ran\nran\n"
+
+
+def test_another_config_is_refused_in_the_folder_of_a_run_and_the_field_is_named(
+    training: Path, chomp: Chomp
+):
+    assert chomp("train", "launch.py", "--run-dir", "run").code == 0
+    before = contents(training)
+    command = ["train", "launch.py", "--run-dir", "run", "-o", "train.steps=41"]
+    for more in ([], ["--dry-run"]):
+        told = chomp(*command, *more)
+        assert (told.code, told.out) == (1, "")
+        assert "run holds another run (trainer.steps: 40 there, 41 here). Allowed: " in told.err
+        assert "Fix: choose another --run-dir" in told.err
+    assert contents(training) == before
+    assert chomp(*command, "--force", "small").code == 0
+    assert len(list(training.glob("run.replaced-*"))) == 1
+
+
+def test_a_run_that_never_began_for_its_data_does_not_keep_the_folder(training: Path, chomp: Chomp):
+    notes = (training / "notes.jsonl").read_text()
+    (training / "notes.jsonl").write_text('{"txt": "no text"}\n')
+    told = chomp("train", "launch.py", "--run-dir", "run")
+    assert told.code == 1
+    assert "since a step it depends on failed" in told.err
+    (training / "notes.jsonl").write_text(notes)
+    assert chomp("train", "launch.py", "--run-dir", "run").code == 0
+    assert (training / "run/runs").read_text() == "ran\n"
+
+
+def test_a_folder_with_things_of_somebody_else_is_refused(training: Path, chomp: Chomp):
+    told = chomp("train", "launch.py", "--run-dir", "poems")
+    assert told.code == 1
+    assert "poems holds 00.txt and no run. Allowed: " in told.err
+    (training / "empty").mkdir()
+    assert chomp("train", "launch.py", "--run-dir", "empty").code == 0
+
+
+def test_a_run_folder_that_cannot_be_made_is_told_before_data_is_built(
+    training: Path, chomp: Chomp
+):
+    told = chomp("train", "launch.py", "--run-dir", "notes.jsonl/run")
+    assert told.code == 1
+    assert "notes.jsonl/run" in told.err
+    assert "Traceback" not in told.err
+    assert not (training / "outputs/tokens").exists()
+
+
+# ---- Dry runs -------------------------------------------------------------------------------
+
+
+def test_a_dry_run_gets_every_path_and_whether_the_data_is_there_and_leaves_nothing(
+    training: Path, chomp: Chomp
+):
+    before = contents(training)
+    told = chomp("train", "launch.py", "--dry-run", "--run-dir", "run")
+    assert (told.code, told.err) == (0, "")
+    [said] = [line for line in told.out.splitlines() if line.startswith("dry run:")]
+    assert re.fullmatch(r"dry run: run outputs/tokenizer/byte-\w{12} False", said)
+    assert told.out.endswith("This is a dry run; nothing was run.\n")
+    assert contents(training) == before
+    assert chomp("data", "build", "launch.py").code == 0
+    before = contents(training)
+    told = chomp("train", "launch.py", "--dry-run")
+    assert told.out.splitlines()[-2].endswith(" True")
+    assert contents(training) == before
+
+
+def test_a_launch_file_without_a_dry_run_says_what_it_lacks(folder: Path, chomp: Chomp):
+    told = chomp("train", "launch.py", "--dry-run")
+    assert told.code == 2
+    assert "a function dry_run(config, is_data_ready)" in told.err
+
+
+# ---- What is refused ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "faults"),
+    [
+        (["mine.yaml", "-o", "train.stepz=5"], ["train.stepz", "did you mean steps?"]),
+        (["wrong.yaml"], ["wrong.yaml", "trian", "did you mean train"]),
+        (["mine.yaml", "--template", "nowhere"], ["no nowhere/launch.py", "--template FOLDER"]),
+        (["nothing.yaml"], ["there is no nothing.yaml"]),
+        (["old"], ["old, a run folder", "that continues the run"]),
+        (["mine.yaml", "--force", "grug"], ["--force 'grug'", "no step's name"]),
+        ([], ["Missing argument"]),
+    ],
+    ids=["key", "section", "template", "path", "run folder", "force", "nothing"],
+)
+def test_a_wrong_command_is_told_in_three_parts_and_makes_nothing(
+    training: Path, chomp: Chomp, arguments: list[str], faults: list[str]
+):
+    (training / "mine.yaml").write_text("template: .\ntrain: {steps: 8}\n")
+    (training / "wrong.yaml").write_text("template: .\ntrian: {steps: 8}\n")
+    (training / "old").mkdir()
+    (training / "old/config_resolved.json").write_text("{}")
+    told = chomp("train", *arguments)
+    assert (told.code, told.out) == (2, "")
+    for words in (*faults, "Error: ", "Allowed: ", "Fix: "):
+        assert words in told.err
+    assert not (training / "outputs").exists()
+    assert not (training / "runs").exists()
+
+
+def test_help_has_examples_of_configs_that_exist(chomp: Chomp):
+    told = chomp("train", "--help")
+    assert (told.code, told.err) == (0, "")
+    examples = re.findall(r"chomp train (\S+)", told.out.partition("Examples:")[2])
+    assert len(examples) >= 3
+    for path in examples:
+        assert (ROOT / path).is_file()
+
+
+# ---- The configs that come along ------------------------------------------------------------
+
+Train = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def train(base_launches: ForkedCommands, tmp_path: Path) -> Train:
+    """Runs `chomp train` on a config that comes along, as a command in the test's own folder."""
+    inherited = {key: value for key, value in os.environ.items() if key != "CHOMP_PREFIX"}
+    env = {**inherited, "JAX_NUM_CPU_DEVICES": "1", "COLUMNS": "200"}
+
+    def run(config: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+        words = ["train", str(ROOT / "configs" / config), "--template", TEMPLATE, *arguments]
+        return base_launches.run(ROOT / "src/chomp/__main__.py", *words, env=env, cwd=tmp_path)
+
+    return run
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.name)
+def test_a_config_is_a_recipe_card_and_a_run_of_its_template(path: Path):
+    text = path.read_text()
+    for heading in ("command", "needs", "takes", "expect"):
+        assert re.search(rf"^#   {heading} ", text, re.MULTILINE)
+    assert f"uv run chomp train configs/{path.name}" in text
+    [step] = launch_steps(GivenConfig(path=str(path), template=TEMPLATE))
+    assert step.name == f"grug/{path.stem}"
+    assert plan_steps([step], prefix="nowhere")[-1].config.trainer.steps == 20
+
+
+def test_base_smoke_shows_every_section():
+    sections = "model data train optim eval samples checkpoint logging"
+    assert {*sections.split()} <= set(
+        yaml.safe_load((ROOT / "configs/base_smoke.yaml").read_text())
+    )
+
+
+def test_debug_smoke_trains_once_and_then_says_that_it_is_done(train: Train, tmp_path: Path):
+    first = train("debug_smoke.yaml")
+    assert first.returncode == 0, first.stderr
+    [folder] = re.findall(r"run folder +(runs/chomp/debug_smoke-[0-9a-f]{12})\s", first.stdout)
+    losses = tiny.losses(tmp_path / folder)
+    assert losses[4] - losses[19] > 0.5
+    before = contents(tmp_path)
+    again = train("debug_smoke.yaml")
+    assert (again.returncode, again.stderr) == (0, "")
+    assert f"Already done: grug/debug_smoke is at {folder}" in again.stdout
+    assert "bits per byte" in again.stdout
+    assert contents(tmp_path) == before
+
+
+def test_a_dry_run_of_debug_smoke_leaves_nothing_behind(train: Train, tmp_path: Path):
+    before = contents(tmp_path)
+    shown = train("debug_smoke.yaml", "--dry-run")
+    assert shown.returncode == 0, shown.stderr
+    for word in ("grug/debug_smoke", "runs/chomp/debug_smoke-", "parameters", "nothing was run"):
+        assert word in shown.stdout
+    assert contents(tmp_path) == before
+
+
+@pytest.mark.slow
+def test_base_smoke_learns_in_its_few_steps(train: Train, tmp_path: Path):
+    done = train("base_smoke.yaml")
+    assert done.returncode == 0, done.stderr
+    [folder] = (tmp_path / "runs/smoke").iterdir()
+    losses = tiny.losses(folder)
+    assert losses[4] - losses[19] > 0.5
+    assert "sample" in done.stdout
+    assert sorted(path.name for path in (folder / "checkpoints").iterdir()) == [
+        "step-10",
+        "step-20",
+    ]
