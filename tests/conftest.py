@@ -3,16 +3,30 @@
 Warnings are errors by pyproject. Set here, before anything imports JAX or chomp.
 """
 
+import atexit
 import os
+import shutil
 import socket
+import tempfile
+from collections.abc import Iterator
 
-# Real processes started by tests inherit these two.
+# Real processes started by tests inherit all of these.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
+os.environ.pop("WANDB_API_KEY", None)  # with somebody's key, every run of a test would be sent
+if os.environ["JAX_PLATFORMS"] == "cpu" and "JAX_COMPILATION_CACHE_DIR" not in os.environ:
+    # What one test has compiled, later tests and the processes they start load: the same machine
+    # code, so results are the same to the bit. Never from one session to the next.
+    programs = tempfile.mkdtemp(prefix="compiled-by-tests-")
+    atexit.register(shutil.rmtree, programs, ignore_errors=True)
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = programs
+    os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.2"
 
 import jax
 import jaxtyping
 import pytest
+
+from tests.forked_commands import ForkedCommands
 
 jax.config.update("jax_num_cpu_devices", 8)
 # A silent cast or broadcast is how a wrong formula survives.
@@ -57,3 +71,13 @@ def eight_device_mesh() -> jax.sharding.Mesh:
     from chomp.mesh import MeshConfig, create_mesh
 
     return create_mesh(MeshConfig(data=4, model=2), devices=jax.devices()[:8])
+
+
+@pytest.fixture(scope="session")
+def base_launches() -> Iterator[ForkedCommands]:
+    """Runs files that import what the launch file of base does; on one device, unless told."""
+    commands = ForkedCommands(
+        "experiments.grug.base.launch", env={**os.environ, "JAX_NUM_CPU_DEVICES": "1"}
+    )
+    yield commands
+    commands.close()

@@ -94,9 +94,11 @@ def loss_and_gradient(
     )(model)
 
 
-# Three documents in one row, and each at the start of a row of its own, padding behind it.
+# Three documents in one row, and each at the start of a row of its own, padding behind it. Rows of
+# padding stand below the one, so that a single program takes both.
 LENGTHS = (3, 5, 4)
-TOGETHER = np.repeat(np.arange(3, dtype=np.int32), LENGTHS)[None]
+TOGETHER = np.full((3, S), -1, np.int32)
+TOGETHER[0] = np.repeat(np.arange(3), LENGTHS)
 ALONE = np.stack([np.where(np.arange(S) < n, 0, -1) for n in LENGTHS]).astype(np.int32)
 
 
@@ -128,7 +130,7 @@ def test_packed_documents_have_the_losses_and_gradients_they_have_alone(
         return jax.value_and_grad(total, has_aux=True)(model)
 
     with jax.set_mesh(one_device_mesh):
-        model, packed = with_config(document_positions=document_positions), rows(1)
+        model, packed = with_config(document_positions=document_positions), rows(3)
         (_, losses), gradient = results(model, packed, inner_weight(TOGETHER), TOGETHER)
         (_, losses_alone), alone = results(model, apart(packed), inner_weight(ALONE), ALONE)
     mine = apart(np.asarray(losses)) * inner_weight(ALONE)
@@ -140,7 +142,7 @@ def test_packed_documents_have_the_losses_and_gradients_they_have_alone(
 def test_positions_begin_again_with_each_document_only_if_asked(one_device_mesh):
     def program(**changes: bool) -> str:
         def hidden(model: Transformer) -> jax.Array:
-            return model(jnp.zeros((1, S), jnp.int32), AttentionMask.causal(segment_ids=TOGETHER))
+            return model(jnp.zeros((3, S), jnp.int32), AttentionMask.causal(segment_ids=TOGETHER))
 
         return str(jax.make_jaxpr(hidden)(with_config(**changes)))
 
@@ -174,7 +176,9 @@ def test_tying_the_head_to_the_embedding_takes_one_line(eight_device_mesh):
 
     with jax.set_mesh(eight_device_mesh):
         free = tiny_on(eight_device_mesh)
-        fields = (free.token_embed, free.blocks, free.final_norm, free.lm_head, free.cfg)
+        # One block is enough to show it, and compiles in half the time.
+        blocks, cfg = free.blocks[:1], replace(free.cfg, num_layers=1)
+        fields = (free.token_embed, blocks, free.final_norm, free.lm_head, cfg)
         batch = place_batch((rows(), np.ones((B, S), np.float32)), eight_device_mesh, batch_axis=0)
         hidden, logits, gradient = jax.jit(
             lambda model, tokens, weight: (
@@ -206,7 +210,8 @@ def test_without_documents_a_token_sees_the_whole_prefix_and_nothing_after(one_d
 def test_decoding_after_a_prefill_gives_the_logits_of_the_forward_pass(cfg, one_device_mesh):
     prefill = 5
     with jax.set_mesh(one_device_mesh):
-        model, tokens = trained(cfg), rows(2)
+        model = tiny_on(one_device_mesh) if cfg is TINY else trained(cfg)
+        tokens = rows(2)
         whole = np.asarray(jax.jit(lambda tokens: model.logits(tokens))(tokens))
         step = jax.jit(lambda cache, tokens: model.decode_step(cache, tokens))
         first, kept = step(model.init_cache(2, S), tokens[:, :prefill])

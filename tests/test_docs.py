@@ -3,8 +3,6 @@
 import os
 import re
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -34,6 +32,11 @@ RUN_ELSEWHERE = {
     "uv run --group bench python -m benchmarks.data": "a benchmark: minutes",
     "uv run --group bench python -m benchmarks.data --quick": "a benchmark: a minute",
     "uv run python -m benchmarks.record": "below, its function",
+    "uv run chomp train configs/debug_smoke.yaml": "tests/cli/test_train_command.py",
+    "uv run chomp metrics replay outputs/grug/base-<hash> --to tensorboard": (
+        "tests/cli/test_metrics_commands.py"
+    ),
+    "uv run chomp metrics show outputs/grug/base-<hash>": "tests/cli/test_metrics_commands.py",
 }
 
 
@@ -52,15 +55,13 @@ def test_the_pages_have_commands():
 
 
 @pytest.mark.parametrize("command", [c for c in ALL_COMMANDS if c not in RUN_ELSEWHERE])
-def test_a_command_in_the_pages_runs(command, tmp_path):
+def test_a_command_in_the_pages_runs(command, base_launches, tmp_path):
     words = shlex.split(command)
     assert words[:2] == ["uv", "run"], f"{command!r} is in no list of what is tested"
     arguments = words[2:] if words[2] != "python" else words[3:]
+    env = {**os.environ, "JAX_NUM_CPU_DEVICES": "1"}
     # `--prefix` keeps the outputs of a launch file out of the checkout.
-    done = subprocess.run(
-        [sys.executable, *arguments, "--prefix", str(tmp_path)],
-        cwd=ROOT, env={**os.environ, "JAX_NUM_CPU_DEVICES": "1"}, capture_output=True, text=True,
-    )  # fmt: skip
+    done = base_launches.run(*arguments, "--prefix", str(tmp_path), env=env, cwd=ROOT)
     assert done.returncode == 0, done.stderr
 
 

@@ -1,5 +1,6 @@
 """What an install brings: the library in the wheel, the templates only in a checkout."""
 
+import os
 import re
 import subprocess
 import sys
@@ -24,12 +25,12 @@ def test_the_wheel_holds_the_library_and_no_template(tmp_path):
     assert tops == {"chomp", f"chomp-{chomp.__version__}.dist-info"}
 
 
-def test_a_checkout_makes_templates_importable_from_anywhere(tmp_path):
-    code = "import chomp, experiments.grug.base.launch as l; print(l.VARIANT)"
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True
-    )
-    assert done.stdout.strip() == "base"
+def test_a_checkout_makes_templates_importable_from_anywhere(base_launches, tmp_path):
+    file = tmp_path / "elsewhere.py"
+    file.write_text("import chomp, experiments.grug.base.launch as l; print(l.VARIANT)\n")
+    env = {**os.environ, "JAX_NUM_CPU_DEVICES": "1"}
+    done = base_launches.run(file, env=env, cwd=tmp_path)
+    assert done.stdout.strip() == "base", done.stderr
 
 
 def test_the_version_is_said_once_and_the_same():

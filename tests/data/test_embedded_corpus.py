@@ -57,6 +57,16 @@ def test_the_real_library_fills_both_splits_of_both_parts(real):
     assert sum(len(document.text) for document in real["prose"]) > 1_000_000
 
 
+def test_the_held_out_split_shares_no_document_with_training(real):
+    for documents in real.values():
+        train, held_out = (
+            {document.id for document in documents_of_split(documents, split, FRACTION)}
+            for split in ("train", "validation")
+        )
+        assert not train & held_out
+        assert len(train) + len(held_out) == len(documents)
+
+
 def test_real_documents_are_distinct_text_that_a_tokenizer_can_read(real):
     for documents in real.values():
         assert len({document.id for document in documents}) == len(documents)

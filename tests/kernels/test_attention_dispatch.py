@@ -198,7 +198,11 @@ def test_the_whole_grid_agrees_with_float64(rows, backend, dtype):
 
 
 @pytest.mark.parametrize(
-    ("data", "model"), [(1, 1), (2, 1), (1, 2), (4, 1), (1, 4), (8, 1), (4, 2), (2, 4)]
+    ("data", "model"),
+    [
+        *[(1, 1), (8, 1), (1, 4), (4, 2)],
+        *[pytest.param(*cut, marks=pytest.mark.slow) for cut in [(2, 1), (1, 2), (4, 1), (2, 4)]],
+    ],
 )
 def test_rows_and_heads_cut_over_any_mesh_give_what_one_device_gives(data, model):
     rows = Rows(batch=8, heads=8, kv_heads=4, window=7, documents=DOCUMENTS * 4)

@@ -58,7 +58,7 @@ def sum_and_losses(given: Inputs) -> tuple[Found, Found, jax.Array]:
     [
         {"data": 1},
         {"data": 4, "model": 2},
-        {"data": 2, "model": 4},
+        pytest.param({"data": 2, "model": 4}, marks=pytest.mark.slow),
         {"data": 1, "model": 8},
         {"replica": 2, "data": 2, "expert": 2},
     ],
