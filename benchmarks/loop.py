@@ -58,11 +58,11 @@ class Turns:
         return self.settling + self.counted
 
 
-# 240 steps count on a CPU, in short stretches because other work on its cores comes and goes, and
+# 160 steps count on a CPU, in short stretches because other work on its cores comes and goes, and
 # 300 on a GPU. At a change the loader has 8 batches ready and a GPU's queue is empty: settling uses
 # up the ones and fills the other.
 TURNS = {
-    "cpu": Turns(rounds=12, settling=8, counted=20, muon=8),
+    "cpu": Turns(rounds=16, settling=8, counted=10, muon=4),
     "gpu": Turns(rounds=3, settling=20, counted=100, muon=100),
 }
 # The quickstart warms up for 40 steps, and a run has to be longer.

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -98,13 +99,20 @@ def recorded_reads(patch: pytest.MonkeyPatch, classes: set[type]) -> set[tuple[s
     reads: set[tuple[str, str]] = set()
     bookkeeping = ("chomp.config", "chomp.errors", "dataclasses", "pydantic", "copy", __name__)
 
+    def is_use(frame: FrameType | None) -> bool:
+        if frame is not None and frame.f_globals.get("__name__", "").startswith(bookkeeping):
+            return False
+        while frame is not None:
+            if frame.f_code.co_name == "__post_init__":  # whatever it calls only checks
+                return False
+            frame = frame.f_back
+        return True
+
     def watched(cls: type) -> Any:
         plain = cls.__getattribute__
 
         def read(self: Any, name: str) -> Any:
-            caller = sys._getframe(1)
-            module = caller.f_globals.get("__name__", "")
-            if not module.startswith(bookkeeping) and caller.f_code.co_name != "__post_init__":
+            if (cls.__name__, name) not in reads and is_use(sys._getframe(1)):
                 reads.add((cls.__name__, name))
             return plain(self, name)
 
@@ -156,6 +164,20 @@ def test_every_promised_metric_is_logged_and_named_in_the_table(run):
     assert not logged & NOT_ON_A_CPU
     own = {"step", "attempt", "time", "kind"}
     assert not [key for key in logged - own if metric_of(key) is None]
+
+
+def test_the_phases_of_a_run_sum_to_its_wall_clock(run):
+    rows = rows_of(run[0])
+    trained = [row for row in rows if "train/loss" in row]
+    phases = ("duration", "hook_time", "loading_time", "checkpoint_time", "compile_time")
+    sums = {name: sum(row[f"throughput/{name}"] for row in trained) for name in phases}
+    assert all(seconds > 0 for seconds in sums.values()), sums
+    evaluated = next(row for row in rows if row.get("step") == 1 and "eval/loss" in row)
+    sums["eval"] = evaluated["eval/total_time"] + evaluated["eval/ema/total_time"]
+    # The clock starts behind the summary that the log writes before the first step.
+    before = [row["time"] for row in rows if row.get("kind") == "summary"]
+    start = max(time for time in before if time < trained[0]["time"])
+    assert sum(sums.values()) == pytest.approx(trained[-1]["time"] - start, rel=0.05, abs=0)
 
 
 def test_a_cpu_says_why_it_has_no_mfu(run):

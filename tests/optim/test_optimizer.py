@@ -182,10 +182,6 @@ def test_decay_steps_end_the_decay_before_the_run_ends():
     np.testing.assert_allclose(rates[7:], 0.5, rtol=1e-6)
 
 
-def test_a_run_of_one_step_has_a_schedule():
-    assert float(GrugOptimizerConfig(lr=1.0, warmup_steps=0).schedule(1)(0)) >= 0.0
-
-
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [

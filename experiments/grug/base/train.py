@@ -201,8 +201,9 @@ def _make_train_step(
 
         # A batch without a single trained token leaves zeros, not NaN.
         per_token = 1.0 / jnp.maximum(weight, 1e-9)
-        gradient = jax.tree.map(lambda g, p: (g * per_token).astype(p.dtype), gradient, params)
+        gradient = jax.tree.map(lambda g: g * per_token, gradient)
         loss, norm = loss * per_token, optax.tree.norm(gradient)
+        gradient = jax.tree.map(lambda g, p: g.astype(p.dtype), gradient, params)
         updates, opt_state = optimizer.update(gradient, state.opt_state, params)
         params = optax.apply_updates(params, updates)
         ema_params = state.ema_params
@@ -294,12 +295,10 @@ def run_grug(config: GrugRunConfig) -> None:
 
 
 def open_run(config: GrugRunConfig, mesh: Mesh, folder: hooks.RunFolder) -> Run:
-    """Everything the run reads, opened, and the run described in its folder."""
+    """Everything the run reads, opened."""
     mp = Precision.parse(config.trainer.precision)
     data = hooks.open_data(config.model, config.data, config.trainer, mp=mp, mesh=mesh)
     require_fits_mesh(partial(fresh_state, config), mesh)
-    template, derived = Path(__file__).parent, hooks.derived_values(config)
-    folder.describe(config, template=template, tokenizer=data.tokenizer, derived=derived)
     return Run(config, mesh, mp, folder, data.tokenizer, data.loader, data.eval_datasets)
 
 
@@ -310,14 +309,16 @@ def build_or_restore(run: Run) -> tuple[GrugTrainState, Checkpointer, Checkpoint
     about = hooks.checkpoint_metadata(
         config, run.folder, data_fingerprint=fingerprint, mesh=run.mesh
     )
-    initialize = partial(fresh_state, config)
     folder, must_load = run.folder.checkpoints, trainer.load_checkpoint
     state, found = restore_latest_or_initialize(
-        folder, initialize, about=about, mesh=run.mesh, load_checkpoint=must_load
+        folder, partial(fresh_state, config), about=about, mesh=run.mesh, load_checkpoint=must_load
     )
     log.info("starting from %s", "scratch" if found is None else found.path)
     if found is not None:
         run.loader.restore_streams(found.metadata.stream_states)
+    # Only now: a config that was refused must not describe what the folder holds.
+    template, derived = Path(__file__).parent, hooks.derived_values(config)
+    run.folder.describe(config, template=template, tokenizer=run.tokenizer, derived=derived)
     checkpointer = Checkpointer(folder, config.checkpoint, about)
     return state, checkpointer, about if found is None else found.metadata
 
@@ -394,16 +395,18 @@ def step_loop(run: Run, tools: Instruments, state: GrugTrainState, start: int) -
                         step_log.flush()
                         with clock.phase(hook.phase):
                             hook(_models(state), completed)
-                stopping = stop.received or guard.asks_to_stop
-                if tools.checkpointer.is_due(completed) or stopping:
+                asked = stop.received  # looked at once: a signal may come at any time
+                if tools.checkpointer.is_due(completed) or asked or guard.asks_to_stop:
                     step_log.flush()  # a step that ends the run ends it here, before it is saved
                     with clock.phase("checkpoint"):
                         saved_at = save(run, tools, state, completed)
             if guard.asks_to_stop:
                 raise guard.stop_error(saved_at)
-            if stop.received and completed < trainer.steps:
+            if asked and completed < trainer.steps:
                 raise stop.interruption(saved_at)
     step_log.flush()
+    if guard.asks_to_stop:  # the last step was bad
+        raise guard.stop_error(save(run, tools, state, trainer.steps))
     return state
 
 

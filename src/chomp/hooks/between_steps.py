@@ -43,18 +43,22 @@ def evaluation_and_samples(
     mp: Precision,
     has_average: bool,
 ) -> list[Hook]:
-    """The hooks of a run that look at held-out data: neither without an evaluation config."""
-    if evaluation is None:
-        return []
-    return [
-        Evaluation(
-            evaluation,
-            datasets,
-            losses_of,
-            tracker,
-            mesh=mesh,
-            tokenizer=tokenizer,
-            has_average=has_average,
-        ),
-        Samples(samples, datasets[0], tokenizer, tracker, folder=folder, mesh=mesh, mp=mp),
-    ]
+    """The hooks of a run that look at held-out data; without `evaluation`, samples alone."""
+    hooks: list[Hook] = []
+    if evaluation is not None:
+        hooks.append(
+            Evaluation(
+                evaluation,
+                datasets,
+                losses_of,
+                tracker,
+                mesh=mesh,
+                tokenizer=tokenizer,
+                has_average=has_average,
+            )
+        )
+    if samples.max_tokens > 0:
+        hooks.append(
+            Samples(samples, datasets[0], tokenizer, tracker, folder=folder, mesh=mesh, mp=mp)
+        )
+    return hooks

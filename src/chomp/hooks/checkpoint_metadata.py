@@ -8,6 +8,7 @@ from chomp.checkpoint import CheckpointMetadata
 from chomp.config import config_hash, config_to_mapping
 from chomp.hooks.environment import environment
 from chomp.hooks.run_folder import RunFolder
+from chomp.tracking.secrets import without_secrets
 
 
 def checkpoint_metadata(
@@ -22,7 +23,7 @@ def checkpoint_metadata(
         run_id=config.run_id,
         attempt=folder.attempt,
         config_hash=config_hash(config),
-        config=config_to_mapping(config),
+        config=without_secrets(config_to_mapping(config)),
         data_fingerprint=data_fingerprint,
         data_offset=0,
         tokens_seen=0,

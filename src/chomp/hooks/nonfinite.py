@@ -1,7 +1,7 @@
 """A step whose loss or gradient is not finite: what it leaves behind, and what the run does then.
 
-On the device such a step leaves weights, optimizer and average as they were, whatever the policy:
-a bad state never exists, so it cannot be saved. The host learns of it a step later and decides.
+On the device such a step leaves weights, optimizer and average as they were, whatever the policy.
+The host learns of it a step later and decides. (Whoever saves a state looks at every number of it.)
 """
 
 import logging
@@ -66,8 +66,8 @@ class NonFiniteGuard:
         told = f"step {step} gave {told}"
         if self._policy == "raise":
             raise _error(told, "the last checkpoint is intact")
-        if self._in_a_row > MAX_SKIPS_IN_A_ROW:
-            raise _error(f"{told}, as did the {MAX_SKIPS_IN_A_ROW} steps before it", "")
+        if self._in_a_row >= MAX_SKIPS_IN_A_ROW:
+            raise _error(f"{told}, as did the {MAX_SKIPS_IN_A_ROW - 1} steps before it", "")
         if self._policy == "stop":
             self._stopped_by = self._stopped_by or told
         log.warning("%s: its update is left out (%d so far)", told, self.skipped_steps)

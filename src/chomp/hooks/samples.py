@@ -35,6 +35,12 @@ class SamplesConfig(Config):
             allowed="0 or more of both",
             fix="max_tokens=0 turns samples off, temperature=0 takes the likeliest token",
         )
+        require(
+            self.every is None or self.max_tokens > 0,
+            given=f"samples.every={self.every} with samples.max_tokens=0",
+            allowed="a period only where there are samples",
+            fix="set samples.every=null, or samples.max_tokens=100",
+        )
 
 
 class Samples:
@@ -63,12 +69,10 @@ class Samples:
     def is_due(self, completed_steps: int) -> bool:
         """Whether the period asks for a sample now."""
         every = self._config.every
-        return every is not None and completed_steps % every == 0 and self._config.max_tokens > 0
+        return every is not None and completed_steps % every == 0
 
     def __call__(self, models: Mapping[str, Any], completed_steps: int) -> None:
         """Write a sample of the model as it is."""
-        if self._config.max_tokens == 0:
-            return
         weights = models["current"] if models["ema"] is None else models["ema"]
         text = self._text(self._mp.for_compute(weights), completed_steps)
         path = self._folder.write_sample(completed_steps, text)

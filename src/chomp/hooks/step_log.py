@@ -106,24 +106,25 @@ class StepLog:
         fetched = jax.device_get(own)
         values = {name: float(fetched[name]) for name in own}
         trained = values.pop(TRAINED_TOKENS)
+        # Schedules count updates, and a step that is left out is none.
+        update = step - self._guard.skipped_steps
         if self._guard.is_good(step, values):
             self.tokens_seen += round(trained)
             self._window_tokens += round(trained)
         watched = watched_row(self._settings.watch, step, metrics)
         if (step + 1) % self._settings.log_every == 0 or step + 1 == self._steps.stop:
-            self._log_row(step, values, watched)
+            self._log_row(step, values, {**watched, **self._hyperparameters(update)})
         elif watched:  # has a period of its own
             with self._clock.phase("hook"):
                 self._tracker.log(watched, step=step)
 
     def _log_row(
-        self, step: int, values: Mapping[str, float], watched: Mapping[str, float | str]
+        self, step: int, values: Mapping[str, float], more: Mapping[str, float | str]
     ) -> None:
         row: dict[str, Any] = {**values, **self._throughput.metrics(step, self._window_tokens)}
         self._window_tokens = 0
         with self._clock.phase("hook"):
-            row |= watched
-            row |= self._hyperparameters(step)
+            row |= more
             row[names.RUN_PROGRESS] = (step + 1) / self._steps.stop
             row[names.TOKENS_SEEN] = self.tokens_seen
             row[names.SKIPPED_STEPS] = self._guard.skipped_steps

@@ -47,6 +47,7 @@ class Throughput:
         # Forward plus twice that for the backward pass.
         self._flops_per_example = 3.0 * self._seq_len * flops_per_token
         self._last_step = start_step - 1
+        self._is_first_row = True
         self._device_kind = loader.mesh.devices.flat[0].device_kind
         self._num_devices = loader.mesh.devices.size
         self._peak = _peak(self._device_kind, compute_dtype)
@@ -81,7 +82,7 @@ class Throughput:
         self._last_step = step
         # Everything counts here, compiling too: what a researcher waits for.
         wall = max(sum(seconds.values()), 1e-9)
-        return {
+        metrics = {
             names.DURATION: duration,
             names.EXAMPLES_PER_SECOND: examples_per_second,
             names.TOKENS_PER_SECOND: examples_per_second * self._seq_len,
@@ -92,6 +93,10 @@ class Throughput:
             **self._flops_metrics(examples_per_second * self._flops_per_example),
             **_phase_metrics(seconds),
         }
+        if self._is_first_row:
+            metrics[names.FIRST_STEP_COMPILE_TIME_S] = seconds["compile"]
+        self._is_first_row = False
+        return metrics
 
     def closing_summary(self) -> dict[str, float]:
         """Percentiles and mean of the last 500 rows' MFU; empty where no row had one."""
@@ -131,12 +136,9 @@ def _peak(device_kind: str, compute_dtype: str | None) -> DevicePeak:
 
 
 def _phase_metrics(seconds: Mapping[Phase, float]) -> dict[str, float]:
-    metrics = {
+    return {
         names.LOADING_TIME: seconds["loading"],
         names.HOOK_TIME: seconds["hook"],
         names.CHECKPOINT_TIME: seconds["checkpoint"],
         names.COMPILE_TIME: seconds["compile"],
     }
-    if seconds["compile"]:
-        metrics[names.FIRST_STEP_COMPILE_TIME_S] = seconds["compile"]
-    return metrics

@@ -33,6 +33,14 @@ class Precision:
                 fix=f"write for example {part}=float32",
             )
 
+        require(
+            self.params != "float16",
+            given="precision params=float16",
+            allowed="float32 or bfloat16 for weights: in float16 Adam's eps is 0, and so NaN is "
+            "what a weight without a gradient becomes",
+            fix="write params=float32,compute=float16",
+        )
+
     @staticmethod
     def parse(text: str) -> "Precision":
         """The policy written as `params=float32,compute=bfloat16`; a part left out is float32."""

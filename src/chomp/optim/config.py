@@ -11,6 +11,7 @@ import optax
 from chomp.config import Config
 from chomp.errors import require
 from chomp.optim.adamw import AdamConfig, adamw
+from chomp.optim.clipping import clip_by_norm
 from chomp.optim.duration import Duration, require_duration, steps_of
 from chomp.optim.groups import Group, grouped_weights, require_known_groups
 from chomp.optim.muon import MuonConfig, muon
@@ -88,7 +89,7 @@ class GrugOptimizerConfig(Config):
         )
 
     def hyperparameters(self, num_steps: int) -> Callable[[int], dict[str, float]]:
-        """What is logged of the optimizer for a step (from 0); computed without any device."""
+        """What is logged of the optimizer for an update (from 0); computed without any device."""
         schedule = self.schedule(num_steps)
 
         def of_step(step: int) -> dict[str, float]:
@@ -105,8 +106,7 @@ class GrugOptimizerConfig(Config):
     def build(self, num_steps: int, param_groups: Any) -> optax.GradientTransformation:
         """The update rule for parameters whose tree of group labels is `param_groups`."""
         require_known_groups(param_groups)
-        clip = optax.clip_by_global_norm(self.grad_clip_norm)
-        clip = clip if self.grad_clip_norm > 0 else optax.identity()
+        clip = clip_by_norm(self.grad_clip_norm) if self.grad_clip_norm > 0 else optax.identity()
         schedule = self.schedule(num_steps)
         decay = {"weight_decay": self.weight_decay, "param_groups": param_groups}
         by_adam = adamw(self.adam, schedule, **decay)
@@ -148,10 +148,10 @@ class GrugOptimizerConfig(Config):
     def _cycle(self, num_steps: int, rest: int) -> tuple[int | float, int | float]:
         """Steps of one decay and of the stable part before it, `rest` steps after the warmup."""
         require(
-            self.cycles <= rest,
+            self.cycles == 1 or 2 * self.cycles <= rest,
             given=f"optim.cycles={self.cycles} with {rest} steps after the warmup of a run of "
             f"{num_steps}",
-            allowed="a step or more for each cycle",
+            allowed="two steps or more for each cycle: its last is at the lowest rate",
             fix=f"set optim.cycles to {max(rest // 10, 1)} or less",
         )
         # Equal cycles need not be whole steps; a single one is, and stays an integer.

@@ -9,7 +9,8 @@ lr * c / w: the first update counts. After the warmup it is lr times
     wsd            1 for `stable_steps`, then as linear
     inverse_sqrt   max(m, sqrt(max(w, 1) / c))
 
-where p goes from 0 to 1 over `decay_steps` and then stays. `cycles` decays (of wsd: with their
+where p goes from 0 to 1 over `decay_steps` (1 is the last step's, but the only step of a decay has
+0) and then stays. `cycles` decays (of wsd: with their
 stable parts) follow each other, each beginning again at the full rate.
 """
 
@@ -61,7 +62,10 @@ class LearningRate:
             fallen = xp.sqrt(max(self.warmup_steps, 1) / (count + 1.0))
             return xp.maximum(fallen, self.min_lr_ratio)
         start = self._start_of_cycle(xp, count) + self.stable_steps
-        progress = xp.clip((count + 1.0 - start) / max(self.decay_steps, 1), 0.0, 1.0)
+        # A decay ends with its last step. One of a single step has no way to go, or a run of one
+        # step would change nothing.
+        ahead = 1.0 if self.decay_steps > 1 else 0.0
+        progress = xp.clip((count + ahead - start) / max(self.decay_steps, 1), 0.0, 1.0)
         is_cosine = self.shape == "cosine"
         fallen = 0.5 * (1.0 + xp.cos(xp.pi * progress)) if is_cosine else 1.0 - progress
         return self.min_lr_ratio + (1.0 - self.min_lr_ratio) * fallen
@@ -71,5 +75,10 @@ class LearningRate:
         if self.cycles == 1:
             return self.warmup_steps
         length = self.stable_steps + self.decay_steps
-        done = xp.ceil((count + 1.0 - self.warmup_steps) / length) - 1.0
-        return self.warmup_steps + length * xp.clip(done, 0.0, self.cycles - 1.0)
+        ends = [np.float32(self.warmup_steps + length * n) for n in range(1, self.cycles)]
+        # By comparing, not by dividing: a device's quotient may lie just above a whole number,
+        # and the last step of a cycle would run at the full rate of the next.
+        start: Any = np.float32(self.warmup_steps)
+        for end in ends:
+            start = xp.where(count + 1.0 > end, end, start)
+        return start

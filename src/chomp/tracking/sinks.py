@@ -13,7 +13,7 @@ from chomp.errors import ConfigError, message
 from chomp.tracking.background import BackgroundSink
 from chomp.tracking.config import LoggingConfig, WandbConfig
 from chomp.tracking.protocol import Tracker
-from chomp.tracking.secrets import without_secrets
+from chomp.tracking.secrets import redacted, without_secrets
 from chomp.tracking.tensorboard_sink import TensorBoardSink
 from chomp.tracking.wandb_process import WandbProcess
 from chomp.tracking.wandb_sink import WandbStart
@@ -39,11 +39,11 @@ class RunFacts:
         wandb = config.wandb
         return WandbStart(
             run_id=self.wandb_id or new_wandb_id(self.name),
-            name=wandb.run_name or self.name,
-            project=wandb.project or config.project,
-            entity=wandb.entity,
+            name=redacted(wandb.run_name or self.name),
+            project=redacted(wandb.project or config.project),
+            entity=None if wandb.entity is None else redacted(wandb.entity),
             mode=wandb.mode,
-            tags=list(wandb.tags),
+            tags=[redacted(tag) for tag in wandb.tags],
             config=without_secrets(dict(self.config)),
             attempt=self.attempt,
             process_id=os.getpid(),
