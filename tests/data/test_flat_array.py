@@ -292,6 +292,15 @@ def test_a_new_array_leaves_nothing_of_the_old_one(path: Path):
     assert [file.name for file in (path / "c").iterdir()] == ["0"]
 
 
+@pytest.mark.parametrize("is_new", [False, True])
+def test_what_a_killed_writer_left_half_written_gets_into_nothing(path: Path, is_new: bool):
+    for name in ("zarr.json.__lock", "c/0.__lock", "c/2.__lock"):
+        (path / name).write_bytes(b"x" * 5000)
+    new_writer(path, is_new=is_new).write(0, VALUES[:70])
+    np.testing.assert_array_equal(FlatArray.open(str(path)).read_all(), VALUES[:70])
+    assert not list(path.rglob("*.__lock"))
+
+
 @pytest.mark.parametrize("content", [None, "", "{}", '{"zarr_format": 2}'])
 def test_damaged_metadata_is_found_on_opening(path: Path, content: str | None):
     metadata = path / "zarr.json"

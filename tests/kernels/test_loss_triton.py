@@ -80,17 +80,18 @@ def test_a_row_that_is_not_finite_has_no_finite_loss():
     assert np.isfinite(np.asarray(losses)).tolist() == [False, True, True, False, True]
 
 
+# JAX 0.11 means to drop this backend of Pallas; the warning is for us (docs/decisions/0009).
+@pytest.mark.filterwarnings("ignore:The Pallas Triton backend:DeprecationWarning")
 def test_the_kernel_is_lowered_for_cuda_in_the_compute_dtype():
     logits, labels, weight = inputs(131)
-    lowered = (
-        jax.jit(
-            lambda *arrays: triton_losses_and_slopes(
-                *arrays, logsumexp_weight=0.1, dtype=jnp.bfloat16
-            )
-        )
-        .trace(logits, labels, weight)
-        .lower(lowering_platforms=("cuda",))
-    )
-    text = lowered.as_text()
+    traced = jax.jit(
+        lambda *arrays: triton_losses_and_slopes(*arrays, logsumexp_weight=0.1, dtype=jnp.bfloat16)
+    ).trace(logits, labels, weight)
+    try:
+        text = traced.lower(lowering_platforms=("cuda",)).as_text()
+    except RuntimeError as error:
+        if "No supported GPU devices found" not in str(error):
+            raise
+        pytest.skip("JAX 0.11 asks a GPU what it is before it lowers this, and here is none")
     assert "row_losses_and_slopes" in text
     assert f"tensor<{ROWS}x131xbf16>" in text

@@ -9,9 +9,10 @@ Options = Mapping[str, Any]
 
 # On a CPU the compiler is most of the time of a small program. Without its MLIR fusions and LLVM's
 # passes, attention and loss with their references took 0.2 s in place of 0.9 (two cores, JAX 0.10,
-# November 2026). Other platforms compile as always: what runs there is more than XLA's own code.
+# November 2026). On a GPU much of it is trying out algorithms for products that run once.
 _QUICK: dict[str, tuple[Options, ...]] = {
-    "cpu": ({"xla_backend_optimization_level": 0, "xla_cpu_use_fusion_emitters": False},)
+    "cpu": ({"xla_backend_optimization_level": 0, "xla_cpu_use_fusion_emitters": False},),
+    "gpu": ({"xla_gpu_enable_triton_gemm": False, "xla_gpu_autotune_level": 0},),
 }
 # These are XLA's own switches, which come and go with its versions.
 _UNKNOWN = "No such compile option"

@@ -135,7 +135,7 @@ class FlatArray:
 
 
 class FlatArrayWriter:
-    """An array that grows at its end."""
+    """An array that grows at its end. There is one writer at a time: who builds holds a lease."""
 
     def __init__(
         self, path: str, dtype: str, *, shard_len: int, chunk_len: int, is_new: bool
@@ -157,6 +157,7 @@ class FlatArrayWriter:
         }
         if not is_new:
             del spec["metadata"]
+        _remove_stale_locks(path)
         try:
             self._array = ts.open(spec, create=is_new, delete_existing=is_new).result()
         except (ValueError, OSError) as error:
@@ -218,6 +219,18 @@ class _OpenShards:
 
 
 _open_shards = _OpenShards()
+
+
+def _remove_stale_locks(path: str) -> None:
+    """Remove what a writer that was killed left beside the files of a local array.
+
+    TensorStore writes `x.__lock` and renames it to `x`. It takes over one that is there without
+    cutting it, so a shorter `x` would end with the rest of the longer (0.1.86).
+    """
+    for folder, _, files in os.walk(path) if is_local(path) else ():
+        for name in files:
+            if name.endswith(".__lock"):
+                os.remove(os.path.join(folder, name))
 
 
 def _unreadable(path: str, error: Exception) -> DataError | StorageError:
