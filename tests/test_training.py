@@ -299,7 +299,7 @@ def test_a_signal_that_comes_while_others_are_looked_at_waits_for_the_next_step(
     assert saved_steps(tmp_path) == [4]
 
 
-def test_samples_are_written_without_an_evaluation_too(data, tmp_path):
+def test_samples_are_written_once_each_and_without_an_evaluation_too(data, tmp_path):
     config = tiny.run_config(data, tmp_path, steps=3)
     run_grug(replace(config, eval=None, samples=SamplesConfig(every=1, max_tokens=4)))
     assert {path.name for path in (tmp_path / "samples").iterdir()} == {
@@ -307,6 +307,9 @@ def test_samples_are_written_without_an_evaluation_too(data, tmp_path):
         "step-2.txt",
         "step-3.txt",
     }
+    # The end of the run finds the last one written.
+    kept = [row["name"] for row in rows_of(tmp_path) if row.get("kind") == "artifact"]
+    assert kept == [f"sample-step-{step}" for step in (1, 2, 3)]
 
 
 def test_a_secret_reaches_no_file_of_the_run(data, tmp_path, monkeypatch):

@@ -2,7 +2,7 @@
 
     uv run experiments/grug/base/launch.py            train (or say where the result is)
     uv run experiments/grug/base/launch.py --plan     show the steps, run nothing
-    uv run experiments/grug/base/launch.py --dry-run  and what they take of each device
+    uv run experiments/grug/base/launch.py --dry-run  and what the run would take
     uv run experiments/grug/base/launch.py -o train.steps=200 -o optim.lr=1e-3
 
 Three kinds of step: a tokenizer, one token store per component and split, the training run.

@@ -1,7 +1,6 @@
 """The base model: a Llama-style decoder on plain arrays. Pre-norm, no biases, untied head.
 
-Read it from the top: config, modules, the whole transformer. Every weight is made beside its
-`PartitionSpec`. To change the architecture, copy this folder and edit the copy.
+Every weight is made beside its `PartitionSpec`. To change the architecture, copy this folder.
 """
 
 from dataclasses import dataclass

@@ -369,7 +369,6 @@ def step_loop(run: Run, tools: Instruments, state: GrugTrainState, start: int) -
     """Every step from `start` on: batch, step, and between steps whatever is due."""
     config, trainer = run.config, run.config.trainer
     clock, step_log, guard = tools.clock, tools.step_log, tools.guard
-    # One program for each kind of batch.
     programs = hooks.StepPrograms(
         train_step_of(config), run.mesh, clock, is_reproducible=trainer.reproducible
     )

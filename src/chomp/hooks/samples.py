@@ -65,6 +65,7 @@ class Samples:
     ) -> None:
         self._config, self._dataset, self._tokenizer = config, dataset, tokenizer
         self._tracker, self._folder, self._mesh, self._mp = tracker, folder, mesh, mp
+        self._last: int | None = None
 
     def is_due(self, completed_steps: int) -> bool:
         """Whether the period asks for a sample now."""
@@ -72,7 +73,10 @@ class Samples:
         return every is not None and completed_steps % every == 0
 
     def __call__(self, models: Mapping[str, Any], completed_steps: int) -> None:
-        """Write a sample of the model as it is."""
+        """Write a sample of the model as it is, unless there is one of that step already."""
+        if completed_steps == self._last:
+            return
+        self._last = completed_steps
         weights = models["current"] if models["ema"] is None else models["ema"]
         text = self._text(self._mp.for_compute(weights), completed_steps)
         path = self._folder.write_sample(completed_steps, text)

@@ -157,8 +157,8 @@ class FlatArrayWriter:
         }
         if not is_new:
             del spec["metadata"]
-        _remove_stale_locks(path)
         try:
+            _remove_stale_locks(path)
             self._array = ts.open(spec, create=is_new, delete_existing=is_new).result()
         except (ValueError, OSError) as error:
             raise _unwritable(path, error) from error
