@@ -11,7 +11,11 @@ from chomp.data import LmDataConfig
 from experiments.grug.base.train import GrugRunConfig, run_grug
 from tests import tiny
 
-pytestmark = pytest.mark.gpu
+pytestmark = [
+    pytest.mark.gpu,
+    # The loss kernel's backend, which decision 0009 keeps until there is another as fast.
+    pytest.mark.filterwarnings("ignore:The Pallas Triton backend is deprecated:DeprecationWarning"),
+]
 
 
 @pytest.fixture(scope="module")

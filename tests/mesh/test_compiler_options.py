@@ -23,5 +23,4 @@ def test_a_gpu_leaves_triton_products_out_and_can_be_made_reproducible():
     assert plain == {"xla_gpu_enable_triton_gemm": False}
     asked = compiler_options.__wrapped__(mesh_of("gpu"), is_reproducible=True)
     assert asked["xla_gpu_deterministic_ops"] is True
-    assert asked["xla_gpu_autotune_level"] == "0"
     assert asked.items() >= plain.items()

@@ -287,6 +287,7 @@ def run_grug(config: GrugRunConfig) -> None:
     config = validated(config)
     prepare_devices()  # before JAX looks for them
     mesh = create_mesh(config.mesh)
+    config = hooks.with_sums_in_one_order(config, mesh)
     with jax.set_mesh(mesh), hooks.RunFolder.open(config.output_path, config.logging) as folder:
         run = open_run(config, mesh, folder)
         with closing(run.loader):

@@ -4,7 +4,7 @@ from chomp.hooks.between_steps import Hook, evaluation_and_samples
 from chomp.hooks.checkpoint_metadata import checkpoint_metadata
 from chomp.hooks.clock import LoopClock
 from chomp.hooks.derived import derived_values
-from chomp.hooks.determinism import is_stochastic
+from chomp.hooks.determinism import is_stochastic, with_sums_in_one_order
 from chomp.hooks.dry_run import dry_run
 from chomp.hooks.environment import environment
 from chomp.hooks.evaluate import (
@@ -62,4 +62,5 @@ __all__ = [
     "row_limits",
     "start_report",
     "watch_metrics",
+    "with_sums_in_one_order",
 ]
