@@ -173,16 +173,28 @@ def test_matrices_reach_their_device_by_exchange_and_never_lie_on_all(eight_devi
     assert not re.search(r"\ball-gather\(", text)
 
 
-def test_matrices_are_stacked_by_shape_on_their_side_and_come_back_as_they_were():
-    shapes = {"a": (3, 5), "b": (5, 3), "c": (2, 3, 5), "d": (2, 1, 4, 4)}
-    arrays, seen = made(0, shapes), []
+MIXED = {"a": (3, 5), "b": (5, 3), "c": (2, 3, 5), "d": (2, 1, 4, 4)}
+
+
+@pytest.mark.parametrize(
+    ("mesh_name", "stacks"),
+    [
+        ("one_device_mesh", [(3, 3, 5), (1, 5, 3), (2, 4, 4)]),
+        # Over devices, tall ones lie on their side among wide ones, and zeros fill up.
+        ("eight_device_mesh", [(8, 3, 5), (8, 4, 4)]),
+    ],
+)
+def test_matrices_are_stacked_by_shape_and_come_back_as_they_were(mesh_name, stacks, request):
+    arrays, seen = made(0, MIXED), []
 
     def negative(stack: jax.Array) -> jax.Array:
         seen.append(stack.shape)
         return -stack
 
-    found = map_matrices(negative, [jnp.asarray(x) for x in arrays.values()], dtype=jnp.float32)
-    assert seen == [(4, 3, 5), (2, 4, 4)]
+    with jax.set_mesh(request.getfixturevalue(mesh_name)):
+        given = [jnp.asarray(x) for x in arrays.values()]
+        found = map_matrices(negative, given, dtype=jnp.float32)
+    assert seen == stacks
     for given_array, result in zip(arrays.values(), found, strict=True):
         np.testing.assert_array_equal(result, -given_array)
 

@@ -82,6 +82,29 @@ def test_zeros_stay_zeros_and_change_no_other_matrix_of_the_stack():
     assert np.isfinite(found).all()
 
 
+@pytest.mark.parametrize(("dtype", "slack"), [(jnp.float32, 1e-4), (jnp.bfloat16, 0.01)])
+@pytest.mark.parametrize("blocks", BLOCKS)
+def test_a_tall_matrix_gives_what_it_gives_on_its_side(blocks, dtype, slack):
+    wide = jnp.asarray(matrices(), dtype)
+    found = orthogonalize(wide, steps=5, blocks=blocks).astype(jnp.float32)
+    turned = orthogonalize(wide.mT, steps=5, blocks=blocks).astype(jnp.float32).mT
+    exact = np.stack([by_svd(np.asarray(matrix, np.float64)) for matrix in wide])
+    # The order of sums differs, and with it the rounding, but not how far off that is.
+    errors = [np.linalg.norm(x - exact, axis=(1, 2)) for x in (found, turned)]
+    assert (errors[1] < 1.5 * errors[0] + slack * np.linalg.norm(exact, axis=(1, 2))).all(), errors
+
+
+def test_a_gradient_whose_fourth_power_is_zero_in_float32_gives_the_same_direction():
+    given_matrix = jnp.asarray(matrices()[1:2], jnp.float32)  # of norm 2
+    expected = orthogonalize(given_matrix, steps=5, blocks=(3, 2))
+    found = orthogonalize(given_matrix * 2.0**-50, steps=5, blocks=(3, 2))
+    # At a norm of 2e-15 `EPS` is most of the divisor.
+    assert np.isfinite(found).all()
+    assert float(jnp.abs(found).max()) > 0
+    found = orthogonalize(given_matrix * 2.0**-14, steps=5, blocks=(3, 2))
+    np.testing.assert_allclose(found, expected, atol=2e-3)
+
+
 @settings(max_examples=50)
 @given(steps=st.integers(1, 12), rows=st.integers(1, 4096), aspect=st.floats(1, 100))
 def test_blocks_hold_every_step_and_cost_no_more_than_single_steps(steps, rows, aspect):

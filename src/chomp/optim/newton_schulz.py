@@ -5,13 +5,14 @@ take singular values above 0.002 of that norm into [0.68, 1.21] (smaller ones gr
 leave the singular vectors. Formula and coefficients are those of Muon (Jordan et al., 2024).
 
 Steps come in blocks. Inside a block only A and the product Q of the P are kept, both small; X
-itself takes part at its two ends, as A = X X^T and Q X. Blocks of one step are the textbook form.
+itself takes part at its two ends, as A = X X^T and Q X (of a tall X: X^T X and X Q). Blocks of one
+step are the textbook form.
 """
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-# Axes: N matrices, R rows, C columns (R <= C); S is R again.
+# Axes: N matrices, R rows, C columns; S is the smaller of both.
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 EPS = 1e-8  # added to the norm: a gradient of zero stays zero
@@ -32,17 +33,22 @@ def orthogonalized(
     In bfloat16 the products add up in float32. No matrix needs to be scaled before; `blocks` (sums
     to `steps`) says how the steps are taken, default the way with the fewest operations.
     """
+    rows, columns = x.shape[1:]
+    # Over the longer side, and Q from the shorter one: turning a tall X would be a copy each way.
+    gram_of = "nrs,nrc->nsc" if rows > columns else "nsc,nrc->nsr"
+    moved_by = "nrs,nsc->nrc" if rows > columns else "nsr,nsc->nrc"
     # Of the norm only its square is needed, which is the trace of A: no scaled copy of x is made.
-    gram = jnp.einsum("nrc,nsc->nrs", x, x, preferred_element_type=jnp.float32)
+    gram = jnp.einsum(gram_of, x, x, preferred_element_type=jnp.float32)
     norm = jnp.sqrt(jnp.trace(gram, axis1=1, axis2=2))[:, None, None]
     scale = 1.0 / (norm + EPS)
     a = (gram * (scale * scale)).astype(x.dtype)
-    for number, length in enumerate(blocks or steps_in_blocks(steps, *x.shape[1:])):
+    sides = sorted((rows, columns))
+    for number, length in enumerate(blocks or steps_in_blocks(steps, *sides)):
         if number > 0:
-            a = jnp.einsum("nrc,nsc->nrs", x, x)
+            a = jnp.einsum(gram_of, x, x)
         q = _block(a, length)
         q = (q * scale).astype(x.dtype) if number == 0 else q.astype(x.dtype)
-        x = jnp.einsum("nrs,nsc->nrc", q, x)
+        x = jnp.einsum(moved_by, *((x, q) if rows > columns else (q, x)))
     return x
 
 
