@@ -9,6 +9,7 @@ import shutil
 import socket
 import tempfile
 from collections.abc import Iterator
+from typing import Any
 
 # Real processes started by tests inherit all of these.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -40,6 +41,14 @@ ARRAY_ROOMS = "mesh tokenize kernels optim data checkpoint evaluation hooks"
 jaxtyping.install_import_hook(
     [*(f"chomp.{room}" for room in ARRAY_ROOMS.split()), "experiments"], "beartype.beartype"
 )
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Under `-n`, a file's tests stay together: what its fixtures make is made once."""
+    from xdist.scheduler import LoadFileScheduling  # only there if its plugin calls this
+
+    return LoadFileScheduling(config, log)
 
 
 @pytest.fixture(autouse=True)

@@ -16,7 +16,7 @@ PAGES = [ROOT / "README.md", ROOT / "experiments/grug/README.md", *(ROOT / "docs
 # Commands that other tests run in full, or that would run this very suite.
 RUN_ELSEWHERE = {
     "pip install uv": "the environment these tests run in",
-    "uv run --group test pytest": "this suite",
+    "uv run --group test pytest -n 2": "this suite",
     "uv run --group test pytest tests/data": "part of this suite",
     "uv run --group test pytest -m slow": "the slow part of this suite",
     "uv run experiments/grug/base/launch.py": "tests/test_quickstart.py",
@@ -35,6 +35,21 @@ RUN_ELSEWHERE = {
     "uv run chomp train configs/debug_smoke.yaml": "tests/cli/test_train_command.py",
     "uv run chomp metrics replay outputs/grug/base-<hash> --to tensorboard": (
         "tests/cli/test_metrics_commands.py"
+    ),
+    "uv run chomp verify-resume configs/debug_smoke.yaml --kills 3": (
+        "tests/cli/test_verify_resume.py, on a smaller config"
+    ),
+    "uv run chomp checkpoint list outputs/grug/base-<hash>": (
+        "tests/cli/test_checkpoint_commands.py"
+    ),
+    "uv run chomp checkpoint verify outputs/grug/base-<hash>": (
+        "tests/cli/test_checkpoint_commands.py"
+    ),
+    "uv run chomp checkpoint diff outputs/grug/base-<hash> outputs/grug/mine-<hash>": (
+        "tests/cli/test_checkpoint_commands.py"
+    ),
+    "uv run chomp checkpoint export outputs/grug/base-<hash> --out exported": (
+        "tests/cli/test_checkpoint_commands.py"
     ),
     "uv run chomp metrics show outputs/grug/base-<hash>": "tests/cli/test_metrics_commands.py",
 }
@@ -72,7 +87,7 @@ def test_no_command_is_excused_that_no_page_has():
 def test_ci_runs_the_checks_and_then_exactly_the_readme_command():
     lines = [line.strip() for line in (ROOT / ".ci/run").read_text().splitlines()]
     said = [line for line in lines if line and not line.startswith("#")]
-    assert said[-1] == "uv run --group test pytest"
+    assert said[-1] == "uv run --group test pytest -n 2"
     assert said[-2].endswith("infra/pre-commit.py --all-files")
     assert said[-1] in commands(ROOT / "README.md")
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from chomp.checkpoint import CheckpointConfig
+from chomp.checkpoint import CheckpointConfig, KeepPolicy
 from chomp.config import Config
 from chomp.hooks import GrugEvalConfig, LoggingConfig, ProfilerConfig, SamplesConfig, WatchConfig
 from chomp.optim import GrugOptimizerConfig, MuonConfig
@@ -75,7 +75,7 @@ def everything_on(folder: Path) -> GrugRunConfig:
         ),
         eval=GrugEvalConfig(steps_per_eval=2, eval_batch_size=8, max_eval_batches=1),
         samples=SamplesConfig(every=2, max_tokens=4),
-        checkpoint=CheckpointConfig(save_interval_s=3600.0, every=2),
+        checkpoint=CheckpointConfig(save_interval_s=3600.0, keep=(KeepPolicy(every=2),)),
         logging=LoggingConfig(
             wandb=WandbConfig(enabled=True, mode="offline", tags=("all",)),
             tensorboard=TensorBoardConfig(enabled=True),

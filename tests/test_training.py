@@ -185,11 +185,13 @@ def test_a_finished_run_is_left_as_it_is(straight_run, data):
 
 
 def test_a_changed_config_is_refused_with_the_field_that_changed(straight_run, data):
-    config = tiny.run_config(data, straight_run, ema_beta=0.9)
+    config = tiny.run_config(data, straight_run, ema_beta=0.9, precision="compute=bfloat16")
     config = replace(config, optimizer=replace(config.optimizer, lr=2e-2))
     described = (straight_run / "config_resolved.json").read_text()
-    with pytest.raises(CheckpointError, match=r"optimizer\.lr: saved 0\.01, now 0\.02"):
+    with pytest.raises(CheckpointError) as refused:
         run_grug(config)
+    assert "trainer.precision" in str(refused.value)
+    assert "optimizer.lr" in str(refused.value)
     assert (straight_run / "config_resolved.json").read_text() == described
 
 
@@ -282,7 +284,7 @@ def test_a_bad_step_leaves_the_state_as_it_was_to_the_bit(one_device_mesh):
     assert int(after.step) == 1  # the batch is behind us all the same
 
 
-def test_a_signal_that_comes_while_others_are_looked_at_waits_for_the_next_step(
+def test_a_signal_that_comes_while_a_step_is_decided_on_saves_that_step(
     data, tmp_path, monkeypatch
 ):
     is_due = Checkpointer.is_due
@@ -294,9 +296,9 @@ def test_a_signal_that_comes_while_others_are_looked_at_waits_for_the_next_step(
 
     monkeypatch.setattr(Checkpointer, "is_due", interrupted)
     config = replace(short_run(data, tmp_path), checkpoint=CheckpointConfig(save_interval_s=None))
-    with pytest.raises(RunInterrupted, match=r"SIGTERM: the state is saved at .*step-4\b"):
+    with pytest.raises(RunInterrupted, match=r"SIGTERM: the state is saved at .*step-3\b"):
         run_grug(config)
-    assert saved_steps(tmp_path) == [4]
+    assert saved_steps(tmp_path) == [3]
 
 
 def test_samples_are_written_once_each_and_without_an_evaluation_too(data, tmp_path):

@@ -19,6 +19,7 @@ from checkpoint_samples import about, state_at
 from chomp.checkpoint import (
     CheckpointConfig,
     Checkpointer,
+    LoadOptions,
     list_checkpoints,
     restore_latest_or_initialize,
 )
@@ -32,14 +33,17 @@ def live(folder: str, born: int) -> None:
     """Restore, tell the parent the step, and save until killed."""
     mesh = create_mesh(MeshConfig())
     with jax.set_mesh(mesh):
-        state, found = restore_latest_or_initialize(
-            folder, lambda: state_at(0), about=about(), mesh=mesh, load_checkpoint=None
+        begun = restore_latest_or_initialize(
+            folder, lambda: state_at(0), about=about(), mesh=mesh, settings=LoadOptions()
         )
+        state, found = begun.state, begun.found
         step = int(state.step)
         assert step == (0 if found is None else found.metadata.step)
         same = jax.tree.map(lambda a, b: bool((a == b).all()), state, state_at(step))
         assert all(jax.tree.leaves(same)), f"step {step} is not what was saved"
-        saver = Checkpointer(folder, CheckpointConfig(save_interval_s=None, every=EVERY), about())
+        saver = Checkpointer(
+            folder, CheckpointConfig(save_interval_s=None, every=EVERY, keep_temporary=1), about()
+        )
         os.write(born, f"{step}\n".encode())
         while True:
             step += 1

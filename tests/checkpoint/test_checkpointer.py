@@ -27,10 +27,12 @@ def checkpointer(folder: Path, **config: object) -> Checkpointer:
     return Checkpointer(str(folder), CheckpointConfig(**(defaults | config)), about())
 
 
-def save(saver: Checkpointer, step: int, *, is_final: bool = False) -> str:
-    return saver.save(
-        state_at(step), step=step, data_offset=4 * step, tokens_seen=32 * step, is_final=is_final
-    )
+def save(saver: Checkpointer, step: int, *, is_final: bool = False, **more: object) -> str:
+    """One save, waited for."""
+    where = {"step": step, "data_offset": 4 * step, "tokens_seen": 32 * step}
+    path = saver.save(state_at(step), **where, is_final=is_final, **more)
+    saver.wait()
+    return path
 
 
 def kept(folder: Path) -> dict[int, str]:
@@ -63,25 +65,38 @@ def test_the_clock_starts_again_at_each_save(tmp_path):
 
 
 def test_of_temporary_checkpoints_the_newest_is_kept_and_of_permanent_ones_all(tmp_path):
-    saver = checkpointer(tmp_path, every=4)
+    saver = checkpointer(tmp_path, every=4, keep_temporary=1)
     for step in range(1, 7):
         save(saver, step)
         newest = {step: "permanent" if step % 4 == 0 else "temporary"}
         assert kept(tmp_path) == ({4: "permanent"} if step > 4 else {}) | newest
 
 
-def test_the_last_checkpoint_is_permanent_and_ends_the_temporary_ones(tmp_path):
+def test_there_is_an_older_checkpoint_to_fall_back_to_unless_asked_otherwise(tmp_path):
     saver = checkpointer(tmp_path)
+    for step in range(1, 5):
+        save(saver, step)
+    assert kept(tmp_path) == {3: "temporary", 4: "temporary"}
+
+
+def test_the_last_checkpoint_is_permanent_and_ends_the_temporary_ones(tmp_path):
+    saver = checkpointer(tmp_path, keep_temporary=1)
     save(saver, 5)
     path = save(saver, 6, is_final=True)
     assert kept(tmp_path) == {6: "permanent"}
     assert path == str(tmp_path / "step-6")
 
 
-def test_temporary_checkpoints_of_an_earlier_attempt_are_cleared_too(tmp_path):
-    save(checkpointer(tmp_path), 5)
-    save(checkpointer(tmp_path), 7)
-    assert kept(tmp_path) == {7: "temporary"}
+def test_temporary_checkpoints_of_earlier_attempts_are_cleared_too(tmp_path):
+    for step in (3, 5, 7):
+        save(checkpointer(tmp_path), step)
+    assert kept(tmp_path) == {5: "temporary", 7: "temporary"}
+
+
+def test_temporary_checkpoints_from_before_the_run_was_renamed_are_cleared_too(tmp_path):
+    save_temporary_checkpoint(str(tmp_path), state_at(3), about(step=3, run_id="old name"))
+    save(checkpointer(tmp_path, keep_temporary=1), 5)
+    assert kept(tmp_path) == {5: "temporary"}
 
 
 def test_a_temporary_checkpoint_is_made_permanent_without_being_written_again(tmp_path):
@@ -101,10 +116,13 @@ def test_a_permanent_checkpoint_never_becomes_temporary(tmp_path):
     assert kept(tmp_path) == {3: "permanent", 4: "temporary"}
 
 
-def test_metadata_has_the_step_the_offset_and_the_tokens_of_its_save(tmp_path):
-    save(checkpointer(tmp_path), 5)
+def test_metadata_has_what_its_save_was_told(tmp_path):
+    told = {"skipped_steps": 1, "stream_states": {"web": {"at": 3}}}
+    save(checkpointer(tmp_path), 5, **told, next_batches=lambda: ("a", "b"))
     metadata = list_checkpoints(str(tmp_path))[0].metadata
+    assert metadata.next_batches == ["a", "b"]
     assert (metadata.step, metadata.data_offset, metadata.tokens_seen) == (5, 20, 160)
+    assert {name: getattr(metadata, name) for name in told} == told
 
 
 def test_what_killed_processes_left_goes_with_the_next_save_and_nothing_else(tmp_path):
@@ -130,6 +148,8 @@ def test_an_unfinished_checkpoint_of_the_same_step_is_written_anew(tmp_path):
         ({"save_interval_s": 0.0}, "checkpoint.save_interval_s=0.0"),
         ({"save_interval_s": -1.0}, "checkpoint.save_interval_s=-1.0"),
         ({"every": 0}, "checkpoint.every=0"),
+        ({"keep_temporary": 0}, "checkpoint.keep_temporary=0"),
+        ({"max_staged_bytes": 0}, "checkpoint.max_staged_bytes=0"),
     ],
 )
 def test_a_period_that_cannot_be_is_refused_by_its_field(wrong, words):

@@ -1,25 +1,197 @@
-"""Flipped bytes, full disks and SIGKILL: no wrong state is ever loaded, no good one lost."""
+"""Damaged checkpoints: an older whole one is taken, or none; no wrong state, nothing lost."""
 
 import json
 import os
+import re
+import shutil
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import jax
 import pytest
-from checkpoint_samples import about, state_at
+from checkpoint_samples import state_at
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from restore_samples import (
+    HARMS,
+    assert_state_of,
+    begun,
+    change_metadata,
+    run,
+    save,
+    snapshot,
+    step_of,
+)
 
-from chomp.checkpoint import list_checkpoints, restore_latest_or_initialize
+from chomp.checkpoint import DamagedCheckpoint, list_checkpoints, look, restore_checkpoint
+from chomp.errors import CheckpointError, StorageError
 
 HERE = Path(__file__).parent
-DEATHS = 5
+STEPS = (2, 4, 6, 8)
 
 
-def report_of(program: str, *arguments: str) -> object:
-    """What a program beside this file prints, run as a process of its own."""
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory, one_device_mesh) -> Path:
+    folder = tmp_path_factory.mktemp("saved")
+    with jax.set_mesh(one_device_mesh):
+        for step in STEPS:
+            save(folder, step)
+    return folder
+
+
+@pytest.fixture
+def folder(saved, tmp_path) -> Path:
+    """Checkpoints to do harm to."""
+    shutil.copytree(saved, tmp_path / "checkpoints")
+    return tmp_path / "checkpoints"
+
+
+@pytest.fixture
+def mesh(one_device_mesh) -> Iterator[jax.sharding.Mesh]:
+    with jax.set_mesh(one_device_mesh):
+        yield one_device_mesh
+
+
+@pytest.mark.parametrize("harm", HARMS)
+def test_a_damaged_checkpoint_is_passed_over_with_the_reason_and_kept_aside(
+    harm, folder, mesh, caplog
+):
+    do_harm, reason = HARMS[harm]
+    do_harm(folder / "step-8")
+    before = snapshot(folder)
+    beginning = begun(folder, mesh, attempt=3)
+    assert_state_of(beginning, 6, mesh)
+    told = [r.getMessage() for r in caplog.records if "passed over" in r.getMessage()]
+    assert len(told) == 1
+    assert re.search(f"step-8 is damaged and passed over: .*{reason}", told[0], re.DOTALL)
+    # Its name is free for the step to be saved again, and not a byte is lost.
+    after = {name.replace(".damaged-3", ""): content for name, content in snapshot(folder).items()}
+    assert after == before
+
+
+@pytest.mark.parametrize("harm", HARMS)
+def test_the_only_checkpoint_damaged_is_an_error_and_never_a_fresh_start(
+    harm, saved, tmp_path, mesh
+):
+    do_harm, reason = HARMS[harm]
+    shutil.copytree(saved / "step-8", tmp_path / "step-8")
+    do_harm(tmp_path / "step-8")
+    before = snapshot(tmp_path)
+    words = rf"(?s)none can be restored:\n  .*step-8: .*{reason}.*allow_fresh_start=true"
+    for config in (run(), run(load_checkpoint=True)):
+        with pytest.raises(CheckpointError, match=words):
+            begun(tmp_path, mesh, config)
+    with pytest.raises(CheckpointError, match=reason):
+        begun(tmp_path, mesh, run(load_checkpoint=True, allow_fresh_start=True))
+    assert snapshot(tmp_path) == before
+
+
+def test_every_damaged_checkpoint_is_listed_with_its_own_reason(folder, mesh):
+    for step, harm in zip(STEPS, HARMS, strict=False):
+        HARMS[harm][0](folder / f"step-{step}")
+    with pytest.raises(CheckpointError) as caught:
+        begun(folder, mesh)
+    lines = str(caught.value).splitlines()
+    assert [line.split(":")[0].rpartition("/")[2] for line in lines[1:5]] == [
+        "step-8", "step-6", "step-4", "step-2",
+    ]  # fmt: skip
+
+
+def test_a_fresh_start_that_is_allowed_keeps_what_is_damaged_aside(folder, mesh, caplog):
+    for step in STEPS:
+        HARMS["lose a file"][0](folder / f"step-{step}")
+    before = snapshot(folder)
+    assert step_of(begun(folder, mesh, run(allow_fresh_start=True), attempt=2)) == 0
+    assert "BEGINNING ANEW" in caplog.text
+    assert sorted(path.name for path in folder.iterdir()) == [
+        f"step-{step}.damaged-2" for step in STEPS
+    ]
+    after = {name.replace(".damaged-2", ""): content for name, content in snapshot(folder).items()}
+    assert after == before
+
+
+def test_a_fresh_start_that_is_allowed_is_not_made_while_one_is_whole(folder, mesh):
+    HARMS["lose a file"][0](folder / "step-8")
+    assert step_of(begun(folder, mesh, run(allow_fresh_start=True))) == 6
+
+
+@settings(max_examples=12, deadline=None)
+@given(harms=st.lists(st.sampled_from([None, *HARMS]), min_size=4, max_size=4))
+def test_of_any_checkpoints_the_newest_whole_one_wins(harms, saved, one_device_mesh):
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place) / "checkpoints"
+        shutil.copytree(saved, folder)
+        for step, harm in zip(STEPS, harms, strict=True):
+            if harm is not None:
+                HARMS[harm][0](folder / f"step-{step}")
+        before = snapshot(folder)
+        whole = [step for step, harm in zip(STEPS, harms, strict=True) if harm is None]
+        if whole:
+            assert_state_of(begun(folder, one_device_mesh), whole[-1], one_device_mesh)
+        else:
+            with pytest.raises(CheckpointError, match="none can be restored"):
+                begun(folder, one_device_mesh)
+        # Whatever came of it, every file is still there, under its own name or aside.
+        assert sorted(snapshot(folder).values()) == sorted(before.values())
+
+
+def test_metadata_of_another_run_is_never_restored_with_these_arrays(folder, tmp_path, mesh):
+    # The same config and step, other numbers: only files and hashes can tell.
+    other = Path(save(tmp_path / "other", 8, state_at(9)))
+    shutil.copy(other / "metadata.json", folder / "step-8" / "metadata.json")
+    assert_state_of(begun(folder, mesh), 6, mesh)
+
+
+def test_metadata_of_another_config_is_an_error_that_says_so(folder, mesh):
+    change_metadata(folder / "step-8", config_hash="0123", run_id="another")
+    before = snapshot(folder)
+    with pytest.raises(
+        CheckpointError, match=r"step-8 was saved by another run:(?s:.)*config_hash"
+    ):
+        begun(folder, mesh)
+    assert snapshot(folder) == before
+
+
+def test_a_reason_says_what_is_wrong_and_gives_no_advice(folder, mesh, caplog):
+    for step, harm in ((8, "unreadable arrays"), (6, "unreadable metadata"), (4, "cut metadata")):
+        HARMS[harm][0](folder / f"step-{step}")
+    _, others = look(str(folder))
+    assert len(others) == 2
+    assert step_of(begun(folder, mesh)) == 2
+    told = [r.getMessage() for r in caplog.records if "passed over" in r.getMessage()]
+    assert len(told) == 3
+    for text in [*told, *(other.reason for other in others)]:
+        assert not re.search("Allowed: |Fix: ", text), text
+
+
+def test_a_file_in_a_checkpoint_s_place_is_never_taken_for_one(folder, mesh):
+    shutil.rmtree(folder / "step-8")
+    (folder / "step-8").write_text("mine")
+    # It cannot be moved like a folder, and a save of step 8 would meet it: so it is told at once.
+    with pytest.raises(StorageError, match=r"step-8.*Allowed: .*Fix: "):
+        begun(folder, mesh)
+    assert (folder / "step-8").read_text() == "mine"
+
+
+def test_one_checkpoint_that_is_asked_for_and_damaged_is_told_by_its_reason(folder, mesh):
+    HARMS["change a hash"][0](folder / "step-4")
+    found = list_checkpoints(str(folder))[1]
+    abstract = jax.eval_shape(lambda: state_at(0))
+    with pytest.raises(DamagedCheckpoint, match=r"step-4 is damaged: 1 arrays differ.*Fix: choose"):
+        restore_checkpoint(found, abstract, mesh=mesh)
+
+
+# ---- Flipped bytes, in a process of their own ----------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def flipped(tmp_path_factory) -> dict[str, list[str]]:
+    """File of a state and its size -> what came of each flipped byte in it."""
     done = subprocess.run(
-        [sys.executable, str(HERE / program), *arguments],
+        [sys.executable, str(HERE / "harmed_checkpoints.py"), str(tmp_path_factory.mktemp("harm"))],
         capture_output=True,
         text=True,
         timeout=300,
@@ -27,84 +199,19 @@ def report_of(program: str, *arguments: str) -> object:
         check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(done.stdout.splitlines()[-1])
+    outcomes: dict[str, list[str]] = json.loads(done.stdout.splitlines()[-1])
+    return outcomes
 
 
-@pytest.fixture(scope="module")
-def harm(tmp_path_factory) -> dict:
-    return report_of("harmed_checkpoints.py", str(tmp_path_factory.mktemp("harmed")))
+def test_a_flipped_byte_never_gives_a_wrong_state(flipped):
+    assert len(flipped) >= 5
+    for file, outcomes in flipped.items():
+        assert all(told in ("intact", "the one before") for told in outcomes), (file, outcomes)
 
 
-def test_the_harmed_checkpoint_is_good_before_and_after(harm):
-    assert (harm["before"], harm["after"], harm["steps"]) == ("intact", "intact", [1])
-
-
-def test_a_flipped_byte_never_gives_a_wrong_state(harm):
-    assert len(harm["flipped"]) >= 5
-    for file, outcomes in harm["flipped"].items():
-        assert all(told == "intact" or "is damaged: " in told for told in outcomes), (
-            file,
-            outcomes,
-        )
-
-
-def test_a_flipped_byte_in_any_array_file_is_found(harm):
+def test_a_flipped_byte_in_any_array_file_is_found(flipped):
     # The arrays of the sample are random and do not compress: their files are the large ones.
-    arrays = {
-        file: outcomes for file, outcomes in harm["flipped"].items() if int(file.split()[-1]) > 4000
-    }
+    arrays = {file: told for file, told in flipped.items() if int(file.split()[-1]) > 4000}
     assert arrays
     for file, outcomes in arrays.items():
-        assert all("is damaged: " in told and "Fix: move " in told for told in outcomes), file
-
-
-def test_a_full_disk_is_told_and_costs_no_earlier_checkpoint(harm):
-    filled = harm["filled"]
-    assert "step-2 could not be written: " in filled["save"]
-    assert "Fix: free space" in filled["save"]
-    assert filled["restore"] == "intact"
-    assert filled["names_after_another_save"] == ["step-1", "step-3"]
-
-
-@pytest.fixture(scope="module")
-def killed_folder(tmp_path_factory) -> Path:
-    return tmp_path_factory.mktemp("killed")
-
-
-@pytest.fixture(scope="module")
-def lives(killed_folder) -> list:
-    return report_of("killed_savers.py", str(killed_folder), str(DEATHS))
-
-
-def test_a_killed_run_always_goes_on_from_the_newest_checkpoint(lives):
-    assert all(life["was_killed"] and life["restored"] for life in lives), lives
-    newest = 0
-    for life in lives:
-        assert int(life["restored"]) == newest
-        newest = max(life["steps"], default=newest)
-    assert newest > DEATHS
-    # Otherwise every kill fell between two saves, and nothing was tried.
-    assert any("." in name for life in lives for name in life["names"])
-
-
-def test_kills_leave_one_temporary_checkpoint_or_two_beside_the_permanent_ones(lives):
-    for life in lives:
-        temporary = [step for step in life["steps"] if step % 5]
-        assert len(temporary) <= 2, life
-
-
-def test_the_last_death_left_a_state_that_another_mesh_restores(
-    lives, killed_folder, eight_device_mesh
-):
-    newest = list_checkpoints(str(killed_folder))[-1].metadata.step
-    with jax.set_mesh(eight_device_mesh):
-        state, _ = restore_latest_or_initialize(
-            str(killed_folder),
-            lambda: state_at(0),
-            about=about(),
-            mesh=eight_device_mesh,
-            load_checkpoint=True,
-        )
-        expected = jax.jit(lambda: state_at(newest))()
-        same = jax.tree.map(lambda a, b: bool((a == b).all()), state, expected)
-    assert all(jax.tree.leaves(same))
+        assert set(outcomes) == {"the one before"}, file

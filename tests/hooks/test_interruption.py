@@ -1,11 +1,13 @@
-"""Real signals: the first is noted, the second acts as it always did."""
+"""Real signals: the first is noted, the same once more acts as it always did."""
 
 import os
 import signal
 import threading
+import time
 
 import pytest
 
+from chomp.errors import RunInterrupted
 from chomp.hooks import StopSignal
 
 
@@ -45,29 +47,55 @@ def _heeds_ctrl_c():
     signal.signal(signal.SIGINT, earlier)
 
 
+def send_again(number: signal.Signals, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same signal, when the time has passed in which it would count as the same wish."""
+    later = time.monotonic() + 5
+    with monkeypatch.context() as patched:
+        patched.setattr(time, "monotonic", lambda: later)
+        send(number)
+
+
 @pytest.mark.usefixtures("_heeds_ctrl_c")
-def test_a_second_ctrl_c_interrupts_at_once():
+def test_a_second_ctrl_c_interrupts_at_once(monkeypatch):
     with StopSignal():
         send(signal.SIGINT)
         with pytest.raises(KeyboardInterrupt):
-            send(signal.SIGINT)
+            send_again(signal.SIGINT, monkeypatch)
 
 
-def test_a_second_sigterm_reaches_the_handler_that_was_there_before(heard):
+def test_a_second_sigterm_reaches_the_handler_that_was_there_before(heard, monkeypatch):
     with StopSignal() as stop:
         send(signal.SIGTERM)
         assert heard == []
-        send(signal.SIGTERM)
-    assert heard == [signal.SIGTERM]
+        send_again(signal.SIGTERM, monkeypatch)
+        assert heard == [signal.SIGTERM]
     assert stop.received is signal.SIGTERM
 
 
-def test_a_second_signal_of_the_other_kind_acts_as_before_too(heard):
+def test_the_same_signal_sent_twice_at_once_is_one_wish(heard):
+    with StopSignal() as stop:
+        send(signal.SIGTERM)
+        send(signal.SIGTERM)
+    assert stop.received is signal.SIGTERM
+    assert heard == []
+
+
+def test_a_signal_of_the_other_kind_does_not_cut_the_save_short(heard, monkeypatch):
     with StopSignal() as stop:
         send(signal.SIGINT)
         send(signal.SIGTERM)
+        send_again(signal.SIGTERM, monkeypatch)
     assert stop.received is signal.SIGINT
-    assert heard == [signal.SIGTERM]
+    assert heard == []
+
+
+def test_before_the_first_step_a_wish_ends_the_run_at_once():
+    with StopSignal() as stop:
+        stop.raise_if_received()
+        send(signal.SIGTERM)
+        with pytest.raises(RunInterrupted, match="SIGTERM: no step was taken") as interrupted:
+            stop.raise_if_received()
+    assert interrupted.value.exit_code == 75
 
 
 def test_afterwards_signals_act_as_before(heard):

@@ -38,7 +38,7 @@ class Knobs(Config):
 
 def table_of(path: Path) -> str:
     text = io.StringIO()
-    print_run_table(str(path), Console(file=text, width=100))
+    print_run_table(str(path), Console(file=text, width=160))
     return text.getvalue()
 
 

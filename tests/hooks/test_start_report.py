@@ -1,7 +1,7 @@
 """What a run says before its first step: its bytes per device and that its kernels are right."""
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from chomp.errors import ConfigError
 from chomp.hooks import row_limits, start_report
 from chomp.kernels.precision import Precision
 from chomp.optim import GrugOptimizerConfig
-from chomp.tracking import metric_of
+from chomp.tracking import LoggingConfig, metric_of
 from tests import tiny
 
 SEQ_LEN = 32
@@ -34,6 +34,15 @@ class Model:
     sliding_window: int | None = None
     logit_soft_cap: float | None = None
     attention: str = "auto"
+
+
+@dataclass(frozen=True)
+class Told:
+    """A run config, as far as it is told about."""
+
+    model: Model = field(default_factory=Model)
+    optimizer: GrugOptimizerConfig = field(default_factory=GrugOptimizerConfig)
+    logging: LoggingConfig = field(default_factory=LoggingConfig)
 
 
 @dataclass(frozen=True)
@@ -85,15 +94,7 @@ def test_a_run_starts_with_its_bytes_and_the_check_of_its_kernels(
     with jax.set_mesh(one_device_mesh):
         state = make_state()
     caplog.set_level(logging.INFO, logger="chomp.hooks")
-    summary = start_report(
-        Model(),
-        loader,
-        state,
-        optimizer=GrugOptimizerConfig(),
-        mp=Precision(),
-        steps=range(3, 9),
-        console=True,
-    )
+    summary = start_report(Told(), loader, state, mp=Precision(), steps=range(3, 9))
     assert summary["memory/params_bytes_per_device"] == 64 * 16 * 4
     assert summary["memory/state_bytes_per_device"] == 4 * 64 * 16 * 4
     assert summary["kernels/attention"] == "chunked"
@@ -114,9 +115,8 @@ def test_a_run_starts_with_its_bytes_and_the_check_of_its_kernels(
 def test_a_run_that_is_done_has_no_batch_to_look_at(loader, one_device_mesh, capsys):
     with jax.set_mesh(one_device_mesh):
         state = make_state(with_average=False)
-    summary = start_report(
-        Model(), loader, state, optimizer=GrugOptimizerConfig(), mp=Precision(), steps=range(9, 9)
-    )
+    told = Told(logging=LoggingConfig(console=False))
+    summary = start_report(told, loader, state, mp=Precision(), steps=range(9, 9))
     assert set(summary) == {"memory/params_bytes_per_device", "memory/state_bytes_per_device"}
     assert summary["memory/state_bytes_per_device"] == 3 * 64 * 16 * 4
     assert capsys.readouterr().out == ""

@@ -104,14 +104,15 @@ class GrugBaseLaunchConfig(Config):
         ),
         aliases=("train",),
     )
-    eval: GrugEvalConfig | None = field(default_factory=GrugEvalConfig)
-    samples: SamplesConfig = field(default_factory=SamplesConfig)
-    checkpoint: CheckpointConfig = field(
+    eval: GrugEvalConfig | None = setting(default_factory=GrugEvalConfig, mark="cosmetic")
+    samples: SamplesConfig = setting(default_factory=SamplesConfig, mark="cosmetic")
+    checkpoint: CheckpointConfig = setting(
         # A save takes a fraction of a second here, so a kill costs at most these seconds.
-        default_factory=lambda: CheckpointConfig(save_interval_s=15.0)
+        default_factory=lambda: CheckpointConfig(save_interval_s=15.0),
+        mark="cosmetic",
     )
-    logging: LoggingConfig = field(default_factory=LoggingConfig)
-    mesh: MeshConfig = field(default_factory=MeshConfig)
+    logging: LoggingConfig = setting(default_factory=LoggingConfig, mark="cosmetic")
+    mesh: MeshConfig = setting(default_factory=MeshConfig, mark="cosmetic")
     output_path: str = ""  # filled in by the executor
 
 

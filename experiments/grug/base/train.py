@@ -4,10 +4,9 @@ What a variant may want to change stands here in the open: the loss, the step, t
 What it would be wrong to change (data order, checkpoints, metrics) is called from chomp.
 """
 
-import logging
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,12 +19,7 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from chomp import hooks
-from chomp.checkpoint import (
-    CheckpointConfig,
-    Checkpointer,
-    CheckpointMetadata,
-    restore_latest_or_initialize,
-)
+from chomp.checkpoint import CheckpointConfig, Checkpointer
 from chomp.config import Config, setting, validated
 from chomp.data import (
     BatchSchedule,
@@ -53,8 +47,6 @@ from experiments.grug.base.model import GrugModelConfig, Transformer
 
 # Axes: A micro-batches of a step, B rows of a micro-batch, T tokens of a row.
 
-log = logging.getLogger(__name__)
-
 
 # ---- What a run is --------------------------------------------------------------------------
 
@@ -63,15 +55,18 @@ log = logging.getLogger(__name__)
 class GrugTrainerConfig(Config):
     """How the run trains. A step takes `grad_accum` micro-batches of `batch_size` rows."""
 
-    steps: int = 1000
-    batch_size: int | tuple[tuple[int, int], ...] = 32  # or [start step, size] pairs
+    steps: int = setting(default=1000, mark="schedule")
+    # Rows of a micro-batch, or [start step, rows] pairs.
+    batch_size: int | tuple[tuple[int, int], ...] = setting(default=32, mark="schedule")
     seq_len: int = 1024
-    grad_accum: int = 1
+    grad_accum: int = setting(default=1, mark="schedule")
     seed: int = 0
     data_seed: int | None = None  # order of the data; None: `seed`
     precision: str = "params=float32,compute=float32"
-    z_loss_weight: float = 0.0  # weight of logsumexp^2 in the loss: keeps logits from drifting
-    ema_beta: float | None = None  # averaged weights for evaluation; None: no average
+    # Weight of logsumexp^2 in the loss, which keeps logits from drifting.
+    z_loss_weight: float = setting(default=0.0, mark="schedule")
+    # Averaged weights for evaluation; None: no average.
+    ema_beta: float | None = setting(default=None, mark="schedule")
     deterministic: bool | None = None  # True: no dropout; None: none unless the model has rates
     reproducible: bool = setting(default=False, mark="schedule")  # bit-equal on a GPU too, slower
     # What a step without a finite loss does to the run; to the state it does nothing, ever.
@@ -81,7 +76,13 @@ class GrugTrainerConfig(Config):
     profiler: ProfilerConfig = setting(default_factory=ProfilerConfig, mark="cosmetic")
     log_dir: str | None = setting(default=None, mark="cosmetic")  # of traces; None: the run's own
     # None continues what is there; True must find a checkpoint; False must start fresh.
-    load_checkpoint: bool | None = setting(default=None, mark="cosmetic")
+    load_checkpoint: bool | None = setting(default=None, mark="cosmetic", is_versioned=False)
+    # Where to look instead: a step-N, a folder of them, or a run. Then: weights to begin with.
+    load_checkpoint_path: str | None = setting(default=None, mark="cosmetic", is_versioned=False)
+    initialize_from: str | None = setting(default=None, mark="cosmetic", is_versioned=False)
+    # Fields of the schedule that may differ from the checkpoint's; and: none of it can be read.
+    allow_changes: tuple[str, ...] = setting(default=(), mark="cosmetic", is_versioned=False)
+    allow_fresh_start: bool = setting(default=False, mark="cosmetic", is_versioned=False)
 
     def __post_init__(self) -> None:
         require_positive(self, "steps", "seq_len", "log_every")
@@ -109,7 +110,7 @@ class GrugRunConfig(Config):
     samples: SamplesConfig = setting(default_factory=SamplesConfig, mark="cosmetic")
     checkpoint: CheckpointConfig = setting(default_factory=CheckpointConfig, mark="cosmetic")
     logging: LoggingConfig = setting(default_factory=LoggingConfig, mark="cosmetic")
-    mesh: MeshConfig = field(default_factory=MeshConfig)
+    mesh: MeshConfig = setting(default_factory=MeshConfig, mark="cosmetic")
     run_id: str = setting(default="base", mark="cosmetic")
     output_path: str = setting(mark="cosmetic")
 
@@ -280,6 +281,7 @@ class Instruments:
     guard: hooks.NonFiniteGuard
     between_steps: list[hooks.Hook]  # evaluation, samples: when they are due
     checkpointer: Checkpointer
+    stop: hooks.StopSignal
 
 
 def run_grug(config: GrugRunConfig) -> None:
@@ -288,11 +290,13 @@ def run_grug(config: GrugRunConfig) -> None:
     prepare_devices()  # before JAX looks for them
     mesh = create_mesh(config.mesh)
     config = hooks.with_sums_in_one_order(config, mesh)
-    with jax.set_mesh(mesh), hooks.RunFolder.open(config.output_path, config.logging) as folder:
+    opened = hooks.RunFolder.open(config.output_path, config.logging)
+    with jax.set_mesh(mesh), opened as folder, hooks.StopSignal() as stop:
         run = open_run(config, mesh, folder)
         with closing(run.loader):
-            state, checkpointer, found = build_or_restore(run)
-            train(run, state, checkpointer, found)
+            begun = build_or_restore(run)
+            stop.raise_if_received()  # before minutes of compiling
+            train(run, begun, stop)
 
 
 def open_run(config: GrugRunConfig, mesh: Mesh, folder: hooks.RunFolder) -> Run:
@@ -303,51 +307,39 @@ def open_run(config: GrugRunConfig, mesh: Mesh, folder: hooks.RunFolder) -> Run:
     return Run(config, mesh, mp, folder, data.tokenizer, data.loader, data.eval_datasets)
 
 
-def build_or_restore(run: Run) -> tuple[GrugTrainState, Checkpointer, CheckpointMetadata]:
-    """The state to go on from, what will save it, and what is known of the steps behind it."""
-    config, trainer = run.config, run.config.trainer
-    fingerprint = run.loader.dataset.fingerprint()
-    about = hooks.checkpoint_metadata(
-        config, run.folder, data_fingerprint=fingerprint, mesh=run.mesh
+def build_or_restore(run: Run) -> hooks.StartingPoint[GrugTrainState]:
+    """The state to go on from, with what is known of the steps behind it."""
+    config = run.config
+    start = hooks.starting_point(
+        config,
+        partial(fresh_state, config),
+        folder=run.folder,
+        loader=run.loader,
+        tokenizer=run.tokenizer,
+        mesh=run.mesh,
     )
-    folder, must_load = run.folder.checkpoints, trainer.load_checkpoint
-    state, found = restore_latest_or_initialize(
-        folder, partial(fresh_state, config), about=about, mesh=run.mesh, load_checkpoint=must_load
-    )
-    log.info("starting from %s", "scratch" if found is None else found.path)
-    if found is not None:
-        run.loader.restore_streams(found.metadata.stream_states)
     # Only now: a config that was refused must not describe what the folder holds.
     template, derived = Path(__file__).parent, hooks.derived_values(config)
     run.folder.describe(config, template=template, tokenizer=run.tokenizer, derived=derived)
-    checkpointer = Checkpointer(folder, config.checkpoint, about)
-    return state, checkpointer, about if found is None else found.metadata
+    return start
 
 
-def train(
-    run: Run, state: GrugTrainState, checkpointer: Checkpointer, before: CheckpointMetadata
-) -> None:
-    """The run from `state` to its end, with its record open."""
-    config, trainer, start = run.config, run.config.trainer, int(state.step)
-    clock, shown = hooks.loop_clock(trainer.profiler), config.logging.console
+def train(run: Run, begun: hooks.StartingPoint[GrugTrainState], stop: hooks.StopSignal) -> None:
+    """The run from where it begins to its end, with its record open."""
+    config, trainer, state = run.config, run.config.trainer, begun.state
+    start, clock = int(state.step), hooks.loop_clock(trainer.profiler)
     to_do = range(start, trainer.steps)
-    about = hooks.start_report(
-        config.model,
-        run.loader,
-        state,
-        optimizer=config.optimizer,
-        mp=run.mp,
-        steps=to_do,
-        console=shown,
-    )
-    with run.folder.tracker(
+    about = hooks.start_report(config, run.loader, state, mp=run.mp, steps=to_do)
+    checkpointer = Checkpointer(run.folder.checkpoints, config.checkpoint, begun.about)
+    record = run.folder.tracker(
         config.logging,
         total_steps=trainer.steps,
         start_step=start,
         step_tokens=run.loader.batches.examples(start) * trainer.seq_len,
-    ) as tracker:
+    )
+    with record as tracker, checkpointer:
         tracker.log_summary(about)
-        guard = hooks.NonFiniteGuard(trainer.nonfinite_policy, before.skipped_steps)
+        guard = hooks.NonFiniteGuard(trainer.nonfinite_policy, begun.before.skipped_steps)
         step_log = hooks.StepLog(
             tracker,
             clock,
@@ -359,11 +351,13 @@ def train(
             hyperparameters=config.optimizer.hyperparameters(trainer.steps),
             params=state.params,
             compute_dtype=run.mp.compute,
-            tokens_seen=before.tokens_seen,
+            tokens_seen=begun.before.tokens_seen,
+            saves=checkpointer.take_reports,
         )
-        tools = Instruments(clock, step_log, guard, _between_steps(run, tracker), checkpointer)
+        tools = Instruments(
+            clock, step_log, guard, _between_steps(run, tracker), checkpointer, stop
+        )
         finish(run, tools, step_loop(run, tools, state, start))
-        step_log.log_run_speed()
 
 
 def step_loop(run: Run, tools: Instruments, state: GrugTrainState, start: int) -> GrugTrainState:
@@ -374,14 +368,10 @@ def step_loop(run: Run, tools: Instruments, state: GrugTrainState, start: int) -
         train_step_of(config), run.mesh, clock, is_reproducible=trainer.reproducible
     )
     batches = iter_from_step(run.loader, start, trainer.steps)
-    traces = hooks.profiler_folder(
-        config.output_path, run_id=config.run_id, log_dir=trainer.log_dir
-    )
-    profiler = hooks.Profiler(
-        trainer.profiler, traces, clock, start_step=start, total_steps=trainer.steps
-    )
+    profiler = hooks.run_profiler(config, clock, start_step=start)
+    agreement = hooks.Agreement()
     clock.read()  # the time of setting up belongs to no step
-    with hooks.StopSignal() as stop, closing(batches), profiler:
+    with closing(batches), profiler:
         for step in range(start, trainer.steps):
             completed = step + 1
             with profiler.step(step):
@@ -395,18 +385,21 @@ def step_loop(run: Run, tools: Instruments, state: GrugTrainState, start: int) -
                         step_log.flush()
                         with clock.phase(hook.phase):
                             hook(_models(state), completed)
-                asked = stop.received  # looked at once: a signal may come at any time
-                if tools.checkpointer.is_due(completed) or asked or guard.asks_to_stop:
+                # By all processes together: a clock or a signal is one process's own.
+                decided = agreement.after(completed, tools.checkpointer, tools.stop)
+                if decided.is_save_due or guard.asks_to_stop:
                     step_log.flush()  # a step that ends the run ends it here, before it is saved
                     with clock.phase("checkpoint"):
-                        saved_at = save(run, tools, state, completed)
+                        save(run, tools, state, completed)
             if guard.asks_to_stop:
-                raise guard.stop_error(saved_at)
-            if asked and completed < trainer.steps:
-                raise stop.interruption(saved_at)
+                raise guard.stop_error(tools.checkpointer.wait())
+            if decided.stop_signal and completed < trainer.steps:
+                saved_at = tools.checkpointer.wait()
+                raise tools.stop.interruption(saved_at, agreed=decided.stop_signal)
     step_log.flush()
     if guard.asks_to_stop:  # the last step was bad
-        raise guard.stop_error(save(run, tools, state, trainer.steps))
+        save(run, tools, state, trainer.steps)
+        raise guard.stop_error(tools.checkpointer.wait())
     return state
 
 
@@ -414,20 +407,26 @@ def finish(run: Run, tools: Instruments, state: GrugTrainState) -> None:
     """The permanent checkpoint, the last evaluation, and a sample of text."""
     completed = run.config.trainer.steps
     save(run, tools, state, completed)
+    saved_at = tools.checkpointer.wait()
     for hook in tools.between_steps:
+        tools.stop.raise_if_received(saved_at)  # the same command does what is left
         hook(_models(state), completed)
+    tools.step_log.close()
 
 
-def save(run: Run, tools: Instruments, state: GrugTrainState, completed: int) -> str:
-    """Save the state after `completed` steps, for good after the last; gives the folder."""
-    return tools.checkpointer.save(
+def save(run: Run, tools: Instruments, state: GrugTrainState, completed: int) -> None:
+    """Begin to save the state after `completed` steps; after the last one, for good."""
+    loader, steps = run.loader, run.config.trainer.steps
+    streams = loader.stream_states(completed)
+    tools.checkpointer.save(
         state,
         step=completed,
-        data_offset=run.loader.batches.examples_before(completed),
-        stream_states=run.loader.stream_states(completed),
+        data_offset=loader.batches.examples_before(completed),
+        stream_states=streams,
+        next_batches=partial(hooks.next_batch_hashes, loader, completed, steps, streams),
         tokens_seen=tools.step_log.tokens_seen,
         skipped_steps=tools.guard.skipped_steps,
-        is_final=completed == run.config.trainer.steps,
+        is_final=completed == steps,
     )
 
 

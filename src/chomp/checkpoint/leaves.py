@@ -1,13 +1,10 @@
-"""A state as a flat mapping of named arrays, and the receipt that proves they came back whole."""
+"""A state as a flat mapping of named arrays, and back."""
 
-import hashlib
+from collections.abc import Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-
-from chomp.errors import NonFiniteError, message
 
 
 def named_leaves(state: Any) -> dict[str, Any]:
@@ -26,30 +23,11 @@ def with_leaves(abstract_state: Any, leaves: dict[str, Any]) -> Any:
     return jax.tree_util.tree_map_with_path(find, abstract_state)
 
 
-def receipt_of(leaves: dict[str, Any]) -> dict[str, str]:
-    """SHA-256 of each leaf's dtype, shape and bytes."""
-    receipt = {}
-    for name, leaf in leaves.items():
-        array = np.asarray(leaf)
-        digest = hashlib.sha256(f"{array.dtype} {array.shape}".encode())
-        # As plain bytes: Python's buffers do not know bfloat16.
-        digest.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
-        receipt[name] = digest.hexdigest()
-    return receipt
-
-
-def require_finite(leaves: dict[str, Any]) -> None:
-    """Raise `NonFiniteError` if any leaf holds NaN or infinity."""
-    for name, leaf in leaves.items():
-        if jnp.issubdtype(leaf.dtype, jnp.floating) and not np.isfinite(np.asarray(leaf)).all():
-            raise NonFiniteError(
-                message(
-                    given=f"state with NaN or infinity in {name}",
-                    allowed="finite states: nothing else is ever saved",
-                    fix="lower optim.lr or raise optim.warmup_steps; the last checkpoint is "
-                    "untouched",
-                )
-            )
+def arrays_of(leaves: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Shape and dtype of each leaf, as the metadata of a checkpoint holds them."""
+    return {
+        name: {"shape": list(leaf.shape), "dtype": str(leaf.dtype)} for name, leaf in leaves.items()
+    }
 
 
 def _name(path: jax.tree_util.KeyPath[Any]) -> str:

@@ -1,28 +1,67 @@
-"""Reading a checkpoint back: checked before arrays are read, proven after.
+"""The state a run begins with: restored, loaded in part, or fresh.
 
-Orbax keeps no checksum of its own, casts dtypes silently and, when it fails, leaves work that goes
-on failing later. So files, shapes and dtypes are compared first, and every leaf's hash afterwards.
+A checkpoint is checked before its arrays are read and proven after. One that is damaged is passed
+over for an older one; one of another run is an error at once. What exists and cannot be restored is
+never silently replaced by a fresh start. Folders are moved aside last, when nothing can fail any
+more: a restore that fails changes nothing on disk.
 """
 
-from collections.abc import Callable
-from typing import Any, TypeVar
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Generic, Literal, TypeVar
 
 import jax
-import orbax.checkpoint as ocp
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import Mesh
 
-from chomp.checkpoint.layout import (
-    CheckpointMetadata,
-    StepFolder,
-    files_of_state,
-    latest_checkpoint,
-    state_path,
+from chomp.checkpoint.allowed_changes import allowed_changes
+from chomp.checkpoint.candidates import (
+    WEIGHTS_FROM,
+    LoadSettings,
+    Search,
+    lineage,
+    require_sound,
+    search_at,
+    search_for,
 )
-from chomp.checkpoint.leaves import named_leaves, receipt_of, with_leaves
-from chomp.config import config_difference
+from chomp.checkpoint.compatibility import (
+    require_same_arrays,
+    require_same_run,
+    warn_unless_exact,
+)
+from chomp.checkpoint.fallback import Outcome, Targets, first_decides, newest_whole
+from chomp.checkpoint.layout import DamagedCheckpoint, StepFolder, move_aside
+from chomp.checkpoint.leaves import named_leaves, with_leaves
+from chomp.checkpoint.metadata import CheckpointMetadata
+from chomp.checkpoint.read_on_mesh import placed, read_arrays, receipt_problem
+from chomp.checkpoint.weights import AVERAGE, average_at, begin_with_weights, within, without
 from chomp.errors import CheckpointError, message
+from chomp.mesh.processes import all_or_none
 
 State = TypeVar("State")
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Beginning(Generic[State]):
+    """The state a run begins with, and where it came from."""
+
+    state: State
+    found: StepFolder | None  # the checkpoint it goes on from; None: step 0
+    continues: dict[str, Any] | None  # the same for the metadata of its checkpoints
+
+
+@dataclass(frozen=True)
+class LoadOptions:
+    """`LoadSettings` as plain values, for callers without a trainer config."""
+
+    load_checkpoint: bool | None = None
+    load_checkpoint_path: str | None = None
+    initialize_from: str | None = None
+    allow_changes: tuple[str, ...] = ()
+    allow_fresh_start: bool = False
 
 
 def restore_latest_or_initialize(
@@ -31,146 +70,170 @@ def restore_latest_or_initialize(
     *,
     about: CheckpointMetadata,
     mesh: Mesh,
-    load_checkpoint: bool | None,
-) -> tuple[State, StepFolder | None]:
-    """The newest state in `folder`, or a fresh one; and the checkpoint it came from, if any.
+    settings: LoadSettings,
+    config: Any = None,
+    data_offset_at: Callable[[int], int] | None = None,
+    proof: Callable[[StepFolder], None] | None = None,
+) -> Beginning[State]:
+    """The newest whole state in `folder`, or where `settings` point, or else a fresh one.
 
-    `about` is the run as it is now; a checkpoint of another config or other data is refused.
-    `load_checkpoint`: None takes what is there, True must find one, False starts fresh and refuses
-    a folder that has any. A checkpoint that cannot be used is an error, never a fresh start.
+    `about` is the run as it is now and `config` its typed config, whose marks decide what may
+    differ (without it, nothing may). `data_offset_at` gives the examples before a step by the
+    present batch sizes. `proof` raises for a state that was restored and may not be gone on from.
+    Every process calls this, and all get the same or raise.
     """
-    found = latest_checkpoint(folder)
-    if found is None and load_checkpoint is True:
-        raise CheckpointError(
-            message(
-                given=f"trainer.load_checkpoint=true, but {folder} has no complete checkpoint",
-                allowed="a folder with at least one step-N",
-                fix="correct the path, or set trainer.load_checkpoint=null to start from scratch",
-            )
-        )
-    if found is not None and load_checkpoint is False:
-        raise CheckpointError(
-            message(
-                given=f"trainer.load_checkpoint=false, but {found.path} exists",
-                allowed="a fresh start in a folder without checkpoints",
-                fix="set trainer.load_checkpoint=null to continue, or use another output folder",
-            )
-        )
-    if found is None:
-        # Not under one jit: XLA would compile the same random program for every weight of a shape,
-        # which at 124M took longer than compiling the training step did (H200, November 2026).
-        return initialize(), None
-    _require_same_run(found, about)
-    return restore_checkpoint(found, jax.eval_shape(initialize), mesh=mesh), found
+    require_sound(settings)
+    allowed = allowed_changes(config, settings.allow_changes)
+    abstract = jax.eval_shape(initialize)
+    targets = {name: placed(leaf, mesh) for name, leaf in named_leaves(abstract).items()}
+
+    def check(found: StepFolder) -> None:
+        now = about if config is not None else _with_same_fields(about, found)
+        marked = about.config if config is None else config
+        require_same_run(found, now, config=marked, allowed=allowed, data_offset_at=data_offset_at)
+        _require_same_state(found, targets)
+
+    def newest(search: Callable[[], Search]) -> Outcome:
+        wanted = partial(_readable, targets=targets)
+        return newest_whole("find checkpoints", search, check=check, targets=wanted)
+
+    own = newest(lambda: search_for(folder, settings))
+    outcome = _or_where_it_began(own, newest, settings)
+    damaged = own.skipped if own.search.is_own else {}
+    if outcome.whole is None:
+        if own.search.places:
+            _require_fresh_start(own.search, own.skipped | outcome.skipped, settings)
+        fresh = _begun(initialize, settings, about=about, mesh=mesh)
+        _put_aside(list(damaged), "damaged", about.attempt)
+        return fresh
+    found, leaves = outcome.whole.found, outcome.whole.leaves
+    if proof is not None:
+        with all_or_none("proof of a checkpoint"):
+            proof(found)
+    unread = {name: leaf for name, leaf in targets.items() if name not in leaves}
+    state: State = with_leaves(abstract, leaves | average_at(leaves, unread))
+    warn_unless_exact(found, about)
+    _leave_behind(own.search.newer, damaged, about.attempt, at=found.path)
+    return Beginning(state, found, lineage(found, folder, settings))
 
 
 def restore_checkpoint(found: StepFolder, abstract_state: State, *, mesh: Mesh) -> State:
-    """The state of a checkpoint, each array read straight into its place on the mesh.
+    """The state of one checkpoint, each array read straight into its place on the mesh.
 
     `abstract_state` is the state's `jax.eval_shape`; its shardings are those of the result.
     """
-    targets = {name: _placed(leaf, mesh) for name, leaf in named_leaves(abstract_state).items()}
-    _require_same_names(found, targets)
-    _require_files(found)
-    path = state_path(found.path)
-    try:
-        with ocp.Checkpointer(ocp.StandardCheckpointHandler()) as checkpointer:
-            _require_same_arrays(found, checkpointer.metadata(path).item_metadata, targets)
-            leaves = checkpointer.restore(path, args=ocp.args.StandardRestore(targets))
-    except CheckpointError:
-        raise
-    except Exception as error:  # Orbax raises bare exceptions for damaged files
-        raise _damaged(found, f"{type(error).__name__}: {error}") from error
-    _require_receipt(found, leaves)
+    targets = {name: placed(leaf, mesh) for name, leaf in named_leaves(abstract_state).items()}
+    require_same_arrays(found.path, found.metadata.arrays, targets)
+    leaves = read_arrays(found, targets)
+    reason = receipt_problem(found, leaves)
+    if reason is not None:
+        raise DamagedCheckpoint(found.path, reason)
     state: State = with_leaves(abstract_state, leaves)
     return state
 
 
-def _placed(leaf: Any, mesh: Mesh) -> jax.ShapeDtypeStruct:
-    spec = leaf.sharding.spec if leaf.sharding is not None else jax.sharding.PartitionSpec()
-    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=NamedSharding(mesh, spec))
+def _require_same_state(found: StepFolder, targets: Targets) -> None:
+    """Names, shapes and dtypes agree, but for an average that is kept only then or only now."""
+    saved, wanted = found.metadata.arrays, _readable(found, targets)
+    is_left_out = not within(targets, AVERAGE)
+    require_same_arrays(found.path, without(saved, AVERAGE) if is_left_out else saved, wanted)
+    if is_left_out and within(saved, AVERAGE):
+        _log.warning("the averaged weights of %s are left out", found.path)
+    if len(wanted) < len(targets):
+        _log.warning("%s has no averaged weights: the average starts at its weights", found.path)
 
 
-def _require_same_run(found: StepFolder, about: CheckpointMetadata) -> None:
-    metadata = found.metadata
-    if metadata.config_hash != about.config_hash:
-        told = [
-            f"{d.path}: saved {d.before!r}, now {d.after!r}"
-            for d in config_difference(metadata.config, about.config)
-        ]
-        told = told or ["no field; this version of chomp counts other fields as part of a run"]
-        raise CheckpointError(
-            message(
-                given=f"{found.path} was saved by another config:\n  " + "\n  ".join(told) + "\n",
-                allowed="continuing a run with the config it was started with",
-                fix="undo the change, or start a new run in another folder",
-            )
-        )
-    if metadata.data_fingerprint != about.data_fingerprint:
-        raise CheckpointError(
-            message(
-                given=f"{found.path} was trained on other data ({metadata.data_fingerprint[:12]} "
-                f"instead of {about.data_fingerprint[:12]})",
-                allowed="continuing a run on the tokens it was started with",
-                fix="bring back the token stores of that run, or start a new run",
-            )
-        )
+def _readable(found: StepFolder, targets: Targets) -> Targets:
+    """What of the state is read: all of it, less an average that was not kept then."""
+    return targets if within(found.metadata.arrays, AVERAGE) else without(targets, AVERAGE)
 
 
-def _require_same_names(found: StepFolder, targets: dict[str, Any]) -> None:
-    missing = sorted(set(targets) - set(found.metadata.receipt))
-    extra = sorted(set(found.metadata.receipt) - set(targets))
-    if missing or extra:
-        raise CheckpointError(
-            message(
-                given=f"{found.path} lacks {missing[:5]} and has {extra[:5]} besides",
-                allowed="a checkpoint of exactly this model and optimizer",
-                fix="restore with the template that saved it (the run folder's template/)",
-            )
-        )
+def _with_same_fields(about: CheckpointMetadata, found: StepFolder) -> CheckpointMetadata:
+    """Without a typed config nobody knows which fields matter, so their hash has to say it."""
+    if about.config_hash != found.metadata.config_hash:
+        return about
+    return replace(about, config=found.metadata.config)
 
 
-def _require_files(found: StepFolder) -> None:
-    wanted = (found.metadata.state_files, found.metadata.state_bytes)
-    names, num_bytes = files_of_state(found.path)
-    missing, extra = (sorted(set(a) - set(b)) for a, b in ((wanted[0], names), (names, wanted[0])))
-    if missing or extra:
-        raise _damaged(found, f"state/ lacks {missing[:5]} and has {extra[:5]} besides")
-    if num_bytes != wanted[1]:
-        raise _damaged(found, f"state/ has {num_bytes:,} bytes instead of {wanted[1]:,}")
+def _begun(
+    initialize: Callable[[], State],
+    settings: LoadSettings,
+    *,
+    about: CheckpointMetadata,
+    mesh: Mesh,
+) -> Beginning[State]:
+    """A state of step 0."""
+    if settings.initialize_from is None:
+        # Not under one jit: XLA would compile the same random program for every weight of a shape,
+        # which at 124M took longer than compiling the training step did (H200, November 2026).
+        return Beginning(initialize(), None, None)
+    state, source = begin_with_weights(
+        settings.initialize_from, initialize, tokenizer_hash=about.tokenizer_hash, mesh=mesh
+    )
+    _log.warning("weights from %s; step and optimizer begin anew", source["path"])
+    return Beginning(state, None, {**source, WEIGHTS_FROM: source["path"]})
 
 
-def _require_same_arrays(found: StepFolder, saved: Any, targets: dict[str, Any]) -> None:
-    if saved is None:
-        raise _damaged(found, "the shapes of its arrays cannot be read")
-    told = [
-        f"{name}: saved {tuple(saved[name].shape)} {saved[name].dtype}, "
-        f"now {target.shape} {target.dtype}"
-        for name, target in targets.items()
-        if (tuple(saved[name].shape), saved[name].dtype) != (target.shape, target.dtype)
-    ]
-    if told:
-        raise CheckpointError(
-            message(
-                given=f"{found.path} holds other shapes or dtypes:\n  " + "\n  ".join(told) + "\n",
-                allowed="a checkpoint of exactly this model and optimizer",
-                fix="restore with the model config that saved it",
-            )
-        )
+def _or_where_it_began(
+    own: Outcome, newest: Callable[[Callable[[], Search]], Outcome], settings: LoadSettings
+) -> Outcome:
+    """What a run's own folder gave; if all of it is damaged, what is where the run began.
+
+    Only where a new start is allowed, and a start from there is less than one from nothing.
+    """
+    came_from = own.search.came_from
+    if own.whole is not None or came_from is None or not settings.allow_fresh_start:
+        return own
+    _log.warning(
+        "allow_fresh_start: BEGINNING AGAIN AT %s, as none of this run's own can be restored:%s",
+        came_from,
+        _listed(own.skipped),
+    )
+    return newest(lambda: search_at(came_from))
 
 
-def _require_receipt(found: StepFolder, leaves: dict[str, Any]) -> None:
-    receipt = receipt_of(leaves)
-    changed = [name for name, digest in found.metadata.receipt.items() if receipt[name] != digest]
-    if changed:
-        raise _damaged(found, f"{len(changed)} arrays differ from the receipt: {changed[:5]}")
-
-
-def _damaged(found: StepFolder, reason: str) -> CheckpointError:
-    return CheckpointError(
+def _require_fresh_start(
+    search: Search, skipped: Mapping[str, str], settings: LoadSettings
+) -> None:
+    """Refuse to begin anew beside damaged checkpoints, unless that is allowed; then tell it."""
+    listed, path = _listed(skipped), settings.load_checkpoint_path
+    # Who names a place to go on from does not want random weights, whatever else is allowed.
+    if settings.allow_fresh_start and settings.load_checkpoint is not True and path is None:
+        _log.warning("allow_fresh_start: BEGINNING ANEW, as none can be restored:%s", listed)
+        return
+    fix = "bring back a copy of one"
+    if path is None or (search.came_from is not None and not settings.allow_fresh_start):
+        instead = "begin anew" if path is None else f"go on from {path}"
+        fix += f", or set trainer.allow_fresh_start=true to move them aside and {instead}"
+    raise CheckpointError(
         message(
-            given=f"checkpoint {found.path} is damaged: {reason}",
-            allowed="files as they were saved",
-            fix=f"move {found.path} elsewhere to continue from the checkpoint before it",
+            given=f"there are checkpoints, and none can be restored:{listed}",
+            allowed="at least one whole checkpoint",
+            fix=fix,
         )
     )
+
+
+def _listed(skipped: Mapping[str, str]) -> str:
+    return "".join(f"\n  {path}: {reason}" for path, reason in skipped.items())
+
+
+def _leave_behind(
+    newer: Sequence[str], damaged: Mapping[str, str], attempt: int, *, at: str
+) -> None:
+    """Take the names of what was passed over or is newer: a save would take those for done."""
+    _put_aside(list(damaged), "damaged", attempt)
+    if newer:
+        _log.warning("going back to %s: what is newer is moved aside: %s", at, ", ".join(newer))
+    _put_aside(newer, "forked", attempt)
+
+
+def _put_aside(paths: Sequence[str], why: Literal["damaged", "forked"], attempt: int) -> None:
+    """Move checkpoints aside, given newest first, by process 0."""
+
+    def move() -> None:
+        # The oldest first: whoever is killed between two of them leaves the newest in its place.
+        for path in reversed(paths):
+            _log.warning("moved aside, and kept: %s", move_aside(path, why=why, attempt=attempt))
+
+    first_decides(f"put {why} checkpoints aside", move)

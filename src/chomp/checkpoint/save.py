@@ -1,24 +1,37 @@
-"""Writing a checkpoint: into an unfinished folder, then one rename."""
+"""Writing a checkpoint: into an unfinished folder, then one rename.
+
+In two halves. `start_save` returns when the state may be changed or donated; `finish_save` waits
+until Orbax has written it, and makes it a checkpoint. Every process writes its own shards; process
+0 alone makes folders, writes metadata and renames, and all of them succeed or fail together.
+"""
 
 import contextlib
 import dataclasses
+import errno
+import os
 import shutil
 import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+import jax
 import orbax.checkpoint as ocp
 
 from chomp.checkpoint.layout import (
     UNFINISHED,
-    CheckpointMetadata,
-    files_of_state,
     read_step_folder,
+    state_file_sizes,
     state_path,
     step_path,
     write_metadata,
 )
-from chomp.checkpoint.leaves import named_leaves, receipt_of, require_finite
-from chomp.errors import StorageError, message
+from chomp.checkpoint.leaves import arrays_of, named_leaves
+from chomp.checkpoint.metadata import CheckpointMetadata
+from chomp.checkpoint.receipt import checked_receipt
+from chomp.checkpoint.writing import writer_for
+from chomp.errors import ChompError, StorageError, message
+from chomp.mesh.processes import all_or_none, is_first, told_by_first
 from chomp.storage import (
     exists,
     is_local,
@@ -26,76 +39,187 @@ from chomp.storage import (
     parent_of,
     remove_tree,
     rename_folder,
+    sync_tree,
 )
+
+# Longer than Orbax's own barriers take to give up, so that their error is the one that is told.
+_FINISH_TIMEOUT_S = 900.0
+_NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+@dataclass(frozen=True)
+class UnfinishedSave:
+    """A checkpoint whose arrays are being written."""
+
+    path: str
+    metadata: CheckpointMetadata
+    num_bytes: int  # of all arrays
+    writer: ocp.AsyncCheckpointer
 
 
 def save_step_checkpoint(folder: str, state: Any, metadata: CheckpointMetadata) -> str:
-    """Save `state` for good as step `metadata.step`; gives its folder.
+    """Save `state` for good as step `metadata.step`; gives its folder, which is complete then.
 
     Refuses a state with NaN or infinity. A temporary checkpoint of that step is made permanent
     instead of being written again.
     """
-    path = step_path(folder, metadata.step)
-    if exists(path):
-        saved = read_step_folder(path).metadata
-        write_metadata(path, dataclasses.replace(saved, is_temporary=False))
-        return path
-    return _save(folder, state, dataclasses.replace(metadata, is_temporary=False))
+    if is_saved(folder, metadata.step):
+        return promote(folder, metadata.step)
+    return _saved(folder, state, dataclasses.replace(metadata, is_temporary=False))
 
 
 def save_temporary_checkpoint(folder: str, state: Any, metadata: CheckpointMetadata) -> str:
-    """Save `state` until a later checkpoint replaces it; gives its folder."""
-    path = step_path(folder, metadata.step)
-    if exists(path):
-        return path
-    return _save(folder, state, dataclasses.replace(metadata, is_temporary=True))
+    """Save `state` until a later checkpoint replaces it; gives its folder, complete then."""
+    if is_saved(folder, metadata.step):
+        return step_path(folder, metadata.step)
+    return _saved(folder, state, dataclasses.replace(metadata, is_temporary=True))
 
 
-def _save(folder: str, state: Any, metadata: CheckpointMetadata) -> str:
-    leaves = named_leaves(state)
-    require_finite(leaves)  # first of all: before anything is written
-    described = dataclasses.replace(metadata, receipt=receipt_of(leaves), time=time.time())
-    path = step_path(folder, metadata.step)
-    unfinished = path + UNFINISHED
-    if exists(unfinished):
-        remove_tree(unfinished)  # left by a process that was killed
-    try:
-        make_folder(unfinished)
-        _require_space(path, leaves)
-        with ocp.Checkpointer(ocp.StandardCheckpointHandler()) as checkpointer:
-            checkpointer.save(state_path(unfinished), args=ocp.args.StandardSave(leaves))
-        files, num_bytes = files_of_state(unfinished)
-        described = dataclasses.replace(described, state_files=files, state_bytes=num_bytes)
-        write_metadata(unfinished, described)
-        rename_folder(unfinished, path)
-    except StorageError:
-        raise  # has the path and the reason already
-    except Exception as error:  # Orbax raises what its storage raised, of any type
-        # Half a checkpoint should not fill the disk. Orbax's threads may still be writing into it;
-        # what they leave is never read, and goes with the next save.
-        with contextlib.suppress(StorageError):
-            remove_tree(unfinished)
-        raise StorageError(
-            message(
-                given=f"checkpoint {path} could not be written: {error}",
-                allowed="a folder that can be written, with space for the state",
-                fix="free space; earlier checkpoints are untouched and the same command continues",
-            )
-        ) from error
+def is_saved(folder: str, step: int) -> bool:
+    """Whether the checkpoint of `step` is there, as process 0 sees it."""
+    path = step_path(folder, step)
+    return bool(told_by_first("checkpoint is there", is_first() and exists(path)))
+
+
+def promote(folder: str, step: int) -> str:
+    """Make the temporary checkpoint of `step` permanent; gives its folder."""
+    path = step_path(folder, step)
+    with all_or_none("promotion of a checkpoint"):
+        if is_first():
+            saved = read_step_folder(path).metadata
+            if saved.is_temporary:
+                write_metadata(path, dataclasses.replace(saved, is_temporary=False))
     return path
 
 
-def _require_space(path: str, leaves: dict[str, Any]) -> None:
+def start_save(
+    folder: str, state: Any, metadata: CheckpointMetadata, *, max_staged_bytes: int | None = None
+) -> UnfinishedSave:
+    """Start writing `state`. When this returns, the state may be changed or donated.
+
+    Refuses a state with NaN or infinity before anything is written. A state larger than
+    `max_staged_bytes` is written before this returns, that many bytes at a time.
+    """
+    leaves = named_leaves(state)
+    receipt = checked_receipt(leaves)
+    path = step_path(folder, metadata.step)
+    described = dataclasses.replace(
+        metadata, receipt=receipt, arrays=arrays_of(leaves), time=time.time()
+    )
+    num_bytes = sum(leaf.nbytes for leaf in leaves.values())
+    with all_or_none("start of a checkpoint"):
+        if is_first():
+            _prepare(path, num_bytes)
+    # A writer with a bound copies after its `save` has returned. So the bound goes to it only
+    # where it is needed, and there the save is waited for.
+    is_in_parts = max_staged_bytes is not None and _local_bytes(leaves) > max_staged_bytes
+    try:
+        writer = writer_for(leaves, max_staged_bytes=max_staged_bytes if is_in_parts else None)
+        writer.save(state_path(path + UNFINISHED), args=ocp.args.PyTreeSave(leaves))
+        if is_in_parts:
+            writer.wait_until_finished()
+    except Exception as error:
+        raise _not_written(path, error) from error
+    return UnfinishedSave(path, described, num_bytes, writer)
+
+
+def finish_save(
+    save: UnfinishedSave, next_batches: Callable[[], Sequence[str]] | None = None
+) -> str:
+    """Wait until the arrays are on disk, and give the checkpoint its name; that is its folder.
+
+    `next_batches`, if given, is asked by process 0 for what the metadata has under that name.
+    """
+    with all_or_none("end of a checkpoint", timeout_s=_FINISH_TIMEOUT_S):
+        try:
+            save.writer.close()  # waits, and raises what went wrong in Orbax's threads
+            if is_first():
+                _make_complete(save, next_batches)
+        except Exception as error:
+            raise _not_written(save.path, error) from error
+    return save.path
+
+
+def _saved(folder: str, state: Any, metadata: CheckpointMetadata) -> str:
+    return finish_save(start_save(folder, state, metadata))
+
+
+def _make_complete(save: UnfinishedSave, next_batches: Callable[[], Sequence[str]] | None) -> None:
+    unfinished = save.path + UNFINISHED
+    metadata = dataclasses.replace(save.metadata, state_files=state_file_sizes(unfinished))
+    if next_batches is not None:
+        metadata = dataclasses.replace(metadata, next_batches=list(next_batches()))
+    write_metadata(unfinished, metadata)
+    if is_local(unfinished):
+        sync_tree(unfinished)  # TensorStore has synced its own files, Orbax has not
+    rename_folder(unfinished, save.path)
+
+
+def _prepare(path: str, num_bytes: int) -> None:
+    unfinished = path + UNFINISHED
+    if exists(unfinished):
+        remove_tree(unfinished)  # left by a process that was killed
+    make_folder(unfinished)
+    _require_space(path, num_bytes)
+
+
+def _require_space(path: str, num_bytes: int) -> None:
     """Raise `StorageError` if the state cannot fit; Orbax's threads fail late and noisily."""
     if not is_local(path):
         return
-    needed = sum(leaf.nbytes for leaf in leaves.values())
     free = shutil.disk_usage(parent_of(path)).free
-    if free < needed:
+    if free < num_bytes:
         raise StorageError(
             message(
-                given=f"checkpoint {path} needs {needed:,} bytes of space, and {free:,} are free",
+                given=f"checkpoint {path} needs {num_bytes:,} bytes of space, and {free:,} are "
+                "free",
                 allowed="a disk with space for the state",
                 fix="free space; earlier checkpoints are untouched and the same command continues",
             )
         )
+
+
+def _not_written(path: str, error: Exception) -> ChompError:
+    """The error to raise for a save that failed, after what it wrote has been taken away."""
+    # Half a checkpoint should not fill the disk. Orbax's threads may still be writing into it;
+    # what they leave is never read, and goes with the next save.
+    with contextlib.suppress(ChompError):
+        if is_first():
+            remove_tree(path + UNFINISHED)
+    if isinstance(error, ChompError):
+        return error  # has the path and the reason already
+    remedy = "free space" if _is_no_space(error) else "see the cause"
+    return StorageError(
+        message(
+            given=f"checkpoint {path} could not be written: {error}",
+            allowed="a folder that can be written, with space for the state",
+            fix=f"{remedy}; earlier checkpoints are untouched and the same command continues",
+        )
+    )
+
+
+def _is_no_space(error: BaseException) -> bool:
+    """Whether a disk, quota or limit that is full is behind an error."""
+    texts = [os.strerror(code) for code in _NO_SPACE]  # TensorStore's errors have only the words
+    return any(
+        (isinstance(cause, OSError) and cause.errno in _NO_SPACE)
+        or any(text in str(cause) for text in texts)
+        for cause in _causes(error)
+    )
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    """An error, what it was raised from or while handling, and so on."""
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+def _local_bytes(leaves: dict[str, jax.Array]) -> int:
+    """Bytes that this process copies to its host: of what its devices hold alike, one copy."""
+    distinct = {
+        (name, str(shard.index)): shard.data.nbytes
+        for name, leaf in leaves.items()
+        for shard in leaf.addressable_shards
+    }
+    return sum(distinct.values())

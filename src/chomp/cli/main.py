@@ -16,10 +16,11 @@ from typing import Annotated
 import typer
 
 from chomp import __version__
+from chomp.cli import train_command, verify_command
+from chomp.cli.checkpoint_commands import checkpoint_app
 from chomp.cli.config_arguments import Action
 from chomp.cli.data_commands import data_app
 from chomp.cli.metrics_commands import metrics_app
-from chomp.cli.train_command import EXAMPLES, train
 from chomp.errors import ChompError, ConfigError, RunInterrupted, message
 
 app = typer.Typer(
@@ -28,9 +29,17 @@ app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,  # boxes around help take 0.55 s in the place of 0.4
 )
-app.command(help="Train what a config says, or continue it.", epilog=EXAMPLES)(train)
+app.command(help="Train what a config says, or continue it.", epilog=train_command.EXAMPLES)(
+    train_command.train
+)
+app.command(
+    "verify-resume",
+    help="Kill a run at random, resume it, and compare it with an unbroken one.",
+    epilog=verify_command.EXAMPLES,
+)(verify_command.verify_resume)
 app.add_typer(data_app, name="data")
 app.add_typer(metrics_app, name="metrics")
+app.add_typer(checkpoint_app, name="checkpoint")
 
 
 def main() -> None:

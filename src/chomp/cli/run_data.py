@@ -123,8 +123,8 @@ def _data_of_run_folder(given: GivenConfig) -> RunData:
 
 def completed_steps(run_folder: str) -> int:
     """How many steps of a run were completed, as its checkpoints and its record tell."""
-    from chomp.checkpoint import latest_checkpoint
-    from chomp.hooks.run_folder import CHECKPOINTS, record_of
+    from chomp.checkpoint import CHECKPOINTS, latest_checkpoint
+    from chomp.hooks.run_folder import record_of
     from chomp.storage import exists, join
     from chomp.tracking import read_metrics
 

@@ -16,6 +16,7 @@ Examples:
   chomp train configs/debug_smoke.yaml
   chomp train configs/base_smoke.yaml --dry-run
   chomp train configs/base_smoke.yaml -o train.steps=50 --run-dir runs/longer
+  chomp train configs/base_smoke.yaml -o train.steps=80 --allow train.steps --run-dir runs/longer
   chomp train experiments/grug/base/launch.py
 """
 
@@ -43,6 +44,13 @@ def train(
             help="Run matching steps again from the start; earlier results are moved aside.",
         ),
     ] = None,
+    allow: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="FIELD",
+            help="Go on with an earlier run though this field of its schedule has changed.",
+        ),
+    ] = None,
     prefix: Prefix = None,
     template: Template = None,
 ) -> Action:
@@ -54,5 +62,6 @@ def train(
         given_config(config, overrides, prefix, template),
         run_dir=run_dir,
         force=force or [],
+        allow=allow or [],
         is_dry_run=dry_run,
     )

@@ -20,21 +20,28 @@ if TYPE_CHECKING:  # for annotations alone
     from chomp.executor import ExecutorStep, PlannedStep
 
 RUNS = "runs"
-_CHANGES_SHOWN = 3
 
 
 def train_run(
-    given: GivenConfig, *, run_dir: str | None, force: Sequence[str], is_dry_run: bool
+    given: GivenConfig,
+    *,
+    run_dir: str | None,
+    force: Sequence[str],
+    allow: Sequence[str],
+    is_dry_run: bool,
 ) -> int:
     """Train, continue, or say that it is done; the exit code."""
+    from chomp.launch.allowed import allowed_fields, allowed_overrides
     from chomp.launch.launching import LaunchOptions, launched, require_dry_run
 
     _require_trainable(given)
     with _no_bytecode() if is_dry_run else nullcontext():
-        launch = loaded_launch(given)
+        overrides = (*given.overrides, *allowed_overrides(allow))
+        launch = loaded_launch(replace(given, overrides=overrides))
         if is_dry_run:
             require_dry_run(launch.dry_run, fix="leave out --dry-run, or write such a function")
-        planned = _planned(given, launch.steps, run_dir, force)
+        allowed = allowed_fields(launch.steps[-1], allow)
+        planned = _planned(given, launch.steps, run_dir, force, allowed)
         options = LaunchOptions(prefix=given.outputs, is_dry_run=is_dry_run)
         return launched(planned, options, report=_report, dry_run=launch.dry_run)
 
@@ -74,52 +81,26 @@ def _require_trainable(given: GivenConfig) -> None:
 
 
 def _planned(
-    given: GivenConfig, steps: Sequence[ExecutorStep], run_dir: str | None, force: Sequence[str]
+    given: GivenConfig,
+    steps: Sequence[ExecutorStep],
+    run_dir: str | None,
+    force: Sequence[str],
+    allowed: Sequence[str],
 ) -> list[PlannedStep]:
     """The plan for the steps, the last of which is the run and goes to a folder of its own."""
     from chomp.executor import plan_steps
+    from chomp.executor.identity import Identities
+    from chomp.launch.allowed import in_earlier_folder, refuse_other_run
 
     *before, last = steps
     folder = default_run_dir(given, last) if run_dir is None else run_dir
     run = replace(last, override_output_path=folder)
-    planned = plan_steps([*before, run], prefix=given.outputs, force=force)
-    _refuse_other_run(planned[-1])
+    if run_dir is None:
+        run = in_earlier_folder(run, folder, Identities(), allowed)
+    planned = plan_steps([*before, run], prefix=given.outputs, force=force, allow=allowed)
+    refuse_other_run(planned[-1], allowed, elsewhere="choose another --run-dir")
     _refuse_other_files(planned[-1])
     return planned
-
-
-def _refuse_other_run(planned: PlannedStep) -> None:
-    """Raise `LaunchError` if the folder is another run's. A plan would move that one aside."""
-    from chomp.launch.telling import force_flag
-
-    found = planned.found
-    if found is None or found.identity == planned.identity.hash or planned.is_forced:
-        return
-    if found.attempt == 0:
-        return  # its data could not be made, and it was never begun
-    raise LaunchError(
-        message(
-            given=f"{planned.path} holds another run{_changes(planned)}",
-            allowed="a folder that is new, or one of the same run, which is then continued",
-            fix="choose another --run-dir, or undo the change; "
-            f"{force_flag(planned)} moves the earlier run aside and starts over",
-        )
-    )
-
-
-def _changes(planned: PlannedStep) -> str:
-    """What differs between the run that a folder holds and the one that is planned."""
-    from chomp.executor.reasons import changed_values, short
-    from chomp.executor.status import read_info
-
-    info = read_info(planned.path)
-    if info is None:
-        return ""
-    names = {"name": info.name}, {"name": planned.step.name}
-    changes = changed_values({**names[0], **info.values}, {**names[1], **planned.identity.values})
-    told = [f"{d.path}: {short(d.before)} there, {short(d.after)} here" for d in changes]
-    more = f" and {len(told) - _CHANGES_SHOWN} more" if len(told) > _CHANGES_SHOWN else ""
-    return f" ({', '.join(told[:_CHANGES_SHOWN])}{more})"
 
 
 def _refuse_other_files(planned: PlannedStep) -> None:

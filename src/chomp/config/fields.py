@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 # pydantic hands known metadata keys on to its own Field and leaves the others alone.
 _METADATA_KEY = "chomp.setting"
-_PLAIN_FIELD: tuple[tuple[str, ...], Mark] = ((), "identity")
+_PLAIN_FIELD: tuple[tuple[str, ...], Mark, bool] = ((), "identity", True)
 
 
 class ConfigClass(Protocol):
@@ -80,7 +80,12 @@ class Setting:
 
 @overload
 def setting(
-    *, default: T, aliases: tuple[str, ...] = ..., mark: Mark = ..., doc: str = ...
+    *,
+    default: T,
+    aliases: tuple[str, ...] = ...,
+    mark: Mark = ...,
+    doc: str = ...,
+    is_versioned: bool = ...,
 ) -> T: ...
 
 
@@ -91,11 +96,18 @@ def setting(
     aliases: tuple[str, ...] = ...,
     mark: Mark = ...,
     doc: str = ...,
+    is_versioned: bool = ...,
 ) -> T: ...
 
 
 @overload
-def setting(*, aliases: tuple[str, ...] = ..., mark: Mark = ..., doc: str = ...) -> Any: ...
+def setting(
+    *,
+    aliases: tuple[str, ...] = ...,
+    mark: Mark = ...,
+    doc: str = ...,
+    is_versioned: bool = ...,
+) -> Any: ...
 
 
 def setting(
@@ -105,11 +117,14 @@ def setting(
     aliases: Any = (),
     mark: Mark = "identity",
     doc: str = "",
+    is_versioned: bool = True,
 ) -> Any:
     """A dataclass field with alternative spellings, a mark and a line of documentation.
 
     Aliases are accepted in mappings, files and overrides, never as Python arguments; everything
     written out uses the field's name. A mark on a nested config or a container covers all of it.
+    `is_versioned=False` keeps a field out of the identity of an executor's step even where its
+    config is versioned: for what is asked of one start of a run, and says nothing of the run.
     """
     # Mistakes in a class are bugs, so they are TypeErrors and keep their traceback.
     if mark not in MARKS:
@@ -118,7 +133,7 @@ def setting(
         raise TypeError(f"aliases={aliases!r} is one string; write aliases=({aliases!r},)")
     # pydantic puts the second and the third into the JSON schema.
     metadata: dict[str, Any] = {
-        _METADATA_KEY: (tuple(aliases), mark),
+        _METADATA_KEY: (tuple(aliases), mark, is_versioned),
         "json_schema_extra": {"aliases": list(aliases), "mark": mark},
     }
     if doc:
@@ -130,6 +145,12 @@ def mark_of(field: "dataclasses.Field[Any]") -> Mark:
     """The mark of a dataclass field; a plain field is identity."""
     mark: Mark = field.metadata.get(_METADATA_KEY, _PLAIN_FIELD)[1]
     return mark
+
+
+def is_versioned(field: "dataclasses.Field[Any]") -> bool:
+    """Whether a dataclass field counts where its config is versioned; a plain one does."""
+    counts: bool = field.metadata.get(_METADATA_KEY, _PLAIN_FIELD)[2]
+    return counts
 
 
 @cache  # resolving string annotations evaluates them, which is slow

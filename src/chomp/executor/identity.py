@@ -4,7 +4,7 @@ Identity = name, versioned values, and the identities of dependencies, as canoni
 The prefix, the machine, the order of fields and everything not versioned stay out of it.
 """
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +13,15 @@ from chomp.config.paths import KeyPath, dotted
 from chomp.config.plain import plain_value
 from chomp.errors import ConfigError
 from chomp.executor.order import in_order
-from chomp.executor.step import ExecutorStep, InputName, OutputName, inputs, markers, replaced
+from chomp.executor.step import (
+    ExecutorStep,
+    InputName,
+    OutputName,
+    inputs,
+    markers,
+    replaced,
+    unversioned,
+)
 
 # 48 bits: a collision among a million versions of one name has a chance of 1 in 500.
 HASH_DIGITS = 12
@@ -49,11 +57,12 @@ class Identities:
 
     def _identity(self, step: ExecutorStep) -> Identity:
         values: dict[str, Any] = {}
+        left_out = {dotted(path) for path in unversioned(step.config)}
         for path, marker in markers(step.config):
             # Where a step writes says nothing about what it makes, unless it is marked so.
             if not isinstance(marker, OutputName):
                 plain = plain_part(step, replaced(marker, self._meaning), path)
-                values |= _flattened(plain, path)
+                values |= _flattened(plain, path, left_out)
         hashed = fingerprint({"name": step.name, "config": values})[:HASH_DIGITS]
         return Identity(hashed, values, dependencies_of(step))
 
@@ -81,11 +90,13 @@ def plain_part(step: ExecutorStep, value: Any, path: KeyPath = ()) -> Any:
         raise ConfigError(f"step {step.name!r}: {error}") from error
 
 
-def _flattened(plain: Any, path: KeyPath) -> Iterator[tuple[str, Any]]:
+def _flattened(plain: Any, path: KeyPath, left_out: Container[str]) -> Iterator[tuple[str, Any]]:
     """A versioned value by dotted paths, so that a plan can name the field that changed."""
+    if dotted(path) in left_out:
+        return
     # Lists stay whole: by their indexes, [x] and {"0": x} would be the same.
     if not isinstance(plain, dict) or not plain:
         yield dotted(path), plain
         return
     for key, item in plain.items():
-        yield from _flattened(item, (*path, key))
+        yield from _flattened(item, (*path, key), left_out)

@@ -13,10 +13,18 @@ from typing import Any, Literal, NamedTuple, TypeGuard
 from chomp.errors import ConfigError, LaunchError, message
 from chomp.executor.identity import Identities, Identity, plain_part
 from chomp.executor.order import in_order
-from chomp.executor.reasons import plain_differences, record_differences, short, why_new
+from chomp.executor.reasons import (
+    changes_since,
+    not_allowed,
+    plain_differences,
+    record_differences,
+    short,
+    told_changes,
+    why_new,
+)
 from chomp.executor.source import function_name, source_hashes, template_folder
 from chomp.executor.status import LOCK, StepStatus, read_info, read_status
-from chomp.executor.step import ExecutorStep, InputName, OutputName, markers, replaced
+from chomp.executor.step import ExecutorStep, InputName, OutputName, markers, replaced, unversioned
 from chomp.storage import Lease, is_folder, join, normalise
 
 Action = Literal["run", "skip", "wait"]
@@ -39,6 +47,8 @@ class PlannedStep:
     found: StepStatus | None  # what the folder said when the plan was made
     # What differs from the recorded run although the identity is the same.
     differences: tuple[str, ...]
+    # The identity of the run in the folder, if that is another and is to be gone on with as this.
+    continues: str | None = None
 
     @property
     def title(self) -> str:
@@ -47,10 +57,16 @@ class PlannedStep:
 
 
 def plan_steps(
-    steps: Iterable[ExecutorStep], *, prefix: str, force: Sequence[str] = ()
+    steps: Iterable[ExecutorStep],
+    *,
+    prefix: str,
+    force: Sequence[str] = (),
+    allow: Sequence[str] = (),
 ) -> list[PlannedStep]:
     """The plan for `steps` and all they depend on. `force`: patterns of names to run again.
 
+    `allow`: dotted fields that may differ from what a folder holds, which is then gone on with; it
+    would be moved aside otherwise.
     Equal steps are one step. The last of `steps` stands last, unless another one needs it.
     """
     roots = list(steps)
@@ -58,7 +74,7 @@ def plan_steps(
     for step in roots:
         identities.of(step)
     forced = _matching(force, identities.steps())
-    planner = _Planner(prefix, identities, forced)
+    planner = _Planner(prefix, identities, forced, allow)
     # A done step does not lead to those it was made from, so forced ones are started from, too.
     hidden = [step for step in forced if step not in roots]
     for step in in_order([*hidden, *roots], planner.needs):
@@ -73,11 +89,19 @@ class _Decision(NamedTuple):
     found: StepStatus | None
     action: Action
     reason: str
+    continues: str | None = None
 
 
 class _Planner:
-    def __init__(self, prefix: str, identities: Identities, forced: Sequence[ExecutorStep]) -> None:
+    def __init__(
+        self,
+        prefix: str,
+        identities: Identities,
+        forced: Sequence[ExecutorStep],
+        allow: Sequence[str],
+    ) -> None:
         self._prefix = prefix
+        self._allow = allow
         self._identities = identities
         self._forced = set(forced)
         self._decisions: dict[str, _Decision] = {}
@@ -105,9 +129,12 @@ class _Planner:
         decision = self._decisions[path]
         is_forced = step in self._forced
         sources = self._source_of(step)
-        starts_over = is_forced or _is_other(decision.found, identity)
+        is_other = _is_other(decision.found, identity) and decision.continues is None
+        starts_over = is_forced or is_other
         info = None if starts_over else read_info(path)
         marked = [place for place, _ in markers(step.config)]
+        # What was asked of a start that does not come: nothing else would tell that it is ignored.
+        asked = list(unversioned(step.config)) if decision.action == "skip" else []
         self.planned[path] = PlannedStep(
             step=step,
             identity=identity,
@@ -120,7 +147,8 @@ class _Planner:
             reason=decision.reason,
             is_forced=is_forced,
             found=decision.found,
-            differences=record_differences(info, plain, marked, sources) if info else (),
+            differences=record_differences(info, plain, marked, sources, asked) if info else (),
+            continues=decision.continues,
         )
 
     def _path(self, step: ExecutorStep) -> str:
@@ -137,6 +165,15 @@ class _Planner:
 
     def _decision(self, step: ExecutorStep, identity: Identity, path: str) -> _Decision:
         found = read_status(path)
+        if _is_other(found, identity) and step not in self._forced and self._allow:
+            info = read_info(path)
+            changes = [] if info is None else changes_since(info, step.name, identity)
+            if info is not None and not not_allowed(changes, self._allow):
+                action, reason = self._held(path) or (
+                    "run",
+                    f"continues {found.identity} with {told_changes(changes)}, which is allowed",
+                )
+                return _Decision(step, found, action, reason, continues=found.identity)
         return _Decision(step, found, *self._action(step, identity, path, found))
 
     def _action(
@@ -148,13 +185,16 @@ class _Planner:
             return "run", f"its folder holds {found.identity}, which is moved aside"
         if found is not None and found.state == "SUCCESS":
             return "skip", "done"
-        # Whatever the status: who has just taken the lock has not written one yet.
-        holder = Lease.live_holder(join(path, LOCK)) if is_folder(path) else None
-        if holder is not None:
-            return "wait", f"being run by {holder}"
+        if (held := self._held(path)) is not None:
+            return held
         if found is not None:
             return "run", _why_again(found)
         return "run", why_new(step.name, identity, path)
+
+    def _held(self, path: str) -> tuple[Action, str] | None:
+        # Whatever the status: who has just taken the lock has not written one yet.
+        holder = Lease.live_holder(join(path, LOCK)) if is_folder(path) else None
+        return None if holder is None else ("wait", f"being run by {holder}")
 
     def _source_of(self, step: ExecutorStep) -> Mapping[str, str]:
         folder = template_folder(step.fn)

@@ -1,7 +1,7 @@
 """Why a step is new, and how one that is not differs from its record. In words, for a plan."""
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from chomp.config import MISSING, Difference, canonical_json, config_difference
@@ -20,14 +20,49 @@ def why_new(name: str, identity: Identity, path: str) -> str:
 
     Nearest is the one with the fewest changes, and among those the latest.
     """
-    infos = _earlier_infos(name, parent_of(path))
+    infos = [info for _, info in _earlier(name, parent_of(path), name_of(name))]
     if not infos:
         return "new"
     changes = {info.identity: changed_values(info.values, identity.values) for info in infos}
     nearest = min(infos, key=lambda info: (len(changes[info.identity]), -info.started))
-    told = [f"{d.path}: {short(d.before)} -> {short(d.after)}" for d in changes[nearest.identity]]
+    if not changes[nearest.identity]:
+        return f"new here; {nearest.output_path} was continued as this run, and --allow finds it"
+    return f"changed since {nearest.identity}: {told_changes(changes[nearest.identity])}"
+
+
+def told_changes(changes: Sequence[Difference]) -> str:
+    """The first few changes in words."""
+    told = [f"{d.path}: {short(d.before)} -> {short(d.after)}" for d in changes]
     more = f" and {len(told) - _CHANGES_SHOWN} more" if len(told) > _CHANGES_SHOWN else ""
-    return f"changed since {nearest.identity}: {', '.join(told[:_CHANGES_SHOWN])}{more}"
+    return f"{', '.join(told[:_CHANGES_SHOWN])}{more}"
+
+
+def changes_since(info: StepInfo, name: str, identity: Identity) -> list[Difference]:
+    """What makes a step another one than that which a folder records."""
+    return changed_values({"name": info.name, **info.values}, {"name": name, **identity.values})
+
+
+def not_allowed(changes: Iterable[Difference], allowed: Iterable[str]) -> list[Difference]:
+    """The changes outside of the fields that may change, which are given by dotted paths."""
+    fields = tuple(allowed)
+    return [
+        change
+        for change in changes
+        if not any(change.path == field or change.path.startswith(f"{field}.") for field in fields)
+    ]
+
+
+def nearest_allowed(name: str, identity: Identity, path: str, allowed: Sequence[str]) -> str | None:
+    """The folder beside `path` of an earlier run that differs in allowed fields only, if any.
+
+    The nearest, and among those the latest; folders are named `<something>-<hash>`, as `path` is.
+    """
+    found: list[tuple[int, float, str]] = []
+    for folder, info in _earlier(name, parent_of(path), name_of(path)[: -HASH_DIGITS - 1]):
+        changes = changes_since(info, name, identity)
+        if not not_allowed(changes, allowed):
+            found.append((len(changes), -info.started, folder))
+    return min(found)[2] if found else None
 
 
 def changed_values(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Difference]:
@@ -43,17 +78,23 @@ def changed_values(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[
 
 
 def record_differences(
-    info: StepInfo, config: Any, marked: Iterable[KeyPath], sources: Mapping[str, str]
+    info: StepInfo,
+    config: Any,
+    marked: Iterable[KeyPath],
+    sources: Mapping[str, str],
+    unversioned: Iterable[KeyPath] = (),
 ) -> tuple[str, ...]:
     """How a run with this plain config and this template source would differ from its record.
 
     Places with a marker are left out: the identity covers what is versioned, and where outputs lie
-    does not matter.
+    does not matter. `unversioned` are places inside of these which it does not cover.
     """
+    covered, not_covered = list(marked), list(unversioned)
     told = [
         f"{d.path}: recorded {short(d.before)}, now {short(d.after)}"
         for d in plain_differences(info.config, config)
-        if not any(_is_within(d.path, path) for path in marked)
+        if not any(_is_within(d.path, path) for path in covered)
+        or any(_is_within(d.path, path) for path in not_covered)
     ]
     for name in sorted({*info.sources, *sources}):
         if info.sources.get(name) != sources.get(name):
@@ -75,14 +116,15 @@ def short(value: Any) -> str:
     return text if len(text) <= _MAX_VALUE_CHARACTERS else text[: _MAX_VALUE_CHARACTERS - 3] + "..."
 
 
-def _earlier_infos(name: str, folder: str) -> list[StepInfo]:
+def _earlier(name: str, folder: str, stem: str) -> list[tuple[str, StepInfo]]:
+    """The runs of a step of that name in `<folder>/<stem>-<hash>`, each with its folder."""
     if not is_folder(folder):
         return []
     # The whole name: results that were moved aside have a longer one.
-    pattern = re.compile(re.escape(name_of(name)) + rf"-[0-9a-f]{{{HASH_DIGITS}}}")
-    siblings = [sibling for sibling in list_folder(folder) if pattern.fullmatch(sibling)]
-    infos = [read_info(join(folder, sibling)) for sibling in siblings]
-    return [info for info in infos if info is not None and info.name == name]
+    pattern = re.compile(re.escape(stem) + rf"-[0-9a-f]{{{HASH_DIGITS}}}")
+    siblings = [join(folder, each) for each in list_folder(folder) if pattern.fullmatch(each)]
+    infos = [(sibling, read_info(sibling)) for sibling in siblings]
+    return [(sibling, info) for sibling, info in infos if info is not None and info.name == name]
 
 
 def _inner_differences(whole: Difference) -> list[Difference]:

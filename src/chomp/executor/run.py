@@ -100,7 +100,7 @@ def _run_step(
                     _move_aside(planned.path)
                     continue  # the lease went with the folder; the new folder needs a new one
                 # Another process may have finished it since the plan was made.
-                if status is None or status.state != "SUCCESS":
+                if not _is_done(planned, status):
                     on_start(planned)
                     _run_held(planned, runner, lease, status)
                 return None
@@ -133,12 +133,18 @@ def _lease_on(planned: PlannedStep, on_wait: OnWait, timeout_s: float | None) ->
     raise AssertionError("the last try returns or raises")
 
 
+def _is_done(planned: PlannedStep, status: StepStatus | None) -> bool:
+    # What is continued as another run is not done, however it ended as that one.
+    this = planned.identity.hash
+    return status is not None and status.identity == this and status.state == "SUCCESS"
+
+
 def _is_in_the_way(planned: PlannedStep, status: StepStatus | None) -> bool:
     """Whether what the folder holds is neither the result nor something to continue."""
     if status is None:
         return False
     if status.identity != planned.identity.hash:
-        return True
+        return status.identity != planned.continues
     # A run that began after the plan was made is one more run, which is what `force` asked for.
     is_known = planned.found is not None and planned.found.started == status.started
     return planned.is_forced and is_known

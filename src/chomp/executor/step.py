@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, TypeVar, cast
 
+from chomp.config.fields import is_versioned
 from chomp.config.paths import KeyPath, dotted
 from chomp.errors import ConfigError, message, require
 
@@ -123,6 +124,25 @@ def markers(
         )
     for part, child in _children(value):
         yield from markers(child, (*path, part))
+
+
+def unversioned(value: Any, path: KeyPath = ()) -> Iterator[KeyPath]:
+    """The paths of fields that are no part of an identity, though a value that holds them is.
+
+    Below a list nothing is left out: there the identity has the list as a whole.
+    """
+    if isinstance(value, OutputName | InputName):
+        return  # another step's fields are that step's business
+    if isinstance(value, Versioned):
+        yield from unversioned(value.value, path)
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        left_out = {field.name for field in dataclasses.fields(value) if not is_versioned(field)}
+        for name, child in _children(value):
+            inner = (*path, name)
+            yield from [inner] if name in left_out else unversioned(child, inner)
+    elif isinstance(value, Mapping):
+        for part, child in _children(value):
+            yield from unversioned(child, (*path, part))
 
 
 def inputs(value: Any) -> Iterator[InputName]:

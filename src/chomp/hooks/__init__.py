@@ -1,5 +1,6 @@
 """What a loop calls besides the step: clocks, evaluation, signals. Handed in, never inlined."""
 
+from chomp.hooks.agreement import Agreement, Decision
 from chomp.hooks.between_steps import Hook, evaluation_and_samples
 from chomp.hooks.checkpoint_metadata import checkpoint_metadata
 from chomp.hooks.clock import LoopClock
@@ -14,19 +15,23 @@ from chomp.hooks.evaluate import (
     build_tagged_eval_callback,
 )
 from chomp.hooks.interruption import StopSignal
+from chomp.hooks.next_batches import next_batch_hashes
 from chomp.hooks.nonfinite import NonFiniteGuard, NonFinitePolicy, are_finite, new_if_finite
 from chomp.hooks.open_data import OpenData, open_data
-from chomp.hooks.profiler import Profiler, ProfilerConfig, loop_clock, profiler_folder
+from chomp.hooks.profiler import Profiler, ProfilerConfig, loop_clock, run_profiler
 from chomp.hooks.programs import StepPrograms
 from chomp.hooks.run_folder import LoggingConfig, RunFolder, print_run_table
 from chomp.hooks.samples import Samples, SamplesConfig
 from chomp.hooks.start_report import row_limits, start_report
+from chomp.hooks.starting_point import StartingPoint, starting_point
 from chomp.hooks.step_log import TRAINED_TOKENS, StepLog
 from chomp.hooks.throughput import Throughput
 from chomp.hooks.watch import WatchConfig, watch_metrics
 
 __all__ = [
     "TRAINED_TOKENS",
+    "Agreement",
+    "Decision",
     "EvalCallback",
     "Evaluation",
     "GrugEvalConfig",
@@ -41,6 +46,7 @@ __all__ = [
     "RunFolder",
     "Samples",
     "SamplesConfig",
+    "StartingPoint",
     "StepLog",
     "StepPrograms",
     "StopSignal",
@@ -56,11 +62,13 @@ __all__ = [
     "is_stochastic",
     "loop_clock",
     "new_if_finite",
+    "next_batch_hashes",
     "open_data",
     "print_run_table",
-    "profiler_folder",
     "row_limits",
+    "run_profiler",
     "start_report",
+    "starting_point",
     "watch_metrics",
     "with_sums_in_one_order",
 ]

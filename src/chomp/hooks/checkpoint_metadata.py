@@ -6,13 +6,15 @@ from jax.sharding import Mesh
 
 from chomp.checkpoint import CheckpointMetadata
 from chomp.config import config_hash, config_to_mapping
+from chomp.data import TrainLoader
 from chomp.hooks.environment import environment
 from chomp.hooks.run_folder import RunFolder
+from chomp.tokenize import Tokenizer
 from chomp.tracking.secrets import without_secrets
 
 
 def checkpoint_metadata(
-    config: Any, folder: RunFolder, *, data_fingerprint: str, mesh: Mesh
+    config: Any, folder: RunFolder, *, loader: TrainLoader, tokenizer: Tokenizer, mesh: Mesh
 ) -> CheckpointMetadata:
     """The metadata of a run's checkpoints before its first step; a save fills in where it is.
 
@@ -24,9 +26,10 @@ def checkpoint_metadata(
         attempt=folder.attempt,
         config_hash=config_hash(config),
         config=without_secrets(config_to_mapping(config)),
-        data_fingerprint=data_fingerprint,
+        data_fingerprint=loader.dataset.fingerprint(),
         data_offset=0,
         tokens_seen=0,
+        tokenizer_hash=tokenizer.content_hash,
         mesh=dict(mesh.shape),
         environment=environment(),
     )

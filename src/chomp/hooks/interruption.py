@@ -1,24 +1,37 @@
-"""Being asked to stop: Ctrl-C and SIGTERM become a wish that the loop honours between two steps."""
+"""Being asked to stop: Ctrl-C and SIGTERM become a wish that a run honours when it can.
+
+That is before its first step, between two steps, and once its last state is saved.
+"""
 
 import logging
 import signal
 import threading
+import time
 from types import FrameType, TracebackType
 from typing import Any
+
+import jax
 
 from chomp.errors import RunInterrupted
 
 # Ctrl-C as shells report it; for SIGTERM, the code that means "preempted, run me again".
 EXIT_CODES = {signal.SIGINT: 130, signal.SIGTERM: 75}
+# A terminal or a scheduler may send a signal to a group and to its members: that is one wish.
+_SAME_WISH_S = 1.0
 
 _log = logging.getLogger(__name__)
 
 
 class StopSignal:
-    """While entered, the first SIGINT or SIGTERM is noted; a second one acts as it always did."""
+    """While entered, SIGINT and SIGTERM are noted, the first that comes.
+
+    The same once more, a second later or after that, acts as it always did; the other kind does
+    nothing more, so that the save which the first one asked for is not cut short by it.
+    """
 
     def __init__(self) -> None:
         self.received: signal.Signals | None = None
+        self._received_at = 0.0
         self._earlier: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> "StopSignal":
@@ -38,18 +51,38 @@ class StopSignal:
     ) -> None:
         self._restore()
 
-    def interruption(self, saved_at: str) -> RunInterrupted:
-        """The exception that ends the run after its state was saved at `saved_at`."""
-        assert self.received is not None, "only a run that was asked to stop is interrupted"
+    def raise_if_received(self, saved_at: str | None = None) -> None:
+        """Raise the exception that ends a run outside of its steps, if it was asked to stop.
+
+        A run of several processes goes on to where all of them decide.
+        """
+        if self.received is not None and jax.process_count() == 1:
+            raise self.interruption(saved_at)
+
+    def interruption(
+        self, saved_at: str | None, *, agreed: signal.Signals | None = None
+    ) -> RunInterrupted:
+        """The exception that ends the run after its state was saved at `saved_at`.
+
+        None: nothing was trained since it was started. `agreed` is the signal all processes stop
+        for: another of them may have received it.
+        """
+        stopped_by = agreed or self.received
+        assert stopped_by is not None, "only a run that was asked to stop is interrupted"
+        elsewhere = "" if self.received else " in another process"
+        state = "no step was taken yet" if saved_at is None else f"the state is saved at {saved_at}"
         return RunInterrupted(
-            f"{self.received.name}: the state is saved at {saved_at}. The same command continues.",
-            exit_code=EXIT_CODES[self.received],
+            f"{stopped_by.name}{elsewhere}: {state}. The same command continues.",
+            exit_code=EXIT_CODES[stopped_by],
         )
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        self.received = signal.Signals(number)
-        self._restore()
-        _log.warning("%s: saving after this step; once more stops at once", self.received.name)
+        if self.received is None:
+            self.received, self._received_at = signal.Signals(number), time.monotonic()
+            _log.warning("%s: saving after this step; once more stops at once", self.received.name)
+        elif number == self.received and time.monotonic() - self._received_at >= _SAME_WISH_S:
+            self._restore()
+            signal.raise_signal(number)
 
     def _restore(self) -> None:
         for number, handler in self._earlier.items():

@@ -18,6 +18,7 @@ from chomp.errors import require_at_most
 from chomp.hooks.start_report import row_limits
 from chomp.kernels.kernel_shapes import ModelShapes
 from chomp.kernels.precision import Precision
+from chomp.mesh import all_or_none
 from chomp.tokenize import Tokenizer
 
 
@@ -81,8 +82,15 @@ def open_data(
     """The data of a run on this mesh. Every store is opened, so a missing one shows at once.
 
     Refuses a tokenizer or rows that the model cannot take, an attention kernel that cannot run
-    here, and a run that the data does not last for.
+    here, and a run that the data does not last for. What one process cannot open, none does.
     """
+    with all_or_none("opening the data"):
+        return _opened(model, data, trainer, mp=mp, mesh=mesh)
+
+
+def _opened(
+    model: TrainedModel, data: LmDataConfig, trainer: BatchSettings, *, mp: Precision, mesh: Mesh
+) -> OpenData:
     tokenizer = data.tokenizer.load()
     require_at_most("tokenizer ids", tokenizer.vocab_size, "model.vocab_size", model.vocab_size)
     require_at_most("train.seq_len", trainer.seq_len, "model.max_seq_len", model.max_seq_len)

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from types import TracebackType
+from typing import Any
 
 import jax
 
@@ -57,6 +58,15 @@ def profiler_folder(output_path: str, *, run_id: str, log_dir: str | None = None
         fix="set train.log_dir to a local folder, or to null for the run's own",
     )
     return folder
+
+
+def run_profiler(config: Any, clock: LoopClock, *, start_step: int) -> "Profiler":
+    """The profiler of a template's run config, for a run that begins at `start_step`."""
+    trainer = config.trainer
+    folder = profiler_folder(config.output_path, run_id=config.run_id, log_dir=trainer.log_dir)
+    return Profiler(
+        trainer.profiler, folder, clock, start_step=start_step, total_steps=trainer.steps
+    )
 
 
 class TracedClock(LoopClock):

@@ -2,6 +2,9 @@
 
 config_original.yaml config_resolved.json template/ tokenizer/
 metrics.jsonl train.log tensorboard/ samples/ checkpoints/
+
+Of a run of several processes, process 0 writes all of it but its part of the checkpoints; the
+others show their warnings and write nothing.
 """
 
 import re
@@ -16,8 +19,10 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from chomp.checkpoint import CHECKPOINTS
 from chomp.config import config_to_mapping, config_to_yaml
 from chomp.errors import StorageError, require
+from chomp.mesh import all_or_none, is_first, leaving_on_error, told_by_first
 from chomp.storage import (
     exists,
     is_folder,
@@ -36,6 +41,7 @@ from chomp.tracking import (
     CompositeTracker,
     ConsoleTracker,
     JsonlTracker,
+    NoopTracker,
     Row,
     RunFacts,
     Tracker,
@@ -62,7 +68,6 @@ SAMPLES = "samples"
 # In a sample, between the prompt and what the model made of it.
 SAMPLE_MARK = "▸"
 _SAMPLE_TITLE = f"sample: a held-out text begins, {SAMPLE_MARK} the model goes on"
-CHECKPOINTS = "checkpoints"
 _SAMPLE = re.compile(r"step-(\d+)\.txt")
 
 
@@ -79,20 +84,17 @@ class RunFolder:
         """The folder, made if need be; the attempt is one more than the record has seen.
 
         While it is open, Python's log messages go to its log file too. Raises `ConfigError` for a
-        sink that is not installed.
+        sink that is not installed. A process that fails inside does not keep the others waiting.
         """
         config = config or LoggingConfig()
-        require(
-            is_local(path),
-            given=f"output_path={path}",
-            allowed="a folder on a mounted filesystem: the record is appended to line by line",
-            fix="choose a local folder, and copy it when the run has ended",
-        )
-        require_installed(config)
-        make_folder(path)
-        log_file = None if config.log_file is None else join(path, config.log_file)
-        with logged_to(log_file, config.level):
-            yield RunFolder(path, last_attempt(join(path, config.metrics_file)) + 1)
+        with leaving_on_error():
+            with all_or_none("opening the run folder"):
+                attempt = _opened(path, config) if is_first() else 0
+            attempt = told_by_first("attempt", attempt)
+            is_logged = is_first() and config.log_file is not None
+            log_file = join(path, str(config.log_file)) if is_logged else None
+            with logged_to(log_file, config.level):
+                yield RunFolder(path, attempt)
 
     @property
     def checkpoints(self) -> str:
@@ -111,6 +113,8 @@ class RunFolder:
 
         `derived` is what follows from the config, kept beside it for readers.
         """
+        if not is_first():
+            return
         original, resolved = config_to_yaml(config), config_to_mapping(config)
         resolved = resolved if derived is None else {**resolved, "derived": dict(derived)}
         write_text_atomic(join(self.path, ORIGINAL_CONFIG), redacted(original))
@@ -130,6 +134,9 @@ class RunFolder:
         W&B and TensorBoard are told what `describe` wrote. At the end the summary says how the
         attempt ended.
         """
+        if not is_first():
+            yield NoopTracker()
+            return
         record = JsonlTracker(join(self.path, config.metrics_file), attempt=self.attempt)
         sinks = self._remote_sinks(config, record)
         if config.console:  # only then: making one already draws its bar on a terminal
@@ -174,10 +181,24 @@ class RunFolder:
 
     def write_sample(self, step: int, text: str) -> str:
         """Keep generated text; gives the file."""
-        make_folder(join(self.path, SAMPLES))
         path = join(self.path, SAMPLES, f"step-{step}.txt")
-        write_text_atomic(path, text)
+        if is_first():
+            make_folder(join(self.path, SAMPLES))
+            write_text_atomic(path, text)
         return path
+
+
+def _opened(path: str, config: LoggingConfig) -> int:
+    """Make the folder if need be; gives the number of the attempt that begins."""
+    require(
+        is_local(path),
+        given=f"output_path={path}",
+        allowed="a folder on a mounted filesystem: the record is appended to line by line",
+        fix="choose a local folder, and copy it when the run has ended",
+    )
+    require_installed(config)
+    make_folder(path)
+    return last_attempt(join(path, config.metrics_file)) + 1
 
 
 def print_run_table(path: str, console: Console | None = None) -> None:

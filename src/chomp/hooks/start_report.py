@@ -16,7 +16,7 @@ from chomp.kernels.precision import Precision
 from chomp.kernels.self_check import KernelReport, attention_choice, check_kernels
 from chomp.mesh import batch_shards, bytes_per_device, memory_table, told_bytes
 from chomp.optim import GrugOptimizerConfig, group_table
-from chomp.tracking import names
+from chomp.tracking import LoggingConfig, names
 
 log = logging.getLogger(__name__)
 
@@ -61,26 +61,39 @@ def row_limits(
     )
 
 
+@runtime_checkable
+class ReportedConfig(Protocol):
+    """The part of a template's run config that is told about."""
+
+    @property
+    def model(self) -> ModelShapes:
+        """What the kernels are tried for."""
+        ...
+
+    @property
+    def optimizer(self) -> GrugOptimizerConfig:
+        """What updates the weights."""
+        ...
+
+    @property
+    def logging(self) -> LoggingConfig:
+        """Whether the terminal is told too."""
+        ...
+
+
 def start_report(
-    model: ModelShapes,
-    loader: TrainLoader,
-    state: TrainState,
-    *,
-    optimizer: GrugOptimizerConfig,
-    mp: Precision,
-    steps: range,
-    console: bool = False,
+    config: ReportedConfig, loader: TrainLoader, state: TrainState, *, mp: Precision, steps: range
 ) -> dict[str, Any]:
     """Summary values of a run that starts: its bytes per device, and the check of its kernels.
 
     `steps` are those to be done; the batch of the first gives the masks that kernels are tried on.
-    Tables go to the run's log, and a line of each to the terminal if `console` is set. Raises
+    Tables go to the run's log, and a line of each to the terminal with `logging.console`. Raises
     `KernelError` if a kernel is wrong.
     """
     parts, mesh = state_parts(state), loader.mesh
     on_params, on_all = (bytes_per_device(tree, mesh) for tree in (state.params, parts))
     log.info("bytes per device\n%s", memory_table(parts, mesh, listed=("params",)))
-    groups = group_table(state.params, state.params.param_groups(), optimizer)
+    groups = group_table(state.params, state.params.param_groups(), config.optimizer)
     log.info("how weights are updated\n%s", groups)
     told = [f"{told_bytes(on_all)} of state per device, {told_bytes(on_params)} of it parameters"]
     summary: dict[str, Any] = {
@@ -88,12 +101,12 @@ def start_report(
         names.MEMORY_STATE_BYTES: on_all,
     }
     if steps:  # a run that is done has no batch to look at
-        report = kernel_report(model, loader, mp=mp, step=steps.start)
+        report = kernel_report(config.model, loader, mp=mp, step=steps.start)
         level = logging.WARNING if report.choice.is_fallback else logging.INFO
         log.log(level, "%s\n%s", report.line(), report.table())
         told.append(report.line())
         summary |= report.summary()
-    if console:
+    if config.logging.console:
         _show("\n".join(told))
     return summary
 

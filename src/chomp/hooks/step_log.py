@@ -6,11 +6,12 @@ never makes the device wait.
 
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol, runtime_checkable
 
 import jax
 
+from chomp.checkpoint import SaveReport
 from chomp.data import TrainLoader
 from chomp.hooks.clock import LoopClock
 from chomp.hooks.data_metrics import TensorStoreCounters, data_metrics
@@ -57,11 +58,16 @@ class StepLog:
         params: Any,
         compute_dtype: str,
         tokens_seen: int,
+        saves: Callable[[], Iterable[SaveReport]] = tuple,
     ) -> None:
-        """`steps` are those to be done; `hyperparameters` gives the optimizer's own for a step."""
+        """`steps` are those to be done; `hyperparameters` gives the optimizer's own for a step.
+
+        `saves` gives the reports of checkpoints that came to be on disk since it was last called.
+        """
         self.tokens_seen = tokens_seen
         self._tracker, self._clock, self._loader, self._guard = tracker, clock, loader, guard
         self._steps, self._settings, self._hyperparameters = steps, settings, hyperparameters
+        self._saves = saves
         devices = loader.mesh.devices.flatten().tolist()
         self._throughput = Throughput(
             clock,
@@ -81,7 +87,12 @@ class StepLog:
     def add(self, step: int, metrics: Mapping[str, jax.Array]) -> None:
         """Note the metrics of a step that was just started; log those that are ready."""
         self._pending.append((step, metrics))
-        while len(self._pending) > 1 or (self._pending and _is_ready(self._pending[0][1])):
+        # Of several processes each would be ready at another time, and what the guard says of a
+        # step has to be known to all of them after the same one.
+        is_alone = jax.process_count() == 1
+        while len(self._pending) > 1 or (
+            is_alone and self._pending and _is_ready(self._pending[0][1])
+        ):
             self._log(*self._pending.popleft())
 
     def flush(self) -> None:
@@ -89,8 +100,12 @@ class StepLog:
         while self._pending:
             self._log(*self._pending.popleft())
 
-    def log_run_speed(self) -> None:
-        """How long the run took from its start to now, with all that is not a step."""
+    def close(self) -> None:
+        """Log what is known at the end of a run: its speed with all that is not a step, and what
+        the last checkpoint cost, which was on disk after the last row.
+        """
+        if row := _saves_row(self._saves()):
+            self._tracker.log(row, step=self._steps.stop - 1)
         count = self._loader.batches.examples_before
         examples = count(self._steps.stop) - count(self._steps.start)
         if examples == 0:  # the run was done, and only its end was repeated
@@ -131,7 +146,21 @@ class StepLog:
             if (peak := peak_memory_gb()) is not None:
                 row[names.PEAK_MEMORY_GB] = peak
             row |= data_metrics(self._loader, step) | self._counters.metrics(step)
+            row |= _saves_row(self._saves())
             self._tracker.log(with_short_keys(row), step=step)
+
+
+def _saves_row(reports: Iterable[SaveReport]) -> dict[str, float | int]:
+    """What saves cost, the last of them where several ended since the row before."""
+    row: dict[str, float | int] = {}
+    for report in reports:
+        row = {
+            names.CHECKPOINT_STEP: report.step,
+            names.CHECKPOINT_BLOCKED_SECONDS: report.blocked_seconds,
+            names.CHECKPOINT_SECONDS: report.seconds,
+            names.CHECKPOINT_BYTES: report.num_bytes,
+        }
+    return row
 
 
 def _is_ready(metrics: Mapping[str, jax.Array]) -> bool:

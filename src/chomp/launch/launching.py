@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from chomp.errors import ChompError, require
+from chomp.errors import ChompError, LaunchError, message, require
 from chomp.executor import PlannedStep, read_status, run_plan
 from chomp.launch.telling import (
     refuse_differences,
@@ -76,6 +76,7 @@ def run_planned(planned: list[PlannedStep], *, prefix: str) -> int:
     to_do = [item for item in planned if item.action != "skip"]
     if not to_do:
         return 0
+    _refuse_gang()
     # Now, and not after the first step has worked for an hour.
     chosen = [item.path for item in to_do if item.step.override_output_path is not None]
     for folder in (prefix, *chosen):
@@ -88,6 +89,20 @@ def run_planned(planned: list[PlannedStep], *, prefix: str) -> int:
     # The first is never that of a dependant, which would come after its dependency.
     first = failures[0].error
     return first.exit_code if isinstance(first, ChompError) else 1
+
+
+def _refuse_gang() -> None:
+    """Raise `LaunchError` where this is one of several processes that are to train together."""
+    count = os.environ.get("JAX_NUM_PROCESSES", "1")
+    if count != "1":
+        raise LaunchError(
+            message(
+                given=f"JAX_NUM_PROCESSES={count} with a command that runs steps: each process "
+                "would wait for the lock of the other's step",
+                allowed="one process here; several that call the template's run_grug themselves",
+                fix="unset JAX_NUM_PROCESSES and JAX_PROCESS_ID, or call run_grug in each process",
+            )
+        )
 
 
 def is_data_ready(planned: Sequence[PlannedStep]) -> bool:

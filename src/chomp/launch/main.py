@@ -14,7 +14,14 @@ import typer
 from chomp.config import apply_overrides
 from chomp.config.fields import ConfigClass
 from chomp.errors import ChompError, ConfigError, LaunchError, RunInterrupted, message
-from chomp.executor import ExecutorStep, plan_steps
+from chomp.executor import ExecutorStep, PlannedStep, plan_steps
+from chomp.executor.identity import Identities
+from chomp.launch.allowed import (
+    allowed_fields,
+    allowed_overrides,
+    in_earlier_folder,
+    refuse_other_run,
+)
 from chomp.launch.launching import (
     DryRun,
     LaunchOptions,
@@ -24,6 +31,7 @@ from chomp.launch.launching import (
     require_dry_run,
 )
 from chomp.launch.telling import tell_error, tell_stop, tell_warnings_only
+from chomp.storage import join
 
 L = TypeVar("L", bound=ConfigClass)
 
@@ -48,6 +56,7 @@ class _CommandLine:
 
     overrides: Sequence[str]
     force: Sequence[str]
+    allow: Sequence[str]
     options: LaunchOptions
 
 
@@ -118,6 +127,13 @@ def _parsed(description: str) -> _CommandLine | None:
                 help="Run matching steps again from the start; earlier results are moved aside.",
             ),
         ] = None,
+        allow: Annotated[
+            list[str] | None,
+            typer.Option(
+                metavar="FIELD",
+                help="Go on with an earlier run though this field of its schedule has changed.",
+            ),
+        ] = None,
         prefix: Annotated[
             str | None,
             typer.Option(help="Where outputs go; default: CHOMP_PREFIX, or outputs/."),
@@ -131,8 +147,10 @@ def _parsed(description: str) -> _CommandLine | None:
             overrides=[
                 *(overrides or []),
                 *([] if attention is None else [f"model.attention={attention}"]),
+                *allowed_overrides(allow or []),
             ],
             force=force or [],
+            allow=allow or [],
             options=LaunchOptions(
                 prefix=outputs_folder(prefix),
                 is_plan=plan,
@@ -166,8 +184,13 @@ def _launched(file: _LaunchFile[L], asked: _CommandLine) -> int:
         require_dry_run(file.dry_run, fix="use --plan, or pass dry_run= to executor_main")
     # Overrides come before steps: what the steps are may depend on any field.
     config = apply_overrides(file.config, asked.overrides)
-    planned = plan_steps(list(file.steps_of(config)), prefix=options.prefix, force=asked.force)
-    if not planned:
+    planned = _planned(list(file.steps_of(config)), asked)
+    return launched(planned, options, report=file.report, dry_run=file.dry_run)
+
+
+def _planned(steps: list[ExecutorStep], asked: _CommandLine) -> list[PlannedStep]:
+    """The plan, whose last step may go on in the folder of an earlier run."""
+    if not steps:
         raise LaunchError(
             message(
                 given="a launch file that gives no steps",
@@ -175,4 +198,14 @@ def _launched(file: _LaunchFile[L], asked: _CommandLine) -> int:
                 fix="return a step from the function that is given to executor_main",
             )
         )
-    return launched(planned, options, report=file.report, dry_run=file.dry_run)
+    prefix, last = asked.options.prefix, steps[-1]
+    allowed = allowed_fields(last, asked.allow)
+    is_named_by_hash = last.override_output_path is None
+    if is_named_by_hash:
+        identities = Identities()
+        path = join(prefix, f"{last.name}-{identities.of(last).hash}")
+        last = in_earlier_folder(last, path, identities, allowed)
+    planned = plan_steps([*steps[:-1], last], prefix=prefix, force=asked.force, allow=allowed)
+    if is_named_by_hash:  # then only --allow has made it another run than its name says
+        refuse_other_run(planned[-1], allowed, elsewhere="choose another --prefix")
+    return planned

@@ -16,9 +16,19 @@ from chomp.mesh.device_mesh import (
     batch_shards,
     create_mesh,
 )
+from chomp.mesh.membership import join_processes, leaving_on_error
 from chomp.mesh.memory_table import bytes_per_device, memory_table, told_bytes
 from chomp.mesh.placement import batch_spec, local_rows, place_batch, place_rows
 from chomp.mesh.prepare import prepare_devices
+from chomp.mesh.processes import (
+    all_or_none,
+    gathered,
+    is_first,
+    post,
+    posted,
+    told_by_first,
+    wait_for_all,
+)
 
 __all__ = [
     "AXES",
@@ -26,19 +36,28 @@ __all__ = [
     "MeshConfig",
     "abstract_arrays",
     "abstract_mesh",
+    "all_or_none",
     "batch_shards",
     "batch_spec",
     "bytes_per_device",
     "compiler_options",
     "create_mesh",
+    "gathered",
+    "is_first",
+    "join_processes",
+    "leaving_on_error",
     "local_rows",
     "memory_table",
     "place_batch",
     "place_rows",
     "planned_mesh",
+    "post",
+    "posted",
     "prepare_cpu_steps",
     "prepare_devices",
     "require_divisible",
     "require_fits_mesh",
+    "told_by_first",
     "told_bytes",
+    "wait_for_all",
 ]

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import jax
 import optax
 
-from chomp.config import Config
+from chomp.config import Config, setting
 from chomp.errors import require
 from chomp.optim.adamw import AdamConfig, adamw
 from chomp.optim.clipping import clip_by_norm
@@ -30,14 +30,16 @@ class GrugOptimizerConfig(Config):
     """
 
     name: Literal["adamw", "muon"] = "adamw"
-    lr: float = 3e-4
-    weight_decay: float = 0.01
-    grad_clip_norm: float = 1.0  # global norm; 0: no clipping
-    warmup_steps: Duration = 10
-    decay_steps: Duration | None = None  # of one decay; None: the rest of the run (wsd: its 20%)
-    min_lr_ratio: float = 0.0
-    lr_schedule: Shape = "cosine"
-    cycles: int = 1  # decays after the warmup, each from the full rate
+    # What a run may change on its way, if it is told to (`--allow optim.lr`).
+    lr: float = setting(default=3e-4, mark="schedule")
+    weight_decay: float = setting(default=0.01, mark="schedule")
+    grad_clip_norm: float = setting(default=1.0, mark="schedule")  # global norm; 0: no clipping
+    warmup_steps: Duration = setting(default=10, mark="schedule")
+    # Of one decay; None: the rest of the run (wsd: its 20%).
+    decay_steps: Duration | None = setting(default=None, mark="schedule")
+    min_lr_ratio: float = setting(default=0.0, mark="schedule")
+    lr_schedule: Shape = setting(default="cosine", mark="schedule")
+    cycles: int = setting(default=1, mark="schedule")  # decays, each from the full rate
     adam: AdamConfig = field(default_factory=AdamConfig)
     muon: MuonConfig = field(default_factory=MuonConfig)
 

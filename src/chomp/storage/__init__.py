@@ -27,6 +27,7 @@ from chomp.storage.paths import (
 )
 from chomp.storage.reading import open_stream, read_bytes, read_json, read_text
 from chomp.storage.strict_json import json_text
+from chomp.storage.temporary import sync_tree
 
 __all__ = [
     "FileFacts",
@@ -56,6 +57,7 @@ __all__ = [
     "remove_tree",
     "rename_folder",
     "require_writable_folder",
+    "sync_tree",
     "write_bytes_atomic",
     "write_json_atomic",
     "write_text_atomic",

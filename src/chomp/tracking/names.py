@@ -78,6 +78,10 @@ EVAL_TAG_BPB = "eval/<tag>/bpb"
 EVAL_TAG_MACRO_BPB = "eval/<tag>/macro_bpb"
 EVAL_TOKENS = "eval/tokens"
 EVAL_TAG_TOKENS = "eval/<tag>/tokens"
+CHECKPOINT_STEP = "checkpoint/step"
+CHECKPOINT_BLOCKED_SECONDS = "checkpoint/blocked_seconds"
+CHECKPOINT_SECONDS = "checkpoint/seconds"
+CHECKPOINT_BYTES = "checkpoint/bytes"
 RUN_SECONDS = "run/seconds"
 RUN_TOKENS_PER_SECOND = "run/tokens_per_second"
 RUN_OUTCOME = "run/outcome"
@@ -181,6 +185,11 @@ METRICS: tuple[Metric, ...] = (
     Metric(EVAL_TAG_BPB, "bits/byte", "bits per byte of one tag"),
     Metric(EVAL_TAG_MACRO_BPB, "bits/byte", "mean of the bits per byte of a tag's datasets"),
     Metric(EVAL_TAG_TOKENS, "tokens", "tokens of one tag whose loss was counted"),
+    # Checkpoints, on the first row after one is on disk.
+    Metric(CHECKPOINT_STEP, "steps", "completed steps in the checkpoint that was written"),
+    Metric(CHECKPOINT_BLOCKED_SECONDS, "s", "time the loop waited for that save to begin"),
+    Metric(CHECKPOINT_SECONDS, "s", "time from there until it was complete on disk"),
+    Metric(CHECKPOINT_BYTES, "bytes", "size of its arrays; 0 where an earlier one was kept"),
     # The attempt, at its end.
     Metric(RUN_SECONDS, "s", "time from the first step to the end, all included (summary)"),
     Metric(RUN_TOKENS_PER_SECOND, "tokens/s", "positions over that time (summary)"),

@@ -1,0 +1,187 @@
+"""Whether a checkpoint is of this run, told by its metadata before any array is read.
+
+What differs comes as one table. Identity makes another run and is refused. Schedule continues the
+same run otherwise, and has to be allowed field by field. Cosmetic changes nothing that is trained.
+"""
+
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from itertools import takewhile
+from typing import Any
+
+from chomp.checkpoint.layout import StepFolder
+from chomp.checkpoint.metadata import CheckpointMetadata
+from chomp.config import Difference, config_difference
+from chomp.errors import CheckpointError, message
+
+# Of `environment`: what decides the order of sums, and with it the last bits of every result.
+_EXACT_WITH = ("devices", "processes", "cores", "device_kind", "jax", "jaxlib")
+_HASH_CHARACTERS = 12  # of a fingerprint, in messages
+# A cell longer than this is cut: the field's name says where to look.
+_MAX_CELL = 48
+
+_log = logging.getLogger(__name__)
+
+
+def require_same_run(
+    found: StepFolder,
+    about: CheckpointMetadata,
+    *,
+    config: Any,
+    allowed: Sequence[str] = (),
+    data_offset_at: Callable[[int], int] | None = None,
+) -> None:
+    """Raise `CheckpointError` unless `about` and the typed `config` may go on from a checkpoint.
+
+    `allowed` are the fields of `allowed_changes`. `data_offset_at` gives the examples that the
+    present batch sizes take before a step: where it differs, going on would repeat or skip data.
+    """
+    changes = [*_config_changes(found.metadata, about, config), *_data_changes(found, about)]
+    if data_offset_at is not None:
+        changes += _moved_data(found.metadata, data_offset_at(found.metadata.step))
+    identity, schedule, cosmetic = (
+        [change for change in changes if change.mark == mark]
+        for mark in ("identity", "schedule", "cosmetic")
+    )
+    for change in cosmetic:
+        _log.debug("%s: %s", found.path, change)
+    if identity:
+        raise CheckpointError(
+            message(
+                given=f"{found.path} was saved by another run:\n{_table(identity + schedule)}",
+                allowed="continuing a run with the model, data and order of data it began with",
+                fix="undo the changes marked identity, or start a new run in another folder",
+            )
+        )
+    unnamed = [change for change in schedule if not _is_below(change.path, allowed)]
+    if unnamed:
+        raise CheckpointError(
+            message(
+                given=f"{found.path} was saved with another schedule:\n{_table(schedule)}",
+                allowed="the schedule the run began with, or changes that are named",
+                fix=f"undo them, or go on with {_flags(unnamed)}",
+            )
+        )
+    if schedule:
+        _log.warning("going on from %s with changes:\n%s", found.path, _table(schedule).rstrip())
+
+
+def require_same_arrays(
+    path: str, saved: Mapping[str, Mapping[str, Any]], wanted: Mapping[str, Any]
+) -> None:
+    """Raise `CheckpointError` with one table unless names, shapes and dtypes are equal.
+
+    `saved` is the `arrays` of a checkpoint's metadata; `wanted` has arrays or their abstract forms.
+    """
+    before = {name: _kind(tuple(array["shape"]), array["dtype"]) for name, array in saved.items()}
+    now = {name: _kind(leaf.shape, leaf.dtype) for name, leaf in wanted.items()}
+    rows = [
+        (name, before.get(name, "(missing)"), now.get(name, "(missing)"))
+        for name in dict.fromkeys([*before, *now])
+        if before.get(name) != now.get(name)
+    ]
+    if rows:
+        raise CheckpointError(
+            message(
+                given=f"{path} holds other arrays:\n{in_columns(('array', 'saved', 'now'), rows)}",
+                allowed="a checkpoint of exactly this model and optimizer",
+                fix="restore with the template that saved it (the run folder's template/)",
+            )
+        )
+
+
+def warn_unless_exact(found: StepFolder, about: CheckpointMetadata) -> None:
+    """Say so where the machine is another one than before, so that sums may round otherwise."""
+    before, now = found.metadata.environment, about.environment
+    rows = [
+        (name, before[name], now[name])
+        for name in _EXACT_WITH
+        if name in before and name in now and before[name] != now[name]
+    ]
+    if found.metadata.mesh and about.mesh and found.metadata.mesh != about.mesh:
+        rows.insert(0, ("mesh", _sizes(found.metadata.mesh), _sizes(about.mesh)))
+    if rows:
+        _log.warning(
+            "the state of %s is restored to the bit, but what follows is not bit for bit what the "
+            "old machine would have computed:\n%s",
+            found.path,
+            in_columns(("", "saved", "now"), rows).rstrip(),
+        )
+
+
+def in_columns(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    """A table of lines that each begin with two spaces; the last ends with a line break."""
+    lines = [[_cell(cell) for cell in row] for row in (header, *rows)]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    padded = (
+        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+        for line in lines
+    )
+    return "".join(f"  {line}\n" for line in padded)
+
+
+def _config_changes(
+    saved: CheckpointMetadata, about: CheckpointMetadata, config: Any
+) -> list[Difference]:
+    # Both mappings are without secrets, which only the typed config has; that one has the marks.
+    marks = {change.path: change.mark for change in config_difference(saved.config, config)}
+    changes = [
+        replace(change, mark=marks.get(change.path, "identity"))
+        for change in config_difference(saved.config, about.config)
+    ]
+    if saved.config_hash != about.config_hash and not any(c.mark == "identity" for c in changes):
+        # A secret, or a version of chomp that counts other fields as part of a run.
+        changes.append(_identity("config_hash", saved.config_hash, about.config_hash))
+    return changes
+
+
+def _data_changes(found: StepFolder, about: CheckpointMetadata) -> list[Difference]:
+    return [
+        _identity(name, getattr(found.metadata, name), getattr(about, name))
+        for name in ("data_fingerprint", "tokenizer_hash")
+        if getattr(found.metadata, name) != getattr(about, name)
+    ]
+
+
+def _moved_data(saved: CheckpointMetadata, offset: int) -> list[Difference]:
+    if offset == saved.data_offset:
+        return []
+    name = f"examples before step {saved.step}"
+    return [Difference(path=name, before=saved.data_offset, after=offset, mark="identity")]
+
+
+def _identity(name: str, saved: str, now: str) -> Difference:
+    before, after = (text[:_HASH_CHARACTERS] or "(none)" for text in (saved, now))
+    return Difference(path=name, before=before, after=after, mark="identity")
+
+
+def _table(changes: Iterable[Difference]) -> str:
+    rows = [(change.path, change.before, change.after, change.mark) for change in changes]
+    return in_columns(("field", "saved", "now", "class"), rows)
+
+
+def _flags(changes: Iterable[Difference]) -> str:
+    """The words for the command line that allow the changes: each field once, lists as a whole."""
+    fields = (
+        ".".join(takewhile(lambda part: not part.isdecimal(), change.path.split(".")))
+        for change in changes
+    )
+    return " ".join(f"--allow {field}" for field in dict.fromkeys(fields))
+
+
+def _is_below(path: str, fields: Iterable[str]) -> bool:
+    return any(path == field or path.startswith(f"{field}.") for field in fields)
+
+
+def _kind(shape: tuple[int, ...], dtype: Any) -> str:
+    return f"{shape} {dtype}"
+
+
+def _sizes(mesh: Mapping[str, int]) -> str:
+    return ", ".join(f"{axis}={size}" for axis, size in mesh.items() if size > 1) or "one device"
+
+
+def _cell(value: Any) -> str:
+    text = value if isinstance(value, str) else repr(value)
+    return text if len(text) <= _MAX_CELL else text[: _MAX_CELL - 3] + "..."

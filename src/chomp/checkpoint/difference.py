@@ -1,0 +1,127 @@
+"""What differs between two checkpoints, array by array.
+
+Arrays whose receipts agree are equal and are not read. The others are read on both sides, checked
+against their receipts, and compared element by element: a difference reported here is one between
+two states that were saved, never a damaged file.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from jaxtyping import Shaped
+
+from chomp.checkpoint.layout import StepFolder
+from chomp.checkpoint.read_on_host import OnBytes, array_bytes, checked_arrays
+
+# Axes: N elements of an array.
+
+Kind = Literal["only before", "only after", "other kind", "other values", "equal"]
+
+# Elements compared at once; in float64 the two sides and their difference take 24 MiB.
+_BLOCK = 1 << 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class ArrayDifference:
+    """How one array differs. The numbers are there for "other values" and "equal" only."""
+
+    name: str
+    kind: Kind
+    before: str = ""  # dtype and shape
+    after: str = ""
+    is_float: bool = False
+    num_elements: int = 0
+    num_different: int = 0  # by their bits: 0.0 and -0.0 are different
+    max_abs: float = 0.0  # largest difference of one element
+    relative: float = 0.0  # Euclidean length of the difference over that of `before`
+
+
+def array_differences(
+    before: StepFolder, after: StepFolder, *, on_bytes: OnBytes | None = None
+) -> list[ArrayDifference]:
+    """Every array of both, those first that differ most.
+
+    What only one side has comes first, then weights and moments by their relative difference, then
+    counters and keys, whose numbers say little, then what is equal. `on_bytes` hears of `before`.
+    """
+    described = list(_described(before, after))
+    names = [item.name for item in described if item.kind == "other values"]
+    sides = checked_arrays(before, names, on_bytes=on_bytes), checked_arrays(after, names)
+    measured = {
+        name: _measured(name, old, new) for (name, old), (_, new) in zip(*sides, strict=True)
+    }
+    return sorted((measured.get(item.name, item) for item in described), key=_rank)
+
+
+def bytes_to_compare(before: StepFolder, after: StepFolder) -> int:
+    """Bytes that `array_differences` has to read of `before`."""
+    items = _described(before, after)
+    return sum(array_bytes(before, item.name) for item in items if item.kind == "other values")
+
+
+def _described(before: StepFolder, after: StepFolder) -> Iterator[ArrayDifference]:
+    """What the metadata alone tells of each array."""
+    old, new = before.metadata, after.metadata
+    for name in dict.fromkeys([*old.arrays, *new.arrays]):
+        texts = _text(old.arrays.get(name)), _text(new.arrays.get(name))
+        kind: Kind = "other values"
+        if name not in new.arrays or name not in old.arrays:
+            kind = "only before" if name in old.arrays else "only after"
+        elif texts[0] != texts[1]:
+            kind = "other kind"
+        elif name in old.receipt and old.receipt[name] == new.receipt.get(name):
+            kind = "equal"
+        yield ArrayDifference(name=name, kind=kind, before=texts[0], after=texts[1])
+
+
+def _measured(
+    name: str, before: Shaped[np.ndarray, "..."], after: Shaped[np.ndarray, "..."]
+) -> ArrayDifference:
+    old, new = before.reshape(-1), after.reshape(-1)
+    different, largest, squares, scale = 0, 0.0, 0.0, 0.0
+    for first in range(0, old.size, _BLOCK):
+        a, b = old[first : first + _BLOCK], new[first : first + _BLOCK]
+        different += int(np.count_nonzero(_bits(a) != _bits(b)))
+        wide = a.astype(np.float64)
+        gap = wide - b.astype(np.float64)
+        largest = max(largest, float(np.abs(gap).max()))
+        squares, scale = squares + float(gap @ gap), scale + float(wide @ wide)
+    text = _text({"shape": list(before.shape), "dtype": before.dtype.name})
+    return ArrayDifference(
+        name=name,
+        kind="other values",
+        before=text,
+        after=text,
+        # Not by numpy's own kinds: bfloat16 is none of them.
+        is_float="float" in before.dtype.name,
+        num_elements=old.size,
+        num_different=different,
+        max_abs=largest,
+        relative=_ratio(squares, scale),
+    )
+
+
+def _bits(values: Shaped[np.ndarray, " N"]) -> Shaped[np.ndarray, " N"]:
+    return values.view(f"u{values.dtype.itemsize}")
+
+
+def _ratio(squares: float, scale: float) -> float:
+    # From zeros anything is an infinite change, except to zeros of the other sign.
+    if not scale:
+        return float("inf") if squares else 0.0
+    return (squares / scale) ** 0.5
+
+
+def _text(array: dict[str, Any] | None) -> str:
+    # By `get`: reading such an array tells better what is wrong with its description.
+    return "" if array is None else f"{array.get('dtype')} {array.get('shape')}"
+
+
+def _rank(item: ArrayDifference) -> tuple[int, float, str]:
+    if item.kind == "equal":
+        return 3, 0.0, item.name
+    if item.kind != "other values":
+        return 0, 0.0, item.name
+    return 1 if item.is_float else 2, -item.relative, item.name

@@ -1,0 +1,239 @@
+"""Weights of a checkpoint as a folder that needs no chomp: safetensors, config, tokenizer.
+
+    <out>/model.safetensors   the arrays, under dotted names; where they come from in the header
+    <out>/config.json         the run's resolved config
+    <out>/tokenizer/          as the run folder has it
+    <out>/template/           the source of the model the names belong to
+    <out>/README.md           how to read all this
+
+The folder appears complete, by one rename, or not at all. Every array is compared with the
+checkpoint's receipt before anything is written.
+"""
+
+import hashlib
+import os
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from safetensors.numpy import save_file
+
+from chomp.checkpoint.layout import DamagedCheckpoint, StepFolder, problem_with_files
+from chomp.checkpoint.read_on_host import OnBytes, array_bytes, checked_arrays
+from chomp.checkpoint.weights import AVERAGE, WEIGHTS
+from chomp.errors import CheckpointError, ConfigError, StorageError, message, require
+from chomp.storage import (
+    exists,
+    is_folder,
+    is_local,
+    join,
+    list_folder,
+    make_folder,
+    normalise,
+    parent_of,
+    read_bytes,
+    remove_tree,
+    rename_folder,
+    write_bytes_atomic,
+    write_json_atomic,
+    write_text_atomic,
+)
+from chomp.storage.failures import storage_errors
+from chomp.storage.temporary import temporary_beside
+
+Weights = Literal["params", "ema"]
+FloatType = Literal["float32", "bfloat16", "float16"]
+
+MODEL_FILE = "model.safetensors"
+_PREFIXES: dict[Weights, str] = {"params": WEIGHTS, "ema": AVERAGE}
+_COPIED = ("tokenizer", "template")
+_README = """# Weights of {run_id}, step {step}
+
+`model.safetensors` holds the {weights} of checkpoint step {step} ({tokens_seen:,} tokens seen), \
+{num_arrays} arrays of {dtypes}. Read it with the package safetensors:
+
+    from safetensors.numpy import load_file  # safetensors.torch, safetensors.flax, ...
+    arrays = load_file("model.safetensors")
+
+A name is the path of a weight through the model's fields, joined by dots; a number is an index into
+a list of layers. `template/model.py` is the source these fields are from: it says what each axis
+is. `config.json` is the run's whole config, `tokenizer/` what made its tokens. The file's header
+has the step, the run and a hash of the arrays' receipts.
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Export:
+    """What was written where, and what the run folder did not have."""
+
+    path: str
+    num_arrays: int
+    num_bytes: int
+    missing: tuple[str, ...]
+
+
+def export_weights(
+    found: StepFolder,
+    out: str,
+    *,
+    run: str | None,
+    weights: Weights = "params",
+    dtype: FloatType | None = None,
+    on_bytes: OnBytes | None = None,
+) -> Export:
+    """Write the weights of a checkpoint to the new folder `out`.
+
+    `run` is the run folder that the tokenizer and the template are copied from. `dtype` None keeps
+    what was saved, bit for bit; else floating-point arrays are rounded to it. Takes memory for the
+    weights once (the optimizer's state is not read).
+    """
+    target = normalise(out)
+    _require_new(target)
+    names = weight_names(found, weights)
+    if (problem := problem_with_files(found)) is not None:
+        raise DamagedCheckpoint(found.path, problem)
+    arrays = {
+        name.removeprefix(_PREFIXES[weights]).replace("/", "."): _as_type(name, value, dtype)
+        for name, value in checked_arrays(found, names, on_bytes=on_bytes)
+    }
+    make_folder(parent_of(os.path.abspath(target)))
+    unfinished = temporary_beside(os.path.abspath(target))
+    try:
+        missing = _write(unfinished, found, run, weights, arrays)
+        rename_folder(unfinished, target)
+    finally:
+        remove_tree(unfinished)
+    num_bytes = sum(value.nbytes for value in arrays.values())
+    return Export(path=target, num_arrays=len(arrays), num_bytes=num_bytes, missing=missing)
+
+
+def weight_names(found: StepFolder, weights: Weights) -> list[str]:
+    """The names of the arrays that an export reads; `CheckpointError` if there are none."""
+    names = [name for name in found.metadata.arrays if name.startswith(_PREFIXES[weights])]
+    if names:
+        return names
+    raise CheckpointError(
+        message(
+            given=f"{found.path} has no arrays under {_PREFIXES[weights]}",
+            allowed="a checkpoint of a run with trainer.ema_beta"
+            if weights == "ema"
+            else "a checkpoint of a training state",
+            fix="export its weights with --weights params"
+            if weights == "ema"
+            else "choose another checkpoint",
+        )
+    )
+
+
+def weight_bytes(found: StepFolder, weights: Weights) -> int:
+    """Bytes that an export reads."""
+    return sum(array_bytes(found, name) for name in weight_names(found, weights))
+
+
+def _write(
+    folder: str,
+    found: StepFolder,
+    run: str | None,
+    weights: Weights,
+    arrays: dict[str, np.ndarray],
+) -> tuple[str, ...]:
+    """Fill `folder`; gives what the run folder did not have."""
+    make_folder(folder)
+    _write_safetensors(join(folder, MODEL_FILE), arrays, _header(found, weights))
+    write_json_atomic(join(folder, "config.json"), found.metadata.config)
+    missing = []
+    for name in _COPIED:
+        if run is not None and is_folder(join(run, name)):
+            _copy_files(join(run, name), join(folder, name))
+        else:
+            missing.append(name)
+    metadata = found.metadata
+    readme = _README.format(
+        run_id=metadata.run_id,
+        step=metadata.step,
+        tokens_seen=metadata.tokens_seen,
+        weights="averaged weights (EMA)" if weights == "ema" else "weights",
+        num_arrays=len(arrays),
+        dtypes=" and ".join(sorted({value.dtype.name for value in arrays.values()})),
+    )
+    write_text_atomic(join(folder, "README.md"), readme)
+    return tuple(missing)
+
+
+def _header(found: StepFolder, weights: Weights) -> dict[str, str]:
+    """Where the arrays come from, as safetensors takes it: text only."""
+    metadata = found.metadata
+    receipts = (f"{name} {metadata.receipt[name]}\n" for name in weight_names(found, weights))
+    return {
+        "names": "dotted paths through the fields of template/model.py; numbers index layers",
+        "weights": weights,
+        "step": str(metadata.step),
+        "tokens_seen": str(metadata.tokens_seen),
+        "run_id": metadata.run_id,
+        "attempt": str(metadata.attempt),
+        "config_hash": metadata.config_hash,
+        "tokenizer_hash": metadata.tokenizer_hash,
+        "receipts_sha256": hashlib.sha256("".join(receipts).encode()).hexdigest(),
+    }
+
+
+def _write_safetensors(path: str, arrays: dict[str, np.ndarray], header: dict[str, str]) -> None:
+    # By the package, not by `chomp.storage`: that would need a second copy of the weights.
+    with storage_errors(path, "write"):
+        try:
+            save_file(arrays, path, metadata=header)
+            descriptor = os.open(path, os.O_RDONLY)
+            try:
+                # The package makes files that only their owner may read.
+                os.fchmod(descriptor, os.stat(parent_of(path)).st_mode & 0o666)
+                os.fsync(descriptor)  # the folder's rename must not overtake what it holds
+            finally:
+                os.close(descriptor)
+        except Exception as error:
+            # safetensors has an exception of its own for a full disk.
+            raise error if isinstance(error, OSError) else OSError(str(error)) from error
+
+
+def _as_type(name: str, value: np.ndarray, dtype: FloatType | None) -> np.ndarray:
+    """The array in C order, in another floating-point type if one is asked for."""
+    value = np.ascontiguousarray(value).reshape(value.shape)
+    # Not by numpy's own kinds: bfloat16 is none of them.
+    if dtype is None or "float" not in value.dtype.name:
+        return value
+    with np.errstate(over="ignore"):  # told below, with the name
+        cast = value.astype(np.dtype(dtype))
+    if not np.isfinite(cast).all():
+        raise ConfigError(
+            message(
+                given=f"--dtype {dtype}, and {name} has numbers as large as "
+                f"{np.abs(value.astype(np.float32)).max():.3g}",
+                allowed="a type that can hold every weight",
+                fix="choose bfloat16 or float32",
+            )
+        )
+    return cast
+
+
+def _copy_files(source: str, target: str) -> None:
+    """Copy the files of a folder, without what is in folders below it."""
+    make_folder(target)
+    for name in list_folder(source):
+        if not is_folder(join(source, name)):
+            write_bytes_atomic(join(target, name), read_bytes(join(source, name)))
+
+
+def _require_new(target: str) -> None:
+    require(
+        is_local(target),
+        given=f"--out {target}",
+        allowed="a folder on a mounted filesystem",
+        fix="export to a local folder, and copy it",
+    )
+    if exists(target):
+        raise StorageError(
+            message(
+                given=f"{target} is there already",
+                allowed="a new folder: an export never changes what is there",
+                fix="choose another --out, or remove the folder",
+            )
+        )

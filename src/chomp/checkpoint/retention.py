@@ -1,0 +1,97 @@
+"""Which checkpoints a run keeps for good, and which go when a newer one is complete.
+
+By what is on disk now, never by memory: a checkpoint's metadata is read again right before it is
+deleted. What is damaged or moved aside is never touched. All in the folder is the run's own, also
+what it saved under an earlier name.
+"""
+
+import logging
+from dataclasses import dataclass
+
+from chomp.checkpoint.layout import (
+    StepFolder,
+    list_checkpoints,
+    problem_with_files,
+    read_step_folder,
+    remove_checkpoint,
+    remove_leftovers,
+)
+from chomp.config import Config
+from chomp.errors import CheckpointError, StorageError, require
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class KeepPolicy(Config):
+    """Checkpoints of every so many steps are kept for good, up to and with step `until`."""
+
+    every: int
+    until: int | None = None  # null: to the end of the run
+
+    def __post_init__(self) -> None:
+        for name, value in (("every", self.every), ("until", self.until)):
+            require(
+                value is None or value > 0,
+                given=f"checkpoint.keep with {name}={value}",
+                allowed="steps above 0",
+                fix=f"set {name} to a positive number",
+            )
+
+
+def require_ordered(policies: tuple[KeepPolicy, ...]) -> None:
+    """Raise `ConfigError` unless each policy ends later than the one before it."""
+    ends = [policy.until for policy in policies]
+    bounds = [end for end in ends if end is not None]
+    is_ordered = bounds == sorted(set(bounds)) and None not in ends[:-1]
+    require(
+        is_ordered,
+        given=f"checkpoint.keep with until={ends}",
+        allowed="rising ends, of which the last may be null",
+        fix="sort the policies by until, and leave one for each",
+    )
+
+
+def is_kept(policies: tuple[KeepPolicy, ...], step: int) -> bool:
+    """Whether the checkpoint of `step` is permanent: the first policy that reaches it says."""
+    for policy in policies:
+        if policy.until is None or step <= policy.until:
+            return step % policy.every == 0
+    return False
+
+
+def superseded(folder: str, *, keep_temporary: int) -> list[StepFolder]:
+    """The temporary checkpoints in `folder` that are not among its newest `keep_temporary`.
+
+    None while the newest checkpoint is not whole: an older one may be needed yet.
+    """
+    found = list_checkpoints(folder)
+    if not found or problem_with_files(found[-1]) is not None:
+        return []
+    return [item for item in found[:-keep_temporary] if item.metadata.is_temporary]
+
+
+def remove_if_temporary(item: StepFolder) -> bool:
+    """Whether the checkpoint is temporary and whole at this moment, and therefore deleted now."""
+    try:
+        now = read_step_folder(item.path)
+    except CheckpointError:  # gone, or harmed: not ours to judge
+        return False
+    if not now.metadata.is_temporary or problem_with_files(now) is not None:
+        return False
+    remove_checkpoint(item.path)
+    return True
+
+
+def clean_up(folder: str, *, keep_temporary: int) -> None:
+    """Delete superseded checkpoints and what killed processes left. Only a run's one writer may.
+
+    Not while it saves. What cannot be deleted is logged and tried again after the next save: it
+    costs space, and should not cost the run.
+    """
+    try:
+        for item in superseded(folder, keep_temporary=keep_temporary):
+            remove_if_temporary(item)
+        remove_leftovers(folder)
+    except StorageError as error:
+        log.warning("an old checkpoint could not be deleted: %s", error)

@@ -1,0 +1,231 @@
+"""Lives of a run and their ends: when each is killed, and what it had done by then.
+
+A third of the kills come while the process starts, a third between steps, a third inside a save,
+which is seen by the unfinished checkpoint it writes. How far a life gets before is drawn so that
+the kills spread over the whole run.
+"""
+
+import json
+import os
+import random
+import re
+import signal
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from chomp.cli.verify_forks import RunFacts, Started
+from chomp.tracking import names
+
+Kind = Literal["start", "step", "save"]
+# In this order, so that a single kill is one inside a save.
+KINDS: tuple[Kind, ...] = ("save", "step", "start")
+
+_LOOK_EVERY_S = 0.002  # the shortest saves take ten times as long
+_STEP_NAME = re.compile(r"step-(\d+)")
+
+
+@dataclass(frozen=True)
+class Instant:
+    """When a life is to end: so many seconds after it is seen to be there, or as that ends."""
+
+    kind: Kind
+    at_step: int  # steps that are completed, or that the save is of
+    delay_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Life:
+    """One process of a run, from its start to its end."""
+
+    folder: str
+    devices: int | None
+    began_at: int  # step of the newest complete checkpoint it found; 0: none
+    was_killed: bool  # by its watcher
+    code: int  # how it ended; below 0: by that signal
+    seconds: float
+    starting_s: float  # until the first step was logged
+    saving_s: float  # the shortest save: later than this, most are over
+    first_step: int | None  # of those it logged
+    last_step: int | None
+    saving: int | None  # step of the checkpoint that it was writing at its end
+
+    @property
+    def place(self) -> str:
+        """Where in the run it was at its end, in words."""
+        where = "starting" if self.last_step is None else f"after step {self.last_step + 1}"
+        return where if self.saving is None else f"{where}, saving step {self.saving}"
+
+
+def kinds_of(kills: int, chance: random.Random) -> list[Kind]:
+    """A kind for each kill, as many of each as of the others, in random order."""
+    kinds = [KINDS[index % len(KINDS)] for index in range(kills)]
+    chance.shuffle(kinds)
+    return kinds
+
+
+def drawn_instant(
+    kind: Kind, *, done: int, steps: int, kills_left: int, pace: Life, chance: random.Random
+) -> Instant:
+    """When to kill a life that goes on after `done` of `steps` steps.
+
+    `kills_left` counts this one. They share the steps that are left, so a life gets further the
+    fewer kills follow it; `pace` is a life that nobody ended, and tells how long things take.
+    """
+    reach = 2 * (steps - done) / (kills_left + 1)
+    at_step = min(steps, done + 1 + int(chance.uniform(0, reach)))
+    lengths = {
+        "start": pace.starting_s,
+        "step": (pace.seconds - pace.starting_s) / steps,
+        "save": pace.saving_s,
+    }
+    return Instant(kind, at_step, chance.uniform(0, lengths[kind]))
+
+
+@dataclass
+class _Seen:
+    """What the folder of a run has told about the life that is watched."""
+
+    steps: list[int] = field(default_factory=list)  # logged, in order
+    folder_at_s: float | None = None
+    first_row_at_s: float | None = None
+    saving: int | None = None
+    saving_s: list[float] = field(default_factory=list)
+    save_began_s: float = 0.0
+
+
+def lived(
+    process: Started, folder: str, facts: RunFacts, instant: Instant | None, devices: int | None
+) -> Life:
+    """Watch a process that has just been started to its end, which is `instant` if it is given."""
+    began = time.monotonic()
+    due = saving = None
+    is_told_off = False
+    watch = _Watch(folder, facts)
+    began_at = watch.newest
+    while (code := process.wait(_LOOK_EVERY_S)) is None:
+        now = time.monotonic() - began
+        seen = watch.look(now)
+        if instant is None:
+            continue
+        if due is None and _is_reached(instant, seen, began_at):
+            due, saving = now + instant.delay_s, seen.saving
+        if due is not None and (now >= due or _is_over(instant, seen, saving)):
+            process.kill()
+            is_told_off = True
+    seconds = time.monotonic() - began
+    seen = watch.look(seconds)
+    first = seconds if seen.first_row_at_s is None else seen.first_row_at_s
+    return Life(
+        folder=folder,
+        devices=devices,
+        began_at=began_at,
+        was_killed=is_told_off and code == -signal.SIGKILL,
+        code=code,
+        seconds=seconds,
+        # The folder is made after the imports, which only some lives do.
+        starting_s=first - (seen.folder_at_s or 0.0),
+        saving_s=min(seen.saving_s, default=0.0),
+        first_step=seen.steps[0] if seen.steps else None,
+        last_step=seen.steps[-1] if seen.steps else None,
+        saving=seen.saving,
+    )
+
+
+def newest_checkpoint(folder: str, facts: RunFacts) -> int:
+    """The step of the newest complete checkpoint of a run; 0 where there is none."""
+    found = [
+        int(m[1]) for m in map(_STEP_NAME.fullmatch, _names_in(folder, facts.checkpoints)) if m
+    ]
+    return max(found, default=0)
+
+
+def _is_reached(instant: Instant, seen: _Seen, began_at: int) -> bool:
+    if instant.kind == "start":
+        return True
+    if instant.kind == "save":
+        return seen.saving is not None and seen.saving >= instant.at_step
+    completed = seen.steps[-1] + 1 if seen.steps else began_at
+    return completed >= instant.at_step
+
+
+def _is_over(instant: Instant, seen: _Seen, saving: int | None) -> bool:
+    """Whether the start or the save is at its end, in which the instant is to be."""
+    if instant.kind == "start":
+        return bool(seen.steps)
+    return instant.kind == "save" and seen.saving != saving
+
+
+class _Watch:
+    """Reads what a life adds to its folder, as it adds it."""
+
+    def __init__(self, folder: str, facts: RunFacts) -> None:
+        self.newest = newest_checkpoint(folder, facts)
+        self._folder, self._facts = folder, facts
+        self._record = Path(folder, facts.record)
+        # Up to the last whole line: the rest was torn by a kill, and the next life removes it.
+        before = self._record.read_bytes() if self._record.exists() else b""
+        self._read = before.rfind(b"\n") + 1
+        self._left_over = dict(self._unfinished())  # by the life before this one
+        self._seen = _Seen()
+
+    def look(self, now: float) -> _Seen:
+        """All that was seen so far, `now` seconds after the start."""
+        seen = self._seen
+        if seen.folder_at_s is None and os.path.isdir(self._folder):
+            seen.folder_at_s = now
+        seen.steps += self._new_steps()
+        if seen.first_row_at_s is None and seen.steps:
+            seen.first_row_at_s = now
+        # One that is touched again is being written, or removed to be written anew.
+        current = [
+            step for step, time_ns in self._unfinished() if self._left_over.get(step) != time_ns
+        ]
+        saving = max(current, default=None)
+        if saving != seen.saving:
+            if seen.saving is not None:
+                seen.saving_s.append(now - seen.save_began_s)
+            seen.saving, seen.save_began_s = saving, now
+        return seen
+
+    def _new_steps(self) -> Iterator[int]:
+        """Steps of the lines that were completed since the last look."""
+        if not self._record.exists() or self._record.stat().st_size <= self._read:
+            return
+        with self._record.open("rb") as file:
+            file.seek(self._read)
+            text = file.read()
+        whole = text[: text.rfind(b"\n") + 1]
+        self._read += len(whole)
+        for line in whole.splitlines():
+            row = _row(line)
+            if names.TRAIN_LOSS in row:
+                yield int(row["step"])
+
+    def _unfinished(self) -> Iterator[tuple[int, int]]:
+        ending = self._facts.unfinished
+        for name in _names_in(self._folder, self._facts.checkpoints):
+            match = _STEP_NAME.fullmatch(name.removesuffix(ending))
+            if match and name.endswith(ending):
+                try:
+                    path = os.path.join(self._folder, self._facts.checkpoints, name)
+                    yield int(match[1]), os.stat(path).st_mtime_ns
+                except FileNotFoundError:
+                    continue  # complete by now
+
+
+def _row(line: bytes) -> dict[str, Any]:
+    try:
+        row = json.loads(line)
+    except ValueError:
+        return {}  # torn, and told of by whoever reads the whole record
+    return row if isinstance(row, dict) else {}
+
+
+def _names_in(folder: str, inner: str) -> Sequence[str]:
+    try:
+        return os.listdir(os.path.join(folder, inner))
+    except OSError:
+        return ()

@@ -1,0 +1,67 @@
+"""Where a run begins: at a checkpoint that was proven to be its own, or at step 0."""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, Generic, TypeVar
+
+from jax.sharding import Mesh
+
+from chomp.checkpoint import CheckpointMetadata, StepFolder, restore_latest_or_initialize
+from chomp.data import TrainLoader
+from chomp.hooks.checkpoint_metadata import checkpoint_metadata
+from chomp.hooks.next_batches import require_same_batches
+from chomp.hooks.run_folder import RunFolder
+from chomp.tokenize import Tokenizer
+
+State = TypeVar("State")
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class StartingPoint(Generic[State]):
+    """The state to go on from, and what is known of the run so far."""
+
+    state: State
+    about: CheckpointMetadata  # what every checkpoint of this attempt says of the run
+    before: CheckpointMetadata  # of the steps behind it: tokens, steps that were left out
+
+
+def starting_point(
+    config: Any,
+    initialize: Callable[[], State],
+    *,
+    folder: RunFolder,
+    loader: TrainLoader,
+    tokenizer: Tokenizer,
+    mesh: Mesh,
+) -> StartingPoint[State]:
+    """The newest checkpoint that can be trusted, or what `initialize` makes; the loader follows.
+
+    `config` is a template's run config. Raises `CheckpointError` for a checkpoint of another run,
+    other data, or batches that are not those it was going to train on.
+    """
+    about = checkpoint_metadata(config, folder, loader=loader, tokenizer=tokenizer, mesh=mesh)
+
+    def prove(found: StepFolder) -> None:
+        before = found.metadata
+        loader.restore_streams(before.stream_states)
+        require_same_batches(
+            loader, before.next_batches, step=before.step, total_steps=config.trainer.steps
+        )
+
+    begun = restore_latest_or_initialize(
+        folder.checkpoints,
+        initialize,
+        about=about,
+        mesh=mesh,
+        config=config,
+        settings=config.trainer,
+        data_offset_at=loader.batches.examples_before,
+        proof=prove,
+    )
+    log.info("starting from %s", "step 0" if begun.found is None else begun.found.path)
+    about = replace(about, continues=begun.continues)
+    before = about if begun.found is None else begun.found.metadata
+    return StartingPoint(begun.state, about, before)

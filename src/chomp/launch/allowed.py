@@ -1,0 +1,91 @@
+"""`--allow`: a run goes on though its config has changed, in the fields that are named.
+
+Two things keep a changed config away from a run: its checkpoints, which are told by the override
+that `allowed_overrides` gives, and its folder, whose rules are here.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from chomp.config.named_field import named_field
+from chomp.config.paths import dotted
+from chomp.errors import ConfigError, LaunchError, message
+from chomp.executor import ExecutorStep, PlannedStep, read_status
+from chomp.executor.identity import Identities
+from chomp.executor.reasons import changes_since, nearest_allowed, not_allowed, short
+from chomp.executor.status import read_info
+from chomp.executor.step import replaced
+from chomp.launch.telling import force_flag
+
+_CHANGES_SHOWN = 3
+
+
+def allowed_overrides(names: Sequence[str]) -> list[str]:
+    """What `--allow` means as overrides, for the run's own config."""
+    return [f"trainer.allow_changes=[{', '.join(names)}]"] if names else []
+
+
+def allowed_fields(step: ExecutorStep, names: Sequence[str]) -> list[str]:
+    """The fields that `--allow` names, as the step's config spells them.
+
+    Raises `ConfigError` for one that is none, or that is part of a run's identity: the run itself
+    would refuse to go on, but only after its folder has been written to.
+    """
+    config = replaced(step.config, lambda marker: "")
+    return [_spelled(config, name) for name in names]
+
+
+def in_earlier_folder(
+    step: ExecutorStep, path: str, identities: Identities, allowed: Sequence[str]
+) -> ExecutorStep:
+    """The step in the folder of the nearest earlier run that it may go on with, if there is one.
+
+    `path`, named by the step's hash, is where it would go; what is there already is its own.
+    """
+    if not allowed or read_status(path) is not None:
+        return step
+    found = nearest_allowed(step.name, identities.of(step), path, allowed)
+    return step if found is None else replace(step, override_output_path=found)
+
+
+def refuse_other_run(planned: PlannedStep, allowed: Sequence[str], *, elsewhere: str) -> None:
+    """Raise `LaunchError` if the folder is another run's. A plan would move that one aside.
+
+    `elsewhere` says how to choose another folder.
+    """
+    found = planned.found
+    if found is None or found.identity in (planned.identity.hash, planned.continues):
+        return
+    if planned.is_forced or found.attempt == 0:
+        return  # moved aside as was asked for; or its data could not be made, and it never began
+    info = read_info(planned.path)
+    changes = [] if info is None else changes_since(info, planned.step.name, planned.identity)
+    changes = not_allowed(changes, allowed)
+    told = [f"{d.path}: {short(d.before)} there, {short(d.after)} here" for d in changes]
+    more = f" and {len(told) - _CHANGES_SHOWN} more" if len(told) > _CHANGES_SHOWN else ""
+    listed = f" ({', '.join(told[:_CHANGES_SHOWN])}{more})" if told else ""
+    flags = " ".join(f"--allow {d.path}" for d in changes[:_CHANGES_SHOWN])
+    raise LaunchError(
+        message(
+            given=f"{planned.path} holds another run{listed}",
+            allowed="a folder that is new, or one of the same run, which is then continued",
+            fix=f"{elsewhere}, or undo the change; "
+            + (f"{flags} goes on with it as it is now; " if flags and not more else "")
+            + f"{force_flag(planned)} moves the earlier run aside and starts over",
+        )
+    )
+
+
+def _spelled(config: Any, name: str) -> str:
+    found = named_field(config, name)
+    if found is None or found[1] == "identity":
+        fault = "no field of the run's config" if found is None else "part of the run's identity"
+        raise ConfigError(
+            message(
+                given=f"--allow {name}, which is {fault}",
+                allowed="fields of the schedule, such as train.steps or optim.lr",
+                fix="correct the name" if found is None else "start a new run",
+            )
+        )
+    return dotted(found[0])

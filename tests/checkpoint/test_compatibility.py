@@ -1,0 +1,195 @@
+"""Whether a checkpoint is of this run: one table, three classes, nothing read but metadata."""
+
+import logging
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+from restore_samples import BATCH, RunSample, about, run, step_folder
+
+from chomp.checkpoint.allowed_changes import allowed_changes
+from chomp.checkpoint.compatibility import (
+    require_same_arrays,
+    require_same_run,
+    warn_unless_exact,
+)
+from chomp.errors import CheckpointError, ConfigError
+
+
+def require(now: RunSample, *, allow: tuple[str, ...] = (), **changes: Any) -> None:
+    """Go on from the default run's step 6 with the config `now`."""
+    offset = changes.pop("data_offset_at", None)
+    require_same_run(
+        step_folder(),
+        about(now, **changes),
+        config=now,
+        allowed=allowed_changes(now, allow),
+        data_offset_at=offset,
+    )
+
+
+def refusal(now: RunSample, **changes: Any) -> str:
+    with pytest.raises(CheckpointError) as caught:
+        require(now, **changes)
+    return str(caught.value)
+
+
+def test_the_same_run_is_accepted_without_a_word(caplog):
+    require(run(), data_offset_at=lambda step: BATCH * step)
+    assert not caplog.records
+
+
+def test_a_change_of_identity_is_refused_with_both_values():
+    told = refusal(run({"columns": 64}))
+    assert told.startswith("run/checkpoints/step-6 was saved by another run:\n")
+    assert "\n  field          saved  now  class\n  model.columns  32     64   identity\n" in told
+    assert told.endswith("Fix: undo the changes marked identity, or start a new run in another "
+                         "folder.")  # fmt: skip
+
+
+def test_all_changes_are_told_at_once_in_one_table():
+    told = refusal(run({"columns": 64}, steps=20, seed=3), data_fingerprint="f" * 16)
+    rows = [line.split()[::3] for line in told.splitlines()[2:-1]]
+    assert rows == [
+        ["model.columns", "identity"],
+        ["trainer.seed", "identity"],
+        ["data_fingerprint", "identity"],
+        ["trainer.steps", "schedule"],
+    ]
+
+
+def test_no_flag_makes_a_change_of_identity_pass():
+    assert "model.columns" in refusal(run({"columns": 64}, steps=20), allow=("trainer.steps",))
+
+
+def test_a_change_of_schedule_is_refused_with_the_flag_that_allows_it():
+    told = refusal(run(steps=20, ema_beta=0.9))
+    assert "was saved with another schedule:\n" in told
+    assert "  trainer.steps     10     20   schedule\n" in told
+    assert told.endswith("go on with --allow trainer.steps --allow trainer.ema_beta.")
+
+
+def test_every_changed_field_has_to_be_named():
+    told = refusal(run(steps=20, ema_beta=0.9), allow=("trainer.steps",))
+    assert told.endswith("go on with --allow trainer.ema_beta.")
+
+
+@pytest.mark.parametrize("name", ["trainer.steps", "train.steps"])
+def test_a_change_of_schedule_that_is_named_passes_and_is_logged(name, caplog):
+    require(run(steps=20), allow=(name,))
+    assert [record.levelno for record in caplog.records] == [logging.WARNING]
+    assert "trainer.steps  10     20   schedule" in caplog.text
+
+
+def test_a_cosmetic_change_passes_unseen(caplog):
+    caplog.set_level(logging.INFO)
+    require(run(log_every=7, load_checkpoint=True))
+    assert not caplog.records
+
+
+def test_a_changed_item_of_a_list_is_allowed_by_its_field():
+    before, now = run(batch_size=((0, 4), (8, 8))), run(batch_size=((0, 4), (8, 16)))
+    found = step_folder(config=before)
+
+    def check(*allow: str) -> None:
+        allowed = allowed_changes(now, allow)
+        require_same_run(found, about(now), config=now, allowed=allowed)
+
+    with pytest.raises(
+        CheckpointError, match=r"batch_size\.1\.1.*\n.*--allow trainer\.batch_size\.$"
+    ):
+        check()
+    check("trainer.batch_size")
+    check("train.batch_size.1.1")
+
+
+@pytest.mark.parametrize("field", ["data_fingerprint", "tokenizer_hash"])
+def test_other_data_and_another_tokenizer_are_another_run(field):
+    assert refusal(run(), **{field: "a" * 16}).splitlines()[2].split() == [
+        field, getattr(about(), field)[:12], "a" * 12, "identity",
+    ]  # fmt: skip
+
+
+def test_another_cut_of_the_same_batches_is_the_same_data():
+    # Two micro-batches of two rows instead of one of four: grad_accum with the same total.
+    require(run(batch_size=2), allow=("trainer.batch_size",), data_offset_at=lambda s: 2 * 2 * s)
+
+
+def test_a_change_that_would_move_the_data_is_refused_even_where_it_is_allowed():
+    told = refusal(run(batch_size=8), allow=("trainer.batch_size",), data_offset_at=lambda s: 8 * s)
+    assert "examples before step 6  24     48   identity" in told
+
+
+def test_another_hash_of_equal_fields_is_refused_and_shown():
+    assert "config_hash" in refusal(run(), config_hash="deadbeef")
+
+
+@pytest.mark.parametrize("name", ["trainer.step", "steps", "", "*", "trainer.steps.0", "model.x"])
+def test_a_flag_that_names_no_field_is_an_error_that_lists_those_there_are(name):
+    words = r"is no field of this run's config.*Allowed: fields of the schedule: trainer\.steps, "
+    with pytest.raises(ConfigError, match=words):
+        allowed_changes(run(), (name,))
+
+
+def test_a_flag_that_is_nearly_a_field_is_put_right():
+    with pytest.raises(ConfigError, match=r"did you mean trainer\.steps\?.*write --allow trainer"):
+        allowed_changes(run(), ("trainer.stepz",))
+
+
+@pytest.mark.parametrize("name", ["model.columns", "trainer", "train.seed", "model"])
+def test_a_flag_that_names_part_of_the_identity_is_refused(name):
+    with pytest.raises(ConfigError, match=rf"--allow {name}, which is part of the run's identity"):
+        allowed_changes(run(), (name,))
+
+
+def test_a_flag_may_name_what_has_not_changed():
+    require(run(), allow=("trainer.steps", "mesh"))
+
+
+ARRAYS = {"step": jnp.int32(1), "params/w": jnp.zeros((4, 2)), "params/b": jnp.zeros(3)}
+SAVED = {
+    name: {"shape": list(leaf.shape), "dtype": str(leaf.dtype)} for name, leaf in ARRAYS.items()
+}
+
+
+def test_equal_arrays_pass_as_arrays_or_as_their_abstract_forms():
+    require_same_arrays("step-1", SAVED, ARRAYS)
+    require_same_arrays("step-1", SAVED, jax.eval_shape(lambda: ARRAYS))
+
+
+def test_other_arrays_come_as_one_table_of_shapes_dtypes_and_names():
+    now = {
+        "step": jnp.int32(1),
+        "params/w": jnp.zeros((4, 3)),
+        "params/b": jnp.zeros(3, jnp.bfloat16),
+        "params/gate": jnp.zeros(2),
+    }
+    saved = {name: array for name, array in SAVED.items() if name != "step"}
+    with pytest.raises(CheckpointError) as caught:
+        require_same_arrays("step-1", saved, now)
+    assert str(caught.value).splitlines()[:5] == [
+        "step-1 holds other arrays:",
+        "  array        saved           now",
+        "  params/w     (4, 2) float32  (4, 3) float32",
+        "  params/b     (3,) float32    (3,) bfloat16",
+        "  step         (missing)       () int32",
+    ]
+    assert "  params/gate  (missing)       (2,) float32\nAllowed: " in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "words"),
+    [
+        ({"mesh": {"data": 4, "model": 2}}, {"mesh": {"data": 1, "model": 1}}, "data=4, model=2"),
+        ({"environment": {"cores": 2}}, {"environment": {"cores": 8}}, "cores  2      8"),
+        ({"environment": {"devices": 8}}, {"environment": {"devices": 1}}, "devices  8      1"),
+    ],
+)
+def test_another_machine_is_warned_about_as_not_bit_for_bit(before, now, words, caplog):
+    warn_unless_exact(step_folder(**before), about(**now))
+    assert "not bit for bit" in caplog.text
+    assert words in caplog.text
+    caplog.clear()
+    warn_unless_exact(step_folder(**before), about(**before))
+    assert not caplog.records

@@ -1,0 +1,219 @@
+"""Weights of another run, and the average that is switched on or off on the way."""
+
+import dataclasses
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import pytest
+from restore_samples import (
+    HARMS,
+    assert_same,
+    begun,
+    change_metadata,
+    run,
+    save,
+    snapshot,
+    step_of,
+)
+
+from chomp.checkpoint import list_checkpoints
+from chomp.errors import CheckpointError, ConfigError
+
+SIZES = {"w": (8, 4), "bias": (4,)}
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class State:
+    """The parts that a template's state has, as small as can be."""
+
+    step: jax.Array
+    params: dict[str, jax.Array]
+    opt_state: dict[str, jax.Array]
+    ema_params: dict[str, jax.Array] | None
+    training_key: jax.Array
+
+
+def state_at(step: int, *, is_averaged: bool = False, dtype: str = "float32") -> State:
+    """A state whose every leaf tells its step; weights, moments and average differ."""
+
+    def filled(value: float, dtype: str = "float32") -> dict[str, jax.Array]:
+        return {name: jnp.full(shape, value, dtype) for name, shape in SIZES.items()}
+
+    average = filled(step + 0.25) if is_averaged else None
+    weights = filled(step + 0.5, dtype)
+    key = jax.random.key(step)
+    return State(jnp.int32(step), weights, filled(step + 0.75), average, key)
+
+
+def fresh(**kind: object) -> Callable[[], State]:
+    return lambda: state_at(0, **kind)
+
+
+@pytest.fixture
+def mesh(one_device_mesh) -> Iterator[jax.sharding.Mesh]:
+    with jax.set_mesh(one_device_mesh):
+        yield one_device_mesh
+
+
+@pytest.fixture(scope="module")
+def other_run(tmp_path_factory, one_device_mesh) -> Path:
+    """A run of another config on other data, with steps 3 and 5."""
+    path = tmp_path_factory.mktemp("other")
+    with jax.set_mesh(one_device_mesh):
+        for step in (3, 5):
+            other = run({"kind": "another"}, steps=99)
+            state = state_at(step, is_averaged=True)
+            save(path / "checkpoints", step, state, config=other, data_fingerprint="other")
+    return path
+
+
+def expected(step: int, *, is_averaged: bool) -> State:
+    """A fresh state with the weights of a step, and its average at those weights."""
+    weights = state_at(step).params
+    average = weights if is_averaged else None
+    return dataclasses.replace(state_at(0), params=weights, ema_params=average)
+
+
+@pytest.mark.parametrize("is_averaged", [False, True])
+@pytest.mark.parametrize(
+    ("place", "step"), [("", 5), ("checkpoints", 5), ("checkpoints/step-3", 3)]
+)
+def test_weights_of_any_run_begin_a_new_one(place, step, is_averaged, other_run, tmp_path, mesh):
+    config = run(initialize_from=str(other_run / place))
+    beginning = begun(tmp_path, mesh, config, initialize=fresh(is_averaged=is_averaged))
+    assert_same(beginning.state, expected(step, is_averaged=is_averaged))
+    assert beginning.found is None
+    path = str(other_run / "checkpoints" / f"step-{step}")
+    assert beginning.continues is not None
+    assert (beginning.continues["initialize_from"], beginning.continues["step"]) == (path, step)
+
+
+def test_the_average_is_a_copy_in_float32_that_can_be_donated_beside_the_weights(tmp_path, mesh):
+    save(tmp_path / "other", 3, state_at(3, dtype="bfloat16"))
+    config = run(initialize_from=str(tmp_path / "other"))
+    for dtype in ("bfloat16", "float32"):
+        if dtype == "float32":
+            save(tmp_path / "other", 4, state_at(4))
+        initialize = fresh(is_averaged=True, dtype=dtype)
+        state = begun(tmp_path / "own", mesh, config, initialize=initialize).state
+        assert state.params["w"].dtype == dtype
+        assert state.ema_params["w"].dtype == jnp.float32
+        assert (state.ema_params["w"] == state.params["w"].astype(jnp.float32)).all()
+        doubled = jax.jit(lambda s: jax.tree.map(jnp.copy, s), donate_argnums=0)(state)
+        assert jax.tree.structure(doubled) == jax.tree.structure(state)
+
+
+def test_a_run_s_own_checkpoint_comes_first(other_run, tmp_path, mesh):
+    config = run(initialize_from=str(other_run))
+    first = begun(tmp_path, mesh, config, initialize=fresh())
+    save(tmp_path, 1, state_at(1), continues=first.continues)
+    second = begun(tmp_path, mesh, config, initialize=fresh())
+    assert_same(second.state, state_at(1))
+    assert second.continues is not None
+    # How the line began is handed on.
+    assert second.continues["path"] == str(tmp_path / "step-1")
+    assert second.continues["initialize_from"] == str(other_run / "checkpoints/step-5")
+
+
+def test_only_weights_are_read(other_run, tmp_path, mesh):
+    # With a hash that fits nothing, whatever else is read would be damage.
+    copy = tmp_path / "copy"
+    shutil.copytree(other_run, copy)
+    metadata = list_checkpoints(str(copy / "checkpoints"))[-1].metadata
+    wrong = {name: "0" * 32 for name in metadata.receipt if not name.startswith("params/")}
+    change_metadata(copy / "checkpoints/step-5", receipt=metadata.receipt | wrong)
+    config = run(initialize_from=str(copy / "checkpoints/step-5"))
+    state = begun(tmp_path / "own", mesh, config, initialize=fresh()).state
+    assert_same(state, expected(5, is_averaged=False))
+
+
+@pytest.mark.parametrize("harm", ["cut a file", "lose metadata"])
+def test_damaged_weights_are_passed_over_or_refused_and_stay(harm, other_run, tmp_path, mesh):
+    copy = tmp_path / "copy"
+    shutil.copytree(other_run, copy)
+    HARMS[harm][0](copy / "checkpoints/step-5")
+    before = snapshot(copy)
+    config = run(initialize_from=str(copy))
+    beginning = begun(tmp_path / "own", mesh, config, initialize=fresh())
+    assert_same(beginning.state, expected(3, is_averaged=False))
+    config = run(initialize_from=str(copy / "checkpoints/step-5"))
+    with pytest.raises(CheckpointError, match=r"no whole checkpoint\n .*step-5: .*Fix: correct"):
+        begun(tmp_path / "own", mesh, config, initialize=fresh())
+    assert snapshot(copy) == before
+
+
+def test_a_changed_weight_is_found_by_the_receipt(other_run, tmp_path, mesh):
+    copy = tmp_path / "copy"
+    shutil.copytree(other_run, copy)
+    receipt = list_checkpoints(str(copy / "checkpoints"))[-1].metadata.receipt
+    change_metadata(copy / "checkpoints/step-5", receipt=receipt | {"params/w": "0" * 32})
+    beginning = begun(tmp_path / "own", mesh, run(initialize_from=str(copy)), initialize=fresh())
+    assert_same(beginning.state, expected(3, is_averaged=False))
+
+
+def test_weights_of_another_kind_are_refused_with_a_table(other_run, tmp_path, mesh):
+    config = run(initialize_from=str(other_run))
+    with pytest.raises(CheckpointError, match=r"params/w +\(8, 4\) float32 +\(8, 4\) bfloat16\n"):
+        begun(tmp_path, mesh, config, initialize=fresh(dtype="bfloat16"))
+
+
+def test_weights_of_another_tokenizer_are_told_loudly(other_run, tmp_path, mesh, caplog):
+    config = run(initialize_from=str(other_run))
+    begun(tmp_path, mesh, config, initialize=fresh())
+    assert "TOKENIZER" not in caplog.text
+    begun(tmp_path, mesh, config, initialize=fresh(), tokenizer_hash="5eed")
+    assert "ANOTHER TOKENIZER (fedcba9876543210 there, 5eed here)" in caplog.text
+
+
+def test_a_place_without_checkpoints_is_an_error(tmp_path, mesh):
+    (tmp_path / "empty/checkpoints").mkdir(parents=True)
+    for place in ("empty", "missing"):
+        with pytest.raises((CheckpointError, ConfigError), match=r"Allowed: .*Fix: correct"):
+            begun(tmp_path / "own", mesh, run(initialize_from=str(tmp_path / place)))
+
+
+# ---- The average, switched on or off at restore --------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def with_average(tmp_path_factory, one_device_mesh) -> Path:
+    folder = tmp_path_factory.mktemp("with")
+    with jax.set_mesh(one_device_mesh):
+        save(folder, 5, state_at(5, is_averaged=True), config=run(ema_beta=0.9))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def without_average(tmp_path_factory, one_device_mesh) -> Path:
+    folder = tmp_path_factory.mktemp("without")
+    with jax.set_mesh(one_device_mesh):
+        save(folder, 5, state_at(5), config=run())
+    return folder
+
+
+def test_an_average_switched_on_starts_at_the_restored_weights(without_average, mesh):
+    averaged = fresh(is_averaged=True)
+    with pytest.raises(CheckpointError, match=r"--allow trainer\.ema_beta\.$"):
+        begun(without_average, mesh, run(ema_beta=0.9), initialize=averaged)
+    config = run(ema_beta=0.9, allow_changes=("train.ema_beta",))
+    beginning = begun(without_average, mesh, config, initialize=averaged)
+    saved = state_at(5)
+    assert_same(beginning.state, dataclasses.replace(saved, ema_params=saved.params))
+    assert step_of(beginning) == 5
+
+
+def test_an_average_switched_off_is_not_read(with_average, mesh):
+    with pytest.raises(CheckpointError, match=r"--allow trainer\.ema_beta\.$"):
+        begun(with_average, mesh, run(), initialize=fresh())
+    config = run(allow_changes=("trainer.ema_beta",))
+    assert_same(begun(with_average, mesh, config, initialize=fresh()).state, state_at(5))
+
+
+def test_another_weight_of_the_average_keeps_it(with_average, mesh):
+    config = run(ema_beta=0.5, allow_changes=("trainer.ema_beta",))
+    beginning = begun(with_average, mesh, config, initialize=fresh(is_averaged=True))
+    assert_same(beginning.state, state_at(5, is_averaged=True))

@@ -1,0 +1,333 @@
+"""Saving in the background: what is saved is what was there, and what goes wrong is told."""
+
+import dataclasses
+import errno
+import gc
+import logging
+import os
+import threading
+import weakref
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from checkpoint_samples import State, about, state_at
+from jax.sharding import PartitionSpec as P
+
+from chomp.checkpoint import (
+    CheckpointConfig,
+    Checkpointer,
+    latest_checkpoint,
+    list_checkpoints,
+    receipt_of,
+    restore_checkpoint,
+    save_step_checkpoint,
+    save_temporary_checkpoint,
+)
+from chomp.checkpoint.leaves import named_leaves
+from chomp.errors import DataError, NonFiniteError, StorageError
+
+MESHES = ["one_device_mesh", "eight_device_mesh"]
+LARGE = (512, 512)  # a mebibyte: large enough that JAX and Orbax treat it as they do weights
+STATE_BYTES = 2 * 4 * LARGE[0] * LARGE[1]
+BAD_JSON = {"stream_states": {"web": float("nan")}}  # refused when metadata is written
+
+
+@pytest.fixture(params=MESHES)
+def mesh(request):
+    mesh = request.getfixturevalue(request.param)
+    with jax.set_mesh(mesh):
+        yield mesh
+
+
+@pytest.fixture
+def on_one_device(one_device_mesh):
+    with jax.set_mesh(one_device_mesh):
+        yield
+
+
+def checkpointer(folder: Path, **config: Any) -> Checkpointer:
+    defaults = {"save_interval_s": None}
+    return Checkpointer(str(folder), CheckpointConfig(**(defaults | config)), about())
+
+
+def save(saver: Checkpointer, state: Any, step: int, **more: Any) -> str:
+    return saver.save(state, step=step, data_offset=step, tokens_seen=step, **more)
+
+
+def weights(step: int) -> dict[str, jax.Array]:
+    """Weights cut over the mesh, and the same ones in every device."""
+    key = jax.random.key(step)
+    draw = partial(jax.random.normal, key, LARGE, jnp.float32)
+    return {"cut": draw(out_sharding=P("data", "model")), "same": draw(out_sharding=P())}
+
+
+@partial(jax.jit, donate_argnums=0)
+def trained(state: dict[str, jax.Array]) -> dict[str, jax.Array]:
+    """A step of training as the loop has it: the new state takes the old one's place."""
+    return jax.tree.map(lambda leaf: leaf * 0.5 + 1.0, state)
+
+
+def bytes_of(state: Any) -> dict[str, bytes]:
+    # Copied: on a CPU, what numpy shows of an array may be the array's own memory.
+    return {name: np.array(leaf).tobytes() for name, leaf in named_leaves(state).items()}
+
+
+def restored(folder: Path, state: Any, mesh: jax.sharding.Mesh) -> Any:
+    found = latest_checkpoint(str(folder))
+    assert found is not None
+    return restore_checkpoint(found, jax.eval_shape(lambda: state), mesh=mesh)
+
+
+@pytest.mark.parametrize("bound", [None, STATE_BYTES // 2, STATE_BYTES, 9 * STATE_BYTES])
+def test_what_is_saved_is_what_was_there_though_the_next_step_takes_its_memory(
+    bound, tmp_path, mesh
+):
+    # A twin that nobody saves tells what was there: looking at the state itself would pin it.
+    state, twin, expected = weights(1), weights(1), {}
+    with checkpointer(tmp_path, keep_temporary=9, max_staged_bytes=bound) as saver:
+        for step in (1, 2, 3):
+            expected[step] = bytes_of(twin)
+            save(saver, state, step)
+            for _ in range(3):
+                state, twin = trained(state), trained(twin)
+    for found in list_checkpoints(str(tmp_path)):
+        back = restore_checkpoint(found, jax.eval_shape(lambda: state), mesh=mesh)
+        assert bytes_of(back) == expected.pop(found.metadata.step)
+    assert not expected
+
+
+def test_a_completed_save_holds_nothing_of_the_state(tmp_path, mesh):
+    state = weights(1)
+    alive = [weakref.ref(leaf) for leaf in state.values()]
+    gc.disable()  # a run may go for hours without it
+    try:
+        with checkpointer(tmp_path) as saver:
+            save(saver, state, 1)
+            saver.wait()
+            state = trained(state)
+            assert [leaf() for leaf in alive] == [None, None]
+    finally:
+        gc.enable()
+
+
+def test_a_save_larger_than_its_bound_is_complete_when_it_returns(tmp_path, mesh):
+    state = weights(1)
+    saver = checkpointer(tmp_path, max_staged_bytes=LARGE[0] * LARGE[1])
+    save(saver, state, 1)
+    expected = bytes_of(state)
+    assert {path.name for path in tmp_path.glob("step-1*/state/*")} >= {"_METADATA", "d"}
+    trained(state)
+    saver.wait()
+    assert bytes_of(restored(tmp_path, trained(weights(2)), mesh)) == expected
+
+
+def test_metadata_describes_every_array(tmp_path, mesh):
+    state = state_at(2)
+    save_step_checkpoint(str(tmp_path), state, about(step=2))
+    metadata = list_checkpoints(str(tmp_path))[0].metadata
+    leaves = named_leaves(state)
+    assert metadata.receipt == receipt_of(leaves)
+    assert metadata.arrays["params/w"] == {"shape": [64, 32], "dtype": "float32"}
+    assert metadata.arrays["params/bias"] == {"shape": [32], "dtype": "bfloat16"}
+    assert metadata.arrays["step"] == {"shape": [], "dtype": "int32"}
+    assert set(metadata.arrays) == set(leaves)
+    on_disk = {
+        str(path.relative_to(tmp_path / "step-2/state")): path.stat().st_size
+        for path in (tmp_path / "step-2/state").rglob("*")
+        if path.is_file()
+    }
+    assert metadata.state_files == on_disk
+
+
+def spoiled(leaf: str, bad: float) -> State:
+    good = state_at(2)
+    params = {**good.params, leaf: jnp.full_like(good.params[leaf], bad)}
+    return dataclasses.replace(good, params=params)
+
+
+@pytest.mark.parametrize(("leaf", "bad"), [("w", np.nan), ("bias", np.inf)])
+@pytest.mark.usefixtures("on_one_device")
+def test_a_state_that_is_not_finite_is_refused_before_anything_is_written(leaf, bad, tmp_path):
+    saver = checkpointer(tmp_path)
+    save(saver, state_at(1), 1)
+    saver.wait()
+    before = sorted(path.name for path in tmp_path.iterdir())
+    for attempt in (
+        partial(save, saver, spoiled(leaf, bad), 2),
+        partial(save_step_checkpoint, str(tmp_path), spoiled(leaf, bad), about(step=2)),
+        partial(save_temporary_checkpoint, str(tmp_path), spoiled(leaf, bad), about(step=2)),
+    ):
+        with pytest.raises(NonFiniteError, match=rf"infinity in params/{leaf}\. Allowed: "):
+            attempt()
+    saver.wait()
+    assert sorted(path.name for path in tmp_path.iterdir()) == before == ["step-1"]
+
+
+@pytest.mark.usefixtures("on_one_device")
+def test_what_ends_a_save_is_raised_once_by_whoever_comes_next(tmp_path):
+    for ask in (
+        Checkpointer.wait,
+        lambda saver: save(saver, state_at(2), 2),
+        lambda saver: _until_it_raises(partial(saver.is_due, 2)),
+    ):
+        saver = checkpointer(tmp_path)
+        save(saver, state_at(1), 1, **BAD_JSON)
+        with pytest.raises(StorageError, match=r"stream_states.*Allowed: .*Fix: "):
+            ask(saver)
+        saver.wait()
+        assert not saver.is_due(2)
+        assert saver.take_reports() == []
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.usefixtures("on_one_device")
+def test_the_next_batches_are_hashed_in_the_background(tmp_path):
+    may_go_on, asked_in = threading.Event(), []
+
+    def hashes() -> tuple[str, ...]:
+        assert may_go_on.wait(60)
+        asked_in.append(threading.current_thread())
+        return ("a", "b")
+
+    with checkpointer(tmp_path) as saver:
+        save(saver, state_at(1), 1, next_batches=hashes)
+        may_go_on.set()  # which `save` did not wait for
+    (found,) = list_checkpoints(str(tmp_path))
+    assert found.metadata.next_batches == ["a", "b"]
+    assert threading.current_thread() not in asked_in
+
+
+@pytest.mark.usefixtures("on_one_device")
+def test_a_checkpoint_that_is_there_asks_for_no_batches_again(tmp_path):
+    with checkpointer(tmp_path) as saver:
+        save(saver, state_at(1), 1, next_batches=lambda: ("a", "b"))
+        save(saver, state_at(1), 1, next_batches=lambda: ("c",), is_final=True)
+    (found,) = list_checkpoints(str(tmp_path))
+    assert (found.metadata.next_batches, found.metadata.is_temporary) == (["a", "b"], False)
+
+
+def caused_by(cause: Exception) -> Exception:
+    """An error as libraries raise them: the reason is in what it was raised from."""
+    error = RuntimeError("the batch cannot be read")
+    error.__cause__ = cause
+    return error
+
+
+UNTOUCHED = "earlier checkpoints are untouched and the same command continues"
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (DataError("id 70 is too large"), r"^id 70 is too large$"),
+        (
+            RuntimeError("no such row"),
+            rf"step-1 .*: no such row\..*Fix: see the cause; {UNTOUCHED}",
+        ),
+        (OSError(errno.EIO, "broken disk"), rf"broken disk.*Fix: see the cause; {UNTOUCHED}"),
+        (OSError(errno.ENOSPC, "full"), rf"full.*Fix: free space; {UNTOUCHED}"),
+        (caused_by(OSError(errno.EDQUOT, "full")), rf"be read.*Fix: free space; {UNTOUCHED}"),
+        (caused_by(ValueError("write: No space left on device")), r"be read.*Fix: free space;"),
+    ],
+)
+@pytest.mark.usefixtures("on_one_device")
+def test_what_fails_a_save_is_told_and_space_is_asked_for_only_where_it_helps(
+    error, told, tmp_path
+):
+    def hashes() -> list[str]:
+        raise error
+
+    saver = checkpointer(tmp_path)
+    save(saver, state_at(1), 1, next_batches=hashes)
+    with pytest.raises(DataError if isinstance(error, DataError) else StorageError, match=told):
+        saver.wait()
+    assert list(tmp_path.iterdir()) == []
+
+
+def _until_it_raises(call: Any) -> None:
+    while True:
+        call()
+
+
+@pytest.mark.usefixtures("on_one_device")
+def test_waiting_tells_where_the_newest_save_is(tmp_path):
+    with checkpointer(tmp_path) as saver:
+        assert saver.wait() == str(tmp_path)
+        path = save(saver, state_at(1), 1)
+        assert saver.wait() == path == str(tmp_path / "step-1")
+
+
+@pytest.mark.usefixtures("on_one_device")
+def test_after_a_failed_save_the_next_one_succeeds(tmp_path):
+    saver = checkpointer(tmp_path)
+    save(saver, state_at(1), 1, **BAD_JSON)
+    with pytest.raises(StorageError):
+        saver.wait()
+    save(saver, state_at(1), 1)
+    saver.wait()
+    assert [found.metadata.step for found in list_checkpoints(str(tmp_path))] == [1]
+
+
+@pytest.mark.usefixtures("on_one_device")
+def test_leaving_waits_for_the_save_and_raises_its_error(tmp_path):
+    with checkpointer(tmp_path) as saver:
+        save(saver, state_at(1), 1)
+    assert [found.metadata.step for found in list_checkpoints(str(tmp_path))] == [1]
+    with pytest.raises(StorageError, match="stream_states"), checkpointer(tmp_path) as saver:
+        save(saver, state_at(2), 2, **BAD_JSON)
+
+
+@pytest.mark.usefixtures("on_one_device")
+def test_leaving_by_an_error_waits_too_and_hides_nothing(tmp_path, caplog):
+    def broken_run(step: int, **more: Any) -> None:
+        with checkpointer(tmp_path) as saver:
+            save(saver, state_at(step), step, **more)
+            raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine"):
+        broken_run(1)
+    assert [found.metadata.step for found in list_checkpoints(str(tmp_path))] == [1]
+    with caplog.at_level(logging.ERROR), pytest.raises(KeyError, match="mine"):
+        broken_run(2, **BAD_JSON)
+    assert "stream_states" in caplog.text
+
+
+@pytest.mark.usefixtures("on_one_device")
+def test_a_save_in_progress_is_made_permanent_without_being_written_again(tmp_path):
+    with checkpointer(tmp_path) as saver:
+        state = state_at(3)
+        paths = {save(saver, state, 3), save(saver, state, 3, is_final=True)}
+    assert paths == {str(tmp_path / "step-3")}
+    (found,) = list_checkpoints(str(tmp_path))
+    assert not found.metadata.is_temporary
+    written, promoted = saver.take_reports()
+    assert (written.step, promoted.step) == (3, 3)
+    assert written.num_bytes == sum(leaf.nbytes for leaf in named_leaves(state).values())
+    assert promoted.num_bytes == 0
+
+
+@pytest.mark.usefixtures("on_one_device")
+def test_every_save_is_reported_once_with_what_it_cost(tmp_path):
+    with checkpointer(tmp_path) as saver:
+        for step in (1, 2):
+            save(saver, state_at(step), step)
+    reports = saver.take_reports()
+    assert [report.step for report in reports] == [1, 2]
+    assert [report.path for report in reports] == [str(tmp_path / f"step-{n}") for n in (1, 2)]
+    assert all(0 < report.blocked_seconds <= report.seconds for report in reports)
+    assert saver.take_reports() == []
+
+
+@pytest.mark.usefixtures("on_one_device")
+def test_many_saves_leave_no_thread_and_no_open_file_behind(tmp_path):
+    saver, counts = checkpointer(tmp_path), []
+    for step in range(1, 9):
+        save(saver, state_at(1), step)
+        saver.wait()
+        counts.append((threading.active_count(), len(os.listdir("/proc/self/fd"))))
+    assert len(set(counts[3:])) == 1, counts

@@ -1,0 +1,198 @@
+"""What lies in a folder of checkpoints, and what each of them says about itself."""
+
+import dataclasses
+import json
+import os
+import shutil
+import threading
+from pathlib import Path
+
+import pytest
+from checkpoint_samples import about
+from hypothesis import given
+from hypothesis import strategies as st
+
+from chomp.checkpoint import StepFolder, latest_checkpoint, list_checkpoints, look, step_path
+from chomp.checkpoint.layout import (
+    leftovers,
+    move_aside,
+    moved_aside,
+    problem_with_files,
+    read_step_folder,
+    remove_leftovers,
+    state_file_sizes,
+    write_metadata,
+)
+from chomp.checkpoint.metadata import metadata_from_json, metadata_to_json, signed
+from chomp.errors import CheckpointError
+
+FILES = {"d/0": 30, "manifest": 4}
+
+
+def make(folder: Path, step: int, **facts: object) -> Path:
+    """A checkpoint without arrays: what this room's files say, and files of the sizes they say."""
+    path = Path(step_path(str(folder), step))
+    for name, size in FILES.items():
+        (path / "state" / name).parent.mkdir(parents=True, exist_ok=True)
+        (path / "state" / name).write_bytes(b"x" * size)
+    write_metadata(str(path), about(step=step, state_files=FILES, **facts))
+    return path
+
+
+def spoil(path: Path, **changes: object) -> None:
+    """Change what the metadata says, as if it had been written so; None takes a field out."""
+    file = path / "metadata.json"
+    fields = json.loads(file.read_text()) | changes | {"metadata_hash": None}
+    kept = {key: fields[key] for key in fields if key not in changes or changes[key] is not None}
+    del kept["metadata_hash"]
+    file.write_text(json.dumps(signed(kept)))
+
+
+def test_metadata_reads_back_as_it_was_written():
+    full = about(
+        step=4,
+        stream_states={"web": {"position": 7}},
+        continues={"path": "runs/a/checkpoints/step-2", "run_id": "a", "attempt": 1, "step": 2},
+        arrays={"w": {"shape": [2, 3], "dtype": "float32"}},
+        receipt={"w": "00ff"},
+        next_batches=["12ab", "34cd"],
+        state_files=FILES,
+        time=3.5,
+    )
+    text = json.dumps(metadata_to_json(full))
+    assert metadata_from_json(json.loads(text)) == full
+    assert full.state_bytes == 34
+
+
+def test_checkpoints_are_listed_by_their_steps(tmp_path):
+    for step in (10, 9, 100, 2):
+        make(tmp_path, step)
+    assert [item.metadata.step for item in list_checkpoints(str(tmp_path))] == [2, 9, 10, 100]
+    assert latest_checkpoint(str(tmp_path)) == list_checkpoints(str(tmp_path))[-1]
+    assert look(str(tmp_path / "missing")) == ([], [])
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"format": None}, "it has format 1, and this version of chomp reads 2"),
+        ({"format": 3}, "it has format 3, and this version of chomp reads 2"),
+        ({"colour": "red"}, "metadata.json: colour: "),
+        ({"run_id": None}, "metadata.json: run_id: "),
+        ({"tokens_seen": "many"}, "metadata.json: tokens_seen: "),
+        ({"step": True}, "metadata.json: step: "),
+        ({"state_files": ["d/0"]}, "metadata.json: state_files: "),
+        ({"step": 6}, "it holds the checkpoint of step 6"),
+    ],
+)
+def test_metadata_that_cannot_be_is_told_and_hides_no_neighbour(changes, words, tmp_path):
+    make(tmp_path, 4)
+    spoil(make(tmp_path, 5), **changes)
+    make(tmp_path, 7)
+    found, others = look(str(tmp_path))
+    assert [item.metadata.step for item in found] == [4, 7]
+    (other,) = others
+    assert other.path == str(tmp_path / "step-5")
+    assert words in other.reason
+    with pytest.raises(CheckpointError, match=r"step-5 cannot be read: .*Allowed: .*Fix: "):
+        read_step_folder(other.path)
+
+
+@given(chance=st.randoms(use_true_random=False))
+def test_a_flipped_bit_anywhere_in_the_metadata_is_noticed(chance):
+    text = json.dumps(metadata_to_json(about(step=5, state_files=FILES, time=3.5))).encode()
+    at = chance.randrange(len(text))
+    flipped = text[:at] + bytes([text[at] ^ (1 << chance.randrange(8))]) + text[at + 1 :]
+    with pytest.raises(ValueError):  # noqa: PT011  no JSON any more, or not what was written
+        metadata_from_json(json.loads(flipped))
+
+
+def test_a_folder_without_metadata_and_a_file_are_no_checkpoints(tmp_path):
+    (tmp_path / "step-5").mkdir()
+    (tmp_path / "step-6").write_text("a file")
+    (make(tmp_path, 7) / "metadata.json").write_text('{"step": 7,')
+    found, others = look(str(tmp_path))
+    assert found == []
+    reasons = [other.reason for other in others]
+    assert reasons[:2] == ["it has no metadata.json", "it is no folder"]
+    assert "is not JSON" in reasons[2]
+
+
+def test_other_names_are_not_looked_at(tmp_path):
+    for name in ("step-007", "step-5.writing", "step-5.removing", "step-5.damaged-2", "notes"):
+        (tmp_path / name).mkdir()
+    assert look(str(tmp_path)) == ([], [])
+
+
+def test_what_is_deleted_while_others_are_looked_at_is_passed_over(tmp_path):
+    for step in (4, 5, 6):
+        make(tmp_path, step)
+    # Reading a pipe waits for its writer, who deletes meanwhile.
+    file = tmp_path / "step-4" / "metadata.json"
+    text = file.read_text()
+    file.unlink()
+    os.mkfifo(file)
+
+    def delete_and_write() -> None:
+        with file.open("w") as pipe:
+            shutil.rmtree(tmp_path / "step-5")
+            pipe.write(text)
+
+    writer = threading.Thread(target=delete_and_write)
+    writer.start()
+    found, others = look(str(tmp_path))
+    writer.join()
+    assert [item.metadata.step for item in found] == [4, 6]
+    assert others == []
+
+
+def test_a_link_that_leads_nowhere_is_there_all_the_same(tmp_path):
+    (tmp_path / "step-5").symlink_to("elsewhere")
+    assert [other.reason for other in look(str(tmp_path))[1]] == ["it is no folder"]
+
+
+def test_files_are_known_by_their_names_and_sizes(tmp_path):
+    path = make(tmp_path, 5)
+    found = read_step_folder(str(path))
+    assert state_file_sizes(str(path)) == FILES
+    assert problem_with_files(found) is None
+    (path / "state" / "manifest").write_bytes(b"xy")
+    assert problem_with_files(found) == "state/manifest has 2 bytes instead of 4"
+    (path / "state" / "more").write_bytes(b"")
+    assert problem_with_files(found) == "state/ lacks nothing and has more besides"
+    (path / "state" / "d" / "0").unlink()
+    assert problem_with_files(found) == "state/ lacks d/0 and has more besides"
+
+
+def test_a_checkpoint_without_its_state_lacks_every_file(tmp_path):
+    found = StepFolder(str(tmp_path), about(state_files={f"d/{i}": 1 for i in range(9)}))
+    problem = "state/ lacks d/0, d/1, d/2, d/3, d/4 and 4 more and has nothing besides"
+    assert problem_with_files(found) == problem
+
+
+def test_what_is_moved_aside_is_kept_whole_and_never_written_over(tmp_path):
+    first = move_aside(str(make(tmp_path, 5)), why="damaged", attempt=2)
+    second = move_aside(str(make(tmp_path, 5, tokens_seen=9)), why="damaged", attempt=2)
+    third = move_aside(str(make(tmp_path, 5)), why="forked", attempt=3)
+    names = ["step-5.damaged-2", "step-5.damaged-2.2", "step-5.forked-3"]
+    assert [Path(path).name for path in (first, second, third)] == names
+    assert moved_aside(str(tmp_path)) == [first, second, third]
+    assert json.loads((Path(second) / "metadata.json").read_text())["tokens_seen"] == 9
+    assert list_checkpoints(str(tmp_path)) == []
+    remove_leftovers(str(tmp_path))
+    assert sorted(path.name for path in tmp_path.iterdir()) == names
+
+
+def test_leftovers_are_told_apart_from_everything_else(tmp_path):
+    for name in ("step-3.writing", "step-2.removing", "step-3.writing.txt", "step-3.kept"):
+        (tmp_path / name).mkdir()
+    names = [Path(path).name for path in leftovers(str(tmp_path))]
+    assert names == ["step-2.removing", "step-3.writing"]
+
+
+def test_metadata_is_replaced_in_one_step(tmp_path):
+    path = make(tmp_path, 5, is_temporary=True)
+    found = read_step_folder(str(path))
+    write_metadata(found.path, dataclasses.replace(found.metadata, is_temporary=False))
+    assert not read_step_folder(found.path).metadata.is_temporary
+    assert sorted(item.name for item in path.iterdir()) == ["metadata.json", "state"]

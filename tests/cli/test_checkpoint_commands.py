@@ -1,0 +1,514 @@
+"""`chomp checkpoint`: saved states listed, verified, compared and exported."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import ml_dtypes
+import numpy as np
+import pytest
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+from safetensors import safe_open
+from safetensors.numpy import load_file
+
+from chomp.checkpoint import save_step_checkpoint, save_temporary_checkpoint
+from chomp.checkpoint.layout import move_aside, read_step_folder, write_metadata
+from chomp.checkpoint.read_on_host import checked_arrays, read_each
+from tests.checkpoint.checkpoint_samples import about
+from tests.cli.conftest import Chomp, Told
+
+ROWS, COLUMNS = 512, 256  # 512 KiB: enough for a file of its own and for the hash on devices
+SMALL: dict[str, np.dtype[Any]] = {
+    "layers/0/scale": np.dtype(ml_dtypes.bfloat16),
+    "layers/1/scale": np.dtype(np.float16),
+    "mask": np.dtype(np.bool_),
+    "bins": np.dtype(np.uint8),
+}
+
+
+def numbers(step: int, *, with_ema: bool = True) -> dict[str, np.ndarray]:
+    """The leaves of a state: most change with the step, `mask` and `ema_params` do not."""
+    rng = np.random.default_rng(step)
+    leaves = {"step": np.asarray(step, np.int32)}
+    leaves["params/embed"] = rng.standard_normal((ROWS, COLUMNS)).astype(np.float32)
+    for name, dtype in SMALL.items():
+        drawn = rng.integers(0, 2, 48) if name == "bins" else np.arange(48) % 2
+        drawn = rng.standard_normal(48) if "scale" in name else drawn
+        leaves[f"params/{name}"] = drawn.astype(dtype).reshape(6, 8)
+    if with_ema:
+        leaves["ema_params/embed"] = np.linspace(-1, 1, 64, dtype=np.float32)
+    return leaves
+
+
+def state_of(leaves: dict[str, np.ndarray], mesh: Mesh) -> dict[str, jax.Array]:
+    """The same as a state: on the mesh, the table cut over it."""
+    specs = {name: P("data", "model") if name.endswith("/embed") else P() for name in leaves}
+    specs["ema_params/embed"] = P("data")
+    placed = {name: NamedSharding(mesh, specs[name]) for name in leaves}
+    return {name: jax.device_put(leaf, placed[name]) for name, leaf in leaves.items()}
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory, eight_device_mesh: Mesh) -> Path:
+    """A run folder with a permanent checkpoint and a later temporary one of the next attempt."""
+    run = tmp_path_factory.mktemp("runs") / "mine"
+    folder = str(run / "checkpoints")
+    early = about(step=6, tokens_seen=6000, tokenizer_hash="7060")
+    continues = {"path": f"{folder}/step-6", "run_id": "tiny", "attempt": 1, "step": 6}
+    config = {"optimizer": {"lr": 0.2}, "run_id": "tiny"}
+    late = replace(early, step=12, tokens_seen=12345, attempt=2, continues=continues, config=config)
+    with jax.set_mesh(eight_device_mesh):
+        save_step_checkpoint(folder, state_of(numbers(6), eight_device_mesh), early)
+        save_temporary_checkpoint(folder, state_of(numbers(12), eight_device_mesh), late)
+    for name, text in {"tokenizer/rules.json": "{}", "template/model.py": "# the model"}.items():
+        (run / name).parent.mkdir()
+        (run / name).write_text(text)
+    return run
+
+
+@pytest.fixture
+def run(saved: Path, tmp_path: Path) -> Path:
+    """A copy, so that a test may damage it."""
+    return Path(shutil.copytree(saved, tmp_path / "mine"))
+
+
+def step(run: Path, number: int) -> Path:
+    """The folder of a checkpoint."""
+    return run / "checkpoints" / f"step-{number}"
+
+
+def row(told: Told, name: str) -> list[str]:
+    """The cells of the line of a table that begins with a name."""
+    (line,) = [line for line in told.out.splitlines() if line.split()[:1] == [name]]
+    return line.split()
+
+
+def assert_three_parts(told: Told, fault: str, code: int) -> None:
+    """The command failed, and said all there is to say about it."""
+    assert told.code == code
+    assert "Traceback" not in told.err
+    for words in (fault, "Allowed: ", "Fix: "):
+        assert words in told.err
+
+
+# ---------------------------------------------------------------------------------------------
+# list
+
+
+def test_list_tells_kind_size_tokens_and_lineage_of_each_checkpoint(chomp: Chomp, saved: Path):
+    told = chomp("checkpoint", "list", str(saved))
+    assert told.code == 0
+    first, second = row(told, "6"), row(told, "12")
+    assert first[1] == "permanent"
+    assert "6,000" in first
+    assert first[-1] == second[-1] == "complete"
+    assert second[1] == "temporary"
+    assert " ".join(second).endswith("2 12,345 step 6 complete")
+    assert told.out.index("permanent") < told.out.index("temporary")
+    # In a terminal of the usual width no line is broken.
+    assert max(len(line.rstrip()) for line in told.out.splitlines()[1:]) <= 80
+
+
+def test_list_tells_weights_that_a_run_began_with_from_a_step_it_went_on_from(
+    chomp: Chomp, run: Path
+):
+    weights = {"path": "w/step-3", "run_id": "tiny", "attempt": 1, "step": 3}
+    weights["initialize_from"] = "w/step-3"
+    own = weights | {"path": str(step(run, 6)), "step": 6}  # a later attempt hands it on
+    for number, continues in ((6, weights), (12, own)):
+        found = read_step_folder(str(step(run, number)))
+        write_metadata(found.path, replace(found.metadata, continues=continues))
+    told = chomp("checkpoint", "list", str(run))
+    assert " ".join(row(told, "6")).endswith("weights of w/step-3 complete")
+    assert " ".join(row(told, "12")).endswith("12,345 step 6 complete")
+
+
+@pytest.mark.parametrize("place", ["checkpoints", "checkpoints/step-12"])
+def test_a_place_is_a_run_its_checkpoints_or_one_of_them(chomp: Chomp, saved: Path, place: str):
+    told = chomp("checkpoint", "list", str(saved / place))
+    assert row(told, "12")[-1] == "complete"
+    assert ("permanent" in told.out) == (place == "checkpoints")
+
+
+def test_list_shows_what_is_no_checkpoint_with_the_reason(chomp: Chomp, run: Path):
+    shutil.copytree(step(run, 6), step(run, 7))
+    shutil.copytree(step(run, 6), run / "checkpoints/step-8.writing")
+    (step(run, 6) / "metadata.json").write_text("{")
+    move_aside(str(step(run, 12)), why="damaged", attempt=3)
+    told = chomp("checkpoint", "list", str(run))
+    assert told.code == 0
+    assert " ".join(row(told, "6")[3:]).startswith("unreadable: ")
+    assert "it holds the checkpoint of step 6" in " ".join(row(told, "7"))
+    assert row(told, "8.writing")[-1] == "unfinished"
+    assert row(told, "12.damaged-3")[-2:] == ["moved", "aside"]
+
+
+def test_list_sees_missing_array_files_without_reading_any(chomp: Chomp, run: Path):
+    shutil.rmtree(step(run, 12) / "state")
+    told = chomp("checkpoint", "list", str(run))
+    assert "damaged: state/ lacks" in " ".join(row(told, "12"))
+    assert row(told, "6")[-1] == "complete"
+
+
+def test_a_run_that_has_not_saved_yet_has_an_empty_list(chomp: Chomp, tmp_path: Path):
+    (tmp_path / "checkpoints").mkdir()
+    told = chomp("checkpoint", "list", str(tmp_path))
+    assert (told.code, told.out.splitlines()[-1]) == (0, "no checkpoints yet")
+
+
+# ---------------------------------------------------------------------------------------------
+# verify
+
+
+def test_verify_reads_the_newest_or_all(chomp: Chomp, saved: Path):
+    newest, every = (chomp("checkpoint", "verify", str(saved), *more) for more in ([], ["--all"]))
+    assert (newest.code, every.code) == (0, 0)
+    assert [line.split(",")[0] for line in newest.out.splitlines()] == [f"whole: {step(saved, 12)}"]
+    assert "7 arrays" in newest.out
+    assert every.out.count("whole: ") == 2
+
+
+def test_verify_says_what_is_gone_by_now_and_goes_on(chomp: Chomp, run: Path):
+    # Reading a pipe waits for its writer, who deletes meanwhile, as a live run would.
+    file = step(run, 12) / "metadata.json"
+    text = file.read_text()
+    file.unlink()
+    os.mkfifo(file)
+
+    def delete_and_write() -> None:
+        with file.open("w") as pipe:
+            shutil.rmtree(step(run, 6))
+            pipe.write(text)
+
+    writer = threading.Thread(target=delete_and_write)
+    writer.start()
+    told = chomp("checkpoint", "verify", str(run), "--all")
+    writer.join()
+    assert told.code == 0
+    assert f"gone: {step(run, 6)}" in told.out
+    assert f"whole: {step(run, 12)}" in told.out
+
+
+def largest_file(folder: Path) -> Path:
+    """The file that holds the largest array."""
+    return max(folder.rglob("*"), key=lambda path: path.stat().st_size if path.is_file() else 0)
+
+
+def flip(path: Path, place: float = 0.5) -> None:
+    """Change one bit of a file."""
+    content = bytearray(path.read_bytes())
+    content[int(place * len(content))] ^= 0x10
+    path.write_bytes(content)
+
+
+def shorten(path: Path) -> None:
+    """Cut off the end of a file."""
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+def change_metadata(folder: Path, **changes: Any) -> None:
+    """Let the metadata say something else than what was saved."""
+    write_metadata(str(folder), replace(read_step_folder(str(folder)).metadata, **changes))
+
+
+def other_hash(folder: Path) -> None:
+    """Let the metadata have another hash for one array."""
+    receipt = read_step_folder(str(folder)).metadata.receipt
+    change_metadata(folder, receipt=receipt | {"params/bins": "0" * 32})
+
+
+def other_dtype(folder: Path) -> None:
+    """Let the metadata have another dtype for one array."""
+    arrays = read_step_folder(str(folder)).metadata.arrays
+    change_metadata(folder, arrays=arrays | {"step": {"shape": [], "dtype": "uint32"}})
+
+
+def lost_hash(folder: Path) -> None:
+    """Let the metadata have no hash for one array."""
+    receipt = read_step_folder(str(folder)).metadata.receipt
+    change_metadata(folder, receipt={name: receipt[name] for name in receipt if name != "step"})
+
+
+def no_dtype(folder: Path) -> None:
+    """Let the metadata describe one array as nothing that there is."""
+    arrays = read_step_folder(str(folder)).metadata.arrays
+    change_metadata(folder, arrays=arrays | {"step": {"shape": [], "dtype": "iot32"}})
+
+
+HARM: dict[str, tuple[Callable[[Path], None], str]] = {
+    "a flipped bit": (lambda folder: flip(largest_file(folder)), "  params/embed: "),
+    "a shorter file": (lambda folder: shorten(largest_file(folder)), " bytes instead of "),
+    "a missing file": (lambda folder: largest_file(folder).unlink(), "  params/embed: "),
+    "an added file": (lambda folder: (folder / "state/x").write_text("x"), "has x besides"),
+    "no arrays": (lambda folder: shutil.rmtree(folder / "state"), "  all 7 arrays: cannot be read"),
+    "a broken index": (lambda folder: flip(folder / "state/manifest.ocdbt"), "all 7 arrays: "),
+    "what Orbax needs": (
+        lambda folder: (folder / "state/_METADATA").write_bytes(
+            (folder / "state/_METADATA").read_bytes().replace(b"params/bins", b"params/bims")
+        ),
+        "Orbax describes other arrays: ['params/bims', 'params/bins']",
+    ),
+    "what Orbax needs, unreadable": (
+        lambda folder: (folder / "state/_METADATA").write_text(
+            (folder / "state/_METADATA").read_text().replace("{", "[", 1)
+        ),
+        "Orbax cannot read its own description",
+    ),
+    "no metadata": (lambda folder: (folder / "metadata.json").unlink(), "no metadata.json"),
+    "another hash": (other_hash, "  params/bins: differs from the receipt"),
+    "another dtype": (other_dtype, "  step: is int32 [], saved was uint32 []"),
+    "an unknown dtype": (no_dtype, "the metadata describes step as "),
+    "a lost hash": (lost_hash, "  step: the metadata has only"),
+}
+
+
+@pytest.mark.parametrize("harm", HARM)
+def test_verify_finds_the_harm_and_names_what_is_harmed(chomp: Chomp, run: Path, harm: str):
+    do_harm, told_of = HARM[harm]
+    do_harm(step(run, 12))
+    told = chomp("checkpoint", "verify", str(run), "--all")
+    assert_three_parts(told, f"1 of 2 checkpoints damaged: {step(run, 12)}", 1)
+    assert f"whole: {step(run, 6)}" in told.out
+    assert told_of in told.out
+    assert len(told.out.splitlines()) <= 4  # and only that
+
+
+@pytest.mark.parametrize("place", [0.1, 0.3, 0.5, 0.7, 0.9])
+def test_no_flipped_bit_in_an_array_goes_unnoticed(chomp: Chomp, run: Path, place: float):
+    flip(largest_file(step(run, 12)), place)
+    told = chomp("checkpoint", "verify", str(step(run, 12)))
+    assert told.code == 1
+    assert "  params/embed: " in told.out
+
+
+@pytest.mark.parametrize("ahead_bytes", [0, 600, 1 << 30])
+def test_arrays_come_back_in_order_whatever_is_read_ahead(saved: Path, ahead_bytes: int):
+    found = read_step_folder(str(step(saved, 6)))
+    items = list(read_each(found, ahead_bytes=ahead_bytes))
+    assert [item.name for item in items] == list(found.metadata.arrays)
+    for item in items:
+        assert item.value is not None, item.problem
+        wanted = numbers(6)[item.name]
+        assert item.value.dtype == wanted.dtype
+        assert item.value.tobytes() == wanted.tobytes()
+
+
+# ---------------------------------------------------------------------------------------------
+# diff
+
+
+def test_diff_tells_how_far_each_array_moved(chomp: Chomp, saved: Path):
+    told = chomp("checkpoint", "diff", str(step(saved, 6)), str(saved))
+    assert told.code == 0
+    assert "2 of 7 arrays are equal" in told.out.splitlines()[2]
+    names = [line.split()[0] for line in told.out.splitlines() if line.startswith("params/")]
+    changes = []
+    for name in names:
+        old, new = (numbers(n)[name].astype(np.float64) for n in (6, 12))
+        told_row = row(told, name)
+        differing, share = np.count_nonzero(old != new), f"of {old.size:,}"
+        assert " ".join(told_row).find(f"{differing:,} {share} {np.abs(new - old).max():.3g}") > 0
+        if numbers(6)[name].dtype != np.uint8:
+            changes.append(np.linalg.norm(new - old) / np.linalg.norm(old))
+            assert told_row[-1] == f"{changes[-1]:.3g}"
+    assert changes == sorted(changes, reverse=True)
+    assert names[-1] == "params/bins"  # what is not floating-point comes last
+    assert "params/mask" not in told.out
+
+
+def test_diff_tells_where_in_training_both_are_and_what_config(chomp: Chomp, saved: Path):
+    told = chomp("checkpoint", "diff", str(step(saved, 6)), str(saved))
+    assert row(told, "tokens_seen")[1:] == ["6,000", "12,345"]
+    assert row(told, "attempt")[1:] == ["1", "2"]
+    assert row(told, "optimizer.lr")[1:] == ["0.1", "0.2"]
+    assert "run_id" not in told.out
+
+
+def test_diff_reads_nothing_of_arrays_whose_receipts_agree(chomp: Chomp, run: Path, tmp_path: Path):
+    shutil.rmtree(step(run, 6) / "state")
+    other = shutil.copytree(step(run, 6), tmp_path / "other/step-6")
+    told = chomp("checkpoint", "diff", str(step(run, 6)), str(other), "--all")
+    assert told.code == 0
+    assert "7 of 7 arrays are equal; config fields that differ: none" in told.out
+    assert row(told, "params/mask")[-1] == "equal"
+
+
+def test_diff_puts_what_only_one_has_first(chomp: Chomp, run: Path, eight_device_mesh: Mesh):
+    leaves = numbers(6, with_ema=False)
+    leaves |= {"params/bins": np.zeros((2, 8), np.uint8), "extra": np.ones(8, np.float32)}
+    with jax.set_mesh(eight_device_mesh):
+        other = str(run.parent / "other")
+        path = save_step_checkpoint(other, state_of(leaves, eight_device_mesh), about(step=6))
+    told = chomp("checkpoint", "diff", str(step(run, 12)), path)
+    assert " ".join(row(told, "extra")).endswith("float32 [8] only in B")
+    assert " ".join(row(told, "ema_params/embed")).endswith("only in A")
+    assert "uint8 [6, 8] -> uint8 [2, 8]" in " ".join(row(told, "params/bins"))
+    tables = told.out[told.out.index("dtype and shape") :]
+    assert tables.index("extra") < tables.index("\nparams/bins") < tables.index("\nparams/embed")
+
+
+def test_diff_refuses_to_compare_with_a_damaged_array(chomp: Chomp, run: Path):
+    flip(largest_file(step(run, 12)))
+    told = chomp("checkpoint", "diff", str(step(run, 6)), str(run))
+    assert_three_parts(told, f"{step(run, 12)} is damaged: params/embed", 1)
+
+
+# ---------------------------------------------------------------------------------------------
+# export
+
+
+def test_an_export_holds_the_weights_bit_for_bit_and_what_they_need(
+    chomp: Chomp, saved: Path, tmp_path: Path
+):
+    out = tmp_path / "deep" / "exported"
+    told = chomp("checkpoint", "export", str(saved), "--out", str(out))
+    assert (told.code, told.err) == (0, "")
+    assert told.out.startswith(f"{out}: 5 arrays")
+    wanted = {
+        name.removeprefix("params/").replace("/", "."): leaf
+        for name, leaf in numbers(12).items()
+        if name.startswith("params/")
+    }
+    found = load_file(out / "model.safetensors")
+    assert found.keys() == wanted.keys()
+    for name, leaf in wanted.items():
+        assert (found[name].dtype, found[name].shape) == (leaf.dtype, leaf.shape)
+        assert found[name].tobytes() == leaf.tobytes()
+    assert json.loads((out / "config.json").read_text())["optimizer"] == {"lr": 0.2}
+    assert (out / "tokenizer/rules.json").read_text() == "{}"
+    assert (out / "template/model.py").read_text() == "# the model"
+    with safe_open(out / "model.safetensors", framework="np") as file:
+        header = file.metadata()
+    assert (header["step"], header["run_id"], header["tokenizer_hash"]) == ("12", "tiny", "7060")
+    assert "step 12" in (out / "README.md").read_text()
+    modes = {(out / name).stat().st_mode for name in ("model.safetensors", "README.md")}
+    assert len(modes) == 1  # whoever may read one may read the other
+    assert [path.name for path in out.parent.iterdir()] == ["exported"]
+
+
+def test_an_export_can_be_of_the_average_and_of_another_dtype(
+    chomp: Chomp, saved: Path, tmp_path: Path
+):
+    for weights, dtype in (("ema", np.float16), ("params", ml_dtypes.bfloat16)):
+        out, name = tmp_path / weights, np.dtype(dtype).name
+        place = str(step(saved, 6))
+        options = ("--out", str(out), "--weights", weights, "--dtype", name)
+        assert chomp("checkpoint", "export", place, *options).code == 0
+        found = load_file(out / "model.safetensors")
+        wanted = numbers(6)["ema_params/embed" if weights == "ema" else "params/embed"]
+        assert found["embed"].dtype == dtype
+        assert found["embed"].tobytes() == wanted.astype(dtype).tobytes()
+    assert found["bins"].dtype == np.uint8  # only what is floating-point is rounded
+
+
+def test_an_export_of_a_checkpoint_outside_a_run_says_what_is_missing(
+    chomp: Chomp, saved: Path, tmp_path: Path
+):
+    alone = shutil.copytree(step(saved, 6), tmp_path / "step-6")
+    told = chomp("checkpoint", "export", str(alone), "--out", str(tmp_path / "out"))
+    assert told.code == 0
+    for name in ("tokenizer", "template"):
+        assert f"without {name}/: {alone} is in no run folder" in told.out
+        assert not (tmp_path / "out" / name).exists()
+
+
+@pytest.mark.parametrize("harm", ["a flipped bit", "an added file", "no metadata", "another hash"])
+def test_a_damaged_checkpoint_is_not_exported(chomp: Chomp, run: Path, tmp_path: Path, harm: str):
+    HARM[harm][0](step(run, 12))
+    told = chomp("checkpoint", "export", str(run), "--out", str(tmp_path / "out"))
+    assert_three_parts(told, str(step(run, 12)), 1)
+    assert [path.name for path in tmp_path.iterdir()] == ["mine"]
+
+
+def test_an_export_that_fails_half_way_leaves_nothing(chomp: Chomp, run: Path, tmp_path: Path):
+    (run / "tokenizer/gone").symlink_to(tmp_path / "nowhere")
+    told = chomp("checkpoint", "export", str(run), "--out", str(tmp_path / "out"))
+    assert_three_parts(told, "gone", 1)
+    assert [path.name for path in tmp_path.iterdir()] == ["mine"]
+
+
+def test_an_export_never_touches_a_folder_that_is_there(chomp: Chomp, saved: Path, tmp_path: Path):
+    told = chomp("checkpoint", "export", str(saved), "--out", str(tmp_path))
+    assert_three_parts(told, f"{tmp_path} is there already", 1)
+    assert not list(tmp_path.iterdir())
+
+
+def test_weights_too_large_for_a_dtype_are_refused_by_name(
+    chomp: Chomp, tmp_path: Path, one_device_mesh: Mesh
+):
+    leaves = {"params/embed": np.full((8, 8), 1e6, np.float32)}
+    with jax.set_mesh(one_device_mesh):
+        path = save_step_checkpoint(
+            str(tmp_path / "checkpoints"), state_of(leaves, one_device_mesh), about(step=1)
+        )
+    export = ("checkpoint", "export", path, "--out", str(tmp_path / "out"))
+    told = chomp(*export, "--dtype", "float16")
+    assert_three_parts(told, "params/embed has numbers as large as 1e+06", 2)
+    assert not (tmp_path / "out").exists()
+    told = chomp(*export, "--weights", "ema")
+    assert_three_parts(told, "has no arrays under ema_params/", 1)
+    assert chomp(*export, "--dtype", "bfloat16").code == 0
+
+
+# ---------------------------------------------------------------------------------------------
+# all of them
+
+
+@pytest.mark.parametrize("command", ["list", "verify", "diff", "export"])
+def test_a_place_without_checkpoints_is_told_in_three_parts(
+    chomp: Chomp, saved: Path, tmp_path: Path, command: str
+):
+    more = {"diff": [str(saved)], "export": ["--out", str(tmp_path / "out")]}.get(command, [])
+    for place, fault in (
+        (tmp_path / "nowhere", "there is no folder"),
+        (tmp_path, "a folder without checkpoints"),
+        (saved / "checkpoints/step-7", "there is no folder"),
+        (tmp_path / "step-012", "a name that no checkpoint has"),
+        (tmp_path / "step-12.forked-2", "a checkpoint that was moved aside"),
+    ):
+        if place.parent == tmp_path and place.name != "nowhere":
+            place.mkdir()
+        told = chomp("checkpoint", command, str(place), *more)
+        assert_three_parts(told, fault, 2)
+        # What there is instead, or what it has to be called.
+        assert ("step-12" in told.err) == ("step-" in place.name)
+
+
+@pytest.mark.parametrize("command", ["verify", "diff", "export"])
+def test_a_newest_checkpoint_that_cannot_be_read_is_never_passed_over(
+    chomp: Chomp, run: Path, tmp_path: Path, command: str
+):
+    (step(run, 12) / "metadata.json").unlink()
+    more = {"diff": [str(step(run, 6))], "export": ["--out", str(tmp_path / "out")]}
+    told = chomp("checkpoint", command, str(run), *more.get(command, []))
+    assert_three_parts(told, str(step(run, 12)), 1)
+
+
+def test_help_has_examples_and_needs_no_heavy_imports():
+    code = (
+        "import sys\n"
+        "from chomp.cli.main import exit_code\n"
+        "assert exit_code(['checkpoint', 'export', '--help']) == 0\n"
+        "print(*{'jax', 'numpy', 'tensorstore', 'safetensors'} & set(sys.modules))"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "chomp checkpoint export runs/mine --out exported" in found.stdout
+    assert found.stdout.splitlines()[-1] == ""
+
+
+def test_arrays_are_given_only_as_they_were_saved(run: Path):
+    found = read_step_folder(str(step(run, 12)))
+    names = [name for name, _ in checked_arrays(found, ["params/mask", "step"])]
+    assert names == ["params/mask", "step"]
+    other_hash(step(run, 12))
+    with pytest.raises(RuntimeError, match=r"params/bins: differs from the receipt"):
+        list(checked_arrays(read_step_folder(str(step(run, 12)))))

@@ -1,0 +1,115 @@
+"""A run goes on where it was left, differs in what it was told may differ, and checks its data."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from chomp.checkpoint import CheckpointConfig, latest_checkpoint
+from chomp.checkpoint.metadata import signed
+from chomp.data import LmDataConfig
+from chomp.errors import CheckpointError
+from experiments.grug.base.train import GrugRunConfig, run_grug
+from tests import tiny
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> LmDataConfig:
+    return tiny.build_data(tmp_path_factory.mktemp("tiny-data"))
+
+
+def config_of(data: LmDataConfig, folder: Path, **trainer: Any) -> GrugRunConfig:
+    config = tiny.run_config(data, folder, **{"steps": 6, **trainer})
+    # A constant rate: a longer run is the same run up to there.
+    optimizer = replace(config.optimizer, lr_schedule="constant")
+    return replace(
+        config, eval=None, optimizer=optimizer, checkpoint=CheckpointConfig(save_interval_s=None)
+    )
+
+
+@pytest.fixture(scope="module")
+def longer(data, tmp_path_factory) -> Path:
+    """An unbroken run of 10 steps."""
+    folder = tmp_path_factory.mktemp("longer")
+    run_grug(config_of(data, folder, steps=10))
+    return folder
+
+
+@pytest.fixture
+def shorter(data, tmp_path) -> Path:
+    """A finished run of 6 steps."""
+    run_grug(config_of(data, tmp_path))
+    return tmp_path
+
+
+def test_a_finished_run_is_made_longer_only_when_that_is_allowed(shorter, longer, data):
+    with pytest.raises(CheckpointError, match=r"(?s)trainer\.steps +6 +10 +schedule.*--allow"):
+        run_grug(config_of(data, shorter, steps=10))
+    run_grug(config_of(data, shorter, steps=10, allow_changes=("train.steps",)))
+    assert tiny.losses(shorter) == tiny.losses(longer)
+    assert tiny.receipt(shorter, 10) == tiny.receipt(longer, 10)
+    newest = latest_checkpoint(str(shorter / "checkpoints"))
+    assert newest is not None
+    assert newest.metadata.attempt == 2  # one that is refused leaves no record
+    assert newest.metadata.continues is not None
+    assert newest.metadata.continues["step"] == 6
+
+
+def test_the_same_rows_may_be_cut_into_other_micro_batches(data, tmp_path):
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    run_grug(config_of(data, whole, batch_size=16, steps=8))
+    run_grug(config_of(data, cut, batch_size=8, grad_accum=2))
+    allowed = ("train.batch_size", "train.grad_accum", "train.steps")
+    run_grug(config_of(data, cut, batch_size=16, steps=8, allow_changes=allowed))
+    # The rows are the same ones; their sums come in another order.
+    assert tiny.losses(cut) == pytest.approx(tiny.losses(whole), abs=1e-4)
+    with pytest.raises(CheckpointError, match=r"(?s)examples.*Allowed: .*Fix: "):
+        run_grug(config_of(data, cut, batch_size=8, steps=8, allow_changes=allowed))
+
+
+def test_an_average_may_come_and_go(shorter, longer, data):
+    allowed = ("train.ema_beta", "train.steps")
+    run_grug(config_of(data, shorter, steps=8, ema_beta=0.5, allow_changes=allowed))
+    assert any(name.startswith("ema_params/") for name in tiny.receipt(shorter, 8))
+    run_grug(config_of(data, shorter, steps=10, allow_changes=allowed))
+    assert tiny.losses(shorter) == tiny.losses(longer)
+    assert tiny.receipt(shorter, 10) == tiny.receipt(longer, 10)
+
+
+def test_weights_of_another_run_start_a_run_of_their_own(shorter, longer, data, tmp_path):
+    config = config_of(data, tmp_path / "tuned", initialize_from=str(shorter), data_seed=3)
+    run_grug(config)
+    found = tiny.losses(tmp_path / "tuned")
+    assert sorted(found) == list(range(6))
+    assert found[0] < tiny.losses(shorter)[0] - 0.5  # it begins with what the other has learned
+    # The same command again goes on with its own checkpoint, whatever lies there.
+    run_grug(config)
+    assert tiny.losses(tmp_path / "tuned") == found
+    newest = latest_checkpoint(str(tmp_path / "tuned" / "checkpoints"))
+    assert newest is not None
+    assert (newest.metadata.continues or {})["initialize_from"].startswith(str(shorter))
+
+
+def test_a_batch_that_is_not_the_one_the_checkpoint_expects_is_an_error(data, tmp_path):
+    config = config_of(data, tmp_path, steps=10)
+    run_grug(replace(config, checkpoint=CheckpointConfig(save_interval_s=None, every=6)))
+    newest = tmp_path / "checkpoints" / "step-10"
+    newest.rename(tmp_path / "step-10")
+    file = tmp_path / "checkpoints" / "step-6" / "metadata.json"
+    fields = json.loads(file.read_text())
+    del fields["metadata_hash"]
+    assert len(fields["next_batches"]) == 2
+    fields["next_batches"][1] = "0" * 64
+    file.write_text(json.dumps(signed(fields)))
+    with pytest.raises(CheckpointError, match=r"the batch of step 7 is not the one.*Fix: "):
+        run_grug(config)
+
+
+def test_what_a_save_cost_is_logged(longer):
+    rows = [json.loads(line) for line in (longer / "metrics.jsonl").read_text().splitlines()]
+    (row,) = [row for row in rows if "checkpoint/step" in row]
+    assert row["checkpoint/step"] == 10
+    assert row["checkpoint/bytes"] > 100_000
+    assert 0 < row["checkpoint/blocked_seconds"] <= row["checkpoint/seconds"]
