@@ -17,6 +17,7 @@ Examples:
   chomp train configs/base_smoke.yaml --dry-run
   chomp train configs/base_smoke.yaml -o train.steps=50 --run-dir runs/longer
   chomp train configs/base_smoke.yaml -o train.steps=80 --allow train.steps --run-dir runs/longer
+  chomp train configs/base_smoke.yaml --restarts 10
   chomp train experiments/grug/base/launch.py
 """
 
@@ -51,12 +52,19 @@ def train(
             help="Go on with an earlier run though this field of its schedule has changed.",
         ),
     ] = None,
+    restarts: Annotated[
+        int, typer.Option(metavar="N", help="Start again up to N times after exit code 75.")
+    ] = 0,
     prefix: Prefix = None,
     template: Template = None,
 ) -> Action:
     """What `chomp train` does."""
     from chomp.cli.train_run import train_run
+    from chomp.launch.restarts import require_restartable, restarted, this_command
 
+    require_restartable(restarts, force or [])
+    if restarts and not dry_run:
+        return partial(restarted, this_command("-m", "chomp"), restarts)
     return partial(
         train_run,
         given_config(config, overrides, prefix, template),

@@ -30,6 +30,7 @@ from chomp.launch.launching import (
     outputs_folder,
     require_dry_run,
 )
+from chomp.launch.restarts import require_restartable, restarted, this_command
 from chomp.launch.telling import tell_error, tell_stop, tell_warnings_only
 from chomp.storage import join
 
@@ -57,6 +58,7 @@ class _CommandLine:
     overrides: Sequence[str]
     force: Sequence[str]
     allow: Sequence[str]
+    restarts: int
     options: LaunchOptions
 
 
@@ -142,6 +144,10 @@ def _parsed(description: str) -> _CommandLine | None:
             bool,
             typer.Option("--strict", help="Refuse a result whose source or settings differ."),
         ] = False,
+        restarts: Annotated[
+            int,
+            typer.Option(metavar="N", help="Start again up to N times after exit code 75."),
+        ] = 0,
     ) -> _CommandLine:
         return _CommandLine(
             overrides=[
@@ -151,6 +157,7 @@ def _parsed(description: str) -> _CommandLine | None:
             ],
             force=force or [],
             allow=allow or [],
+            restarts=restarts,
             options=LaunchOptions(
                 prefix=outputs_folder(prefix),
                 is_plan=plan,
@@ -180,6 +187,9 @@ def _parsed(description: str) -> _CommandLine | None:
 def _launched(file: _LaunchFile[L], asked: _CommandLine) -> int:
     """Plan, try out or run, as the options say; the exit code."""
     options = asked.options
+    require_restartable(asked.restarts, asked.force)
+    if asked.restarts and not (options.is_plan or options.is_dry_run):
+        return restarted(this_command(sys.argv[0]), asked.restarts)
     if options.is_dry_run:
         require_dry_run(file.dry_run, fix="use --plan, or pass dry_run= to executor_main")
     # Overrides come before steps: what the steps are may depend on any field.

@@ -66,6 +66,11 @@ def tell_done(planned: PlannedStep) -> None:
     _say(_console, "green", "Already done:", f"{planned.step.name} is at {planned.path}")
 
 
+def tell_restart(number: int, restarts: int) -> None:
+    """Say that a preempted run goes on in a new process."""
+    _say(_errors, "yellow", "Preempted.", f"Starting again, {number} of {restarts} times.")
+
+
 def tell_stop(why: str) -> None:
     """The command was interrupted."""
     _say(_errors, "yellow", "Stopped.", why)
