@@ -26,6 +26,7 @@ class SamplesConfig(Config):
     prompt_tokens: int = 16
     temperature: float = 0.7
     top_k: int | None = 40
+    top_p: float | None = None  # the likeliest tokens that have this much probability; None: all
 
     def __post_init__(self) -> None:
         require_positive(self, "every", "prompt_tokens", "top_k")
@@ -40,6 +41,23 @@ class SamplesConfig(Config):
             given=f"samples.every={self.every} with samples.max_tokens=0",
             allowed="a period only where there are samples",
             fix="set samples.every=null, or samples.max_tokens=100",
+        )
+        require(
+            self.top_p is None or 0.0 < self.top_p <= 1.0,
+            given=f"samples.top_p={self.top_p}",
+            allowed="above 0 and at most 1, or null to draw from all",
+            fix="0.95 leaves out the least likely",
+        )
+
+    def require_fits(self, max_seq_len: int) -> None:
+        """Raise `ConfigError` for samples that are longer than the model's rows."""
+        room = max_seq_len - self.prompt_tokens
+        require(
+            self.max_tokens <= max(room, 0),
+            given=f"samples.prompt_tokens={self.prompt_tokens} and samples.max_tokens="
+            f"{self.max_tokens} with model.max_seq_len={max_seq_len}",
+            allowed="prompts and what follows them within the rows of the model",
+            fix=f"set samples.max_tokens={max(room, 0)}, or fewer samples.prompt_tokens",
         )
 
 
@@ -96,5 +114,6 @@ class Samples:
             eos_id=self._tokenizer.eos_id,
             temperature=config.temperature,
             top_k=config.top_k,
+            top_p=config.top_p,
         )
         return f"{self._tokenizer.decode(prompt)}{SAMPLE_MARK}{self._tokenizer.decode(ids)}"
