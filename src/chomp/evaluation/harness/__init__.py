@@ -1,0 +1,42 @@
+"""lm-eval tasks on any template: requests packed into rows, scores, generated answers, results.
+
+Needs the extra `harness`; import this package where it is used, not at the top of a room.
+"""
+
+from importlib.util import find_spec
+
+from chomp.errors import ConfigError, message
+
+if find_spec("lm_eval") is None:
+    raise ConfigError(
+        message(
+            given="lm-eval tasks, which need the package lm_eval: it is not installed",
+            allowed="an environment with chomp's extra 'harness'",
+            fix="run pip install 'chomp[harness]'",
+        )
+    )
+
+from chomp.evaluation.harness.generation import Generate, GenerationSettings
+from chomp.evaluation.harness.language_model import HarnessModel
+from chomp.evaluation.harness.requests import Request, encoded_pairs, fitting
+from chomp.evaluation.harness.results import HarnessResults, ResultRow
+from chomp.evaluation.harness.sampler import sampler
+from chomp.evaluation.harness.scores import RequestScorer, Score, ScoresOf, scores_from_logits
+from chomp.evaluation.harness.tasks import run_tasks
+
+__all__ = [
+    "Generate",
+    "GenerationSettings",
+    "HarnessModel",
+    "HarnessResults",
+    "Request",
+    "RequestScorer",
+    "ResultRow",
+    "Score",
+    "ScoresOf",
+    "encoded_pairs",
+    "fitting",
+    "run_tasks",
+    "sampler",
+    "scores_from_logits",
+]

@@ -1,0 +1,199 @@
+"""Tasks by name, run through lm-eval's own evaluator."""
+
+import os
+import random
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from lm_eval import simple_evaluate
+from lm_eval.tasks import TaskManager
+
+from chomp.config.words import did_you_mean, nearest
+from chomp.errors import ConfigError, message, require
+from chomp.evaluation.harness.language_model import HarnessModel
+from chomp.evaluation.harness.requests import Cuts
+from chomp.evaluation.harness.results import HarnessResults
+from chomp.evaluation.harness.serving import END, FAILED, told
+from chomp.mesh import is_first
+
+# Draws for standard errors without a formula (perplexity, F1); accuracies have one.
+BOOTSTRAP_ITERATIONS = 1000
+
+
+def run_tasks(
+    model: HarnessModel,
+    tasks: Sequence[str],
+    *,
+    include_path: str | None = None,
+    include_defaults: bool = False,
+    num_fewshot: int | None = None,
+    limit: int | None = None,
+    allow_code: bool = False,
+) -> HarnessResults:
+    """The results of the tasks, groups and patterns (`arc_*`) named.
+
+    Tasks are the YAML files below `include_path` and, with `include_defaults`, those that come with
+    lm-eval, whose data is mostly on a hub. `limit`: documents of each task. `allow_code`: Python
+    that a file below `include_path` names may be imported, and tasks that run a model's answers as
+    programs may do so. Of several processes, which all call this, the first alone runs lm-eval.
+    """
+    if not is_first():
+        return HarnessResults.from_json(model.serve())
+    try:
+        results = _run(model, tasks, include_path, include_defaults, num_fewshot, limit, allow_code)
+    except BaseException as error:
+        told([FAILED, f"{type(error).__name__}: {error}"])
+        raise
+    told([END, results.as_json()])
+    return results
+
+
+def _run(
+    model: HarnessModel,
+    tasks: Sequence[str],
+    include_path: str | None,
+    include_defaults: bool,
+    num_fewshot: int | None,
+    limit: int | None,
+    allow_code: bool,
+) -> HarnessResults:
+    _require_possible(tasks, include_path, include_defaults, num_fewshot, limit)
+    if include_path is not None and not allow_code:
+        _require_no_code(include_path)
+    manager = TaskManager(include_path=include_path, include_defaults=include_defaults)
+    names = [found for name in tasks for found in _found(manager, name)]
+    before, model.cuts = model.cuts, Cuts()
+    with _undisturbed():
+        results = simple_evaluate(
+            model=model,
+            tasks=_loaded(manager, list(dict.fromkeys(names)), allow_code),
+            task_manager=manager,
+            num_fewshot=num_fewshot,
+            limit=limit,
+            bootstrap_iters=BOOTSTRAP_ITERATIONS,
+            log_samples=False,
+            confirm_run_unsafe_code=allow_code,
+        )
+    during, model.cuts = model.cuts, before + model.cuts
+    return HarnessResults.from_lm_eval(results, during)
+
+
+def _require_possible(
+    tasks: Sequence[str],
+    include_path: str | None,
+    include_defaults: bool,
+    num_fewshot: int | None,
+    limit: int | None,
+) -> None:
+    require(
+        len(tasks) > 0 and (num_fewshot or 0) >= 0 and (limit is None or limit > 0),
+        given=f"{len(tasks)} tasks with num_fewshot={num_fewshot} and limit={limit}",
+        allowed="at least one task, num_fewshot of 0 or more, limit above 0; null for none",
+        fix="name a task, and leave the other two out unless they are wanted",
+    )
+    require(
+        include_path is not None or include_defaults,
+        given="no folder of tasks",
+        allowed="a folder of YAML files, or lm-eval's own tasks",
+        fix="pass include_path, or include_defaults=True",
+    )
+    require(
+        include_path is None or Path(include_path).is_dir(),
+        given=f"include_path={include_path}, where there is no folder",
+        allowed="a folder of lm-eval task files (.yaml)",
+        fix="correct the path",
+    )
+
+
+def _require_no_code(include_path: str) -> None:
+    """Raise `ConfigError` if a file below names Python, which lm-eval would import unasked."""
+    for path in sorted(Path(include_path).rglob("*")):
+        is_yaml = path.suffix in (".yaml", ".yml") and path.is_file()
+        require(
+            not is_yaml or b"!function" not in path.read_bytes(),
+            given=f"{path}, which names Python functions (!function)",
+            allowed="tasks that are data alone, unless code is allowed",
+            fix="read the code and pass allow_code=True, or move the file out of the folder",
+        )
+
+
+def _found(manager: Any, name: str) -> list[str]:
+    known = manager.all_tasks
+    matches: list[str] = manager.match_tasks([name])
+    some = ", ".join(known[:8]) + (f" and {len(known) - 8} more" if len(known) > 8 else "")
+    require(
+        len(matches) > 0,
+        given=f"the task {name}{did_you_mean(nearest(name, known))}",
+        allowed=some or "none: the folder holds no task",
+        fix="correct the name, or pass the folder that holds the task as include_path",
+    )
+    return matches
+
+
+def _loaded(manager: Any, names: list[str], allow_code: bool) -> list[Any]:
+    """Tasks and groups with their data, which is read, or fetched, here."""
+    loaded: list[Any] = []
+    seen: dict[str, str] = {}  # the name under which each task was asked for
+    for name in names:
+        try:
+            found = manager.load([name])
+        # Whatever it is that a hub, a file or a library could not do: the task is what to name.
+        except Exception as error:
+            raise ConfigError(
+                message(
+                    given=f"the task {name}, whose data or definition could not be loaded: "
+                    f"{type(error).__name__}: {error}",
+                    allowed="data in local files (dataset_path: json, with data_files), or a hub "
+                    "that can be reached",
+                    fix="correct the task's file; without a network, save its data as JSON lines "
+                    "and name them in data_files, with an absolute path",
+                )
+            ) from error
+        for task, built in found["tasks"].items():
+            _require_runnable(name, task, built, seen, allow_code)
+        groups = found.get("groups", {})
+        # A group holds the groups below it. A tag is no group: it stands for its tasks.
+        loaded += [groups[name]] if name in groups else found["tasks"].values()
+    return loaded
+
+
+def _require_runnable(
+    name: str, task: str, built: Any, seen: dict[str, str], allow_code: bool
+) -> None:
+    require(
+        task not in seen,
+        given=f"the task {task} twice, by {seen.get(task)} and by {name}",
+        allowed="each task once",
+        fix="name the group or the task, not both",
+    )
+    seen[task] = name
+    require(
+        allow_code or not getattr(built, "UNSAFE_CODE", False),
+        given=f"the task {task}, which runs a model's answers as programs",
+        allowed="tasks that run nothing, unless code is allowed",
+        fix="pass allow_code=True where such programs can do no harm, or leave the task out",
+    )
+
+
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Leave what lm-eval sets for the whole process as it was.
+
+    It seeds the global generators, and draws for standard errors in forked processes, which a
+    process that runs JAX does not survive.
+    """
+    drawn, drawn_by_numpy = random.getstate(), np.random.get_state()
+    before = os.environ.get("DISABLE_MULTIPROC")
+    os.environ["DISABLE_MULTIPROC"] = "1"
+    try:
+        yield
+    finally:
+        random.setstate(drawn)
+        np.random.set_state(drawn_by_numpy)
+        if before is None:
+            del os.environ["DISABLE_MULTIPROC"]
+        else:
+            os.environ["DISABLE_MULTIPROC"] = before
