@@ -124,6 +124,7 @@ def test_a_plan_names_the_field_that_makes_it_another_run(launched, quickstart):
     assert "optimizer.lr: 0.003 -> 0.02" in done.stdout
 
 
+@pytest.mark.slow  # `chomp verify-resume` does the same in every run of the suite
 def test_a_run_killed_in_the_middle_ends_with_the_same_losses_bit_for_bit(launched, quickstart):
     prefix, _ = quickstart
     more = ["-o", "checkpoint.every=3"]

@@ -211,4 +211,6 @@ def _extended(
 
 
 def _columns(ids: Ids, start: Int[Any, ""], size: int) -> Int[Array, "B S"]:
-    return jax.lax.dynamic_slice_in_dim(ids, start, size, axis=1)
+    found = jax.lax.dynamic_slice_in_dim(ids, start, size, axis=1)
+    # Under JAX 0.11 a slice of one element forgets its sharding.
+    return jax.reshard(found, jax.typeof(ids).sharding.spec)
