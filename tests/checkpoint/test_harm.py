@@ -7,7 +7,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import jax
@@ -40,19 +39,6 @@ def saved(tmp_path_factory, one_device_mesh) -> Path:
         for step in STEPS:
             save(folder, step)
     return folder
-
-
-@pytest.fixture
-def folder(saved, tmp_path) -> Path:
-    """Checkpoints to do harm to."""
-    shutil.copytree(saved, tmp_path / "checkpoints")
-    return tmp_path / "checkpoints"
-
-
-@pytest.fixture
-def mesh(one_device_mesh) -> Iterator[jax.sharding.Mesh]:
-    with jax.set_mesh(one_device_mesh):
-        yield one_device_mesh
 
 
 @pytest.mark.parametrize("harm", HARMS)

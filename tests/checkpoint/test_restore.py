@@ -2,7 +2,7 @@
 
 import dataclasses
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import jax
@@ -38,19 +38,6 @@ def saved(tmp_path_factory, one_device_mesh) -> Path:
         for step in (9, 10, 2):
             save(folder, step)
     return folder
-
-
-@pytest.fixture
-def folder(saved, tmp_path) -> Path:
-    """A copy of one's own."""
-    shutil.copytree(saved, tmp_path / "checkpoints")
-    return tmp_path / "checkpoints"
-
-
-@pytest.fixture
-def mesh(one_device_mesh) -> Iterator[jax.sharding.Mesh]:
-    with jax.set_mesh(one_device_mesh):
-        yield one_device_mesh
 
 
 def names(folder: Path) -> list[str]:

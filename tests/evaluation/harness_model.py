@@ -12,6 +12,7 @@ from chomp.data import GrugLmExample
 from chomp.evaluation.harness import Request, RequestScorer, Score
 from chomp.kernels.loss import linear_cross_entropy_and_argmax, next_tokens
 from experiments.grug.base.model import GrugModelConfig, Transformer
+from tests.evaluation.noisy_model import noisy_model
 
 CFG = GrugModelConfig(
     vocab_size=320,
@@ -33,19 +34,9 @@ class Args(NamedTuple):
     args: tuple[object, ...]
 
 
-@cache
 def model_on(mesh: Mesh) -> Transformer:
-    """A model whose attention and MLP do something, unlike a fresh one's."""
-
-    def make() -> Transformer:
-        def noisy(weight: jax.Array) -> jax.Array:
-            spec, key = jax.typeof(weight).sharding.spec, jax.random.key(1)
-            return weight + 0.2 * jax.random.normal(key, weight.shape, out_sharding=spec)
-
-        return jax.tree.map(noisy, Transformer.init(CFG, key=jax.random.key(0)))
-
-    with jax.set_mesh(mesh):
-        return jax.jit(make)()
+    """The model of this file."""
+    return noisy_model(CFG, mesh)
 
 
 def scores_of(model: Transformer, batch: GrugLmExample) -> tuple[jax.Array, jax.Array]:

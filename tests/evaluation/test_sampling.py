@@ -20,6 +20,7 @@ from chomp.evaluation.sampling import generate, generate_batch
 from chomp.evaluation.token_choice import TokenChoice
 from chomp.mesh import BATCH_AXES, MeshConfig, create_mesh
 from experiments.grug.base.model import GrugModelConfig, Transformer
+from tests.evaluation.noisy_model import noisy_model
 
 CFG = GrugModelConfig(
     vocab_size=24,
@@ -38,19 +39,9 @@ PROMPTS = [np.random.default_rng(n).integers(0, CFG.vocab_size, n).tolist() for 
 DRAWN = {"temperature": 1.5, "top_k": 12, "top_p": 0.95, "seed": 5}
 
 
-@cache
 def fresh_model(mesh: Mesh) -> Transformer:
-    """A model whose attention and MLP do something, unlike a new one's."""
-
-    def make() -> Transformer:
-        def noisy(weight: jax.Array) -> jax.Array:
-            spec, key = jax.typeof(weight).sharding.spec, jax.random.key(1)
-            return weight + 0.2 * jax.random.normal(key, weight.shape, out_sharding=spec)
-
-        return jax.tree.map(noisy, Transformer.init(CFG, key=jax.random.key(0)))
-
-    with jax.set_mesh(mesh):
-        return jax.jit(make)()
+    """The model of this file."""
+    return noisy_model(CFG, mesh)
 
 
 @cache
