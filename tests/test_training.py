@@ -17,7 +17,7 @@ import pytest
 from chomp.checkpoint import CheckpointConfig, Checkpointer, list_checkpoints
 from chomp.data import GrugLmExample, LmDataConfig, MixtureStage, StreamConfig, TrainLoader
 from chomp.errors import CheckpointError, ConfigError, NonFiniteError, RunInterrupted
-from chomp.hooks import SamplesConfig
+from chomp.hooks import HarnessConfig, SamplesConfig
 from chomp.kernels.precision import Precision
 from chomp.mesh import place_batch
 from chomp.tracking.config import WandbConfig
@@ -31,6 +31,7 @@ from experiments.grug.base.train import (
     run_grug,
 )
 from tests import tiny
+from tests.evaluation.local_tasks import local_tasks
 
 
 @pytest.fixture(scope="session")
@@ -43,9 +44,15 @@ def straight_run(data: LmDataConfig, tmp_path_factory: pytest.TempPathFactory) -
     """An unbroken run of 12 steps with averaged weights, evaluated in the middle and at the end."""
     folder = tmp_path_factory.mktemp("straight")
     config = tiny.run_config(data, folder, ema_beta=0.9)
-    evaluation = GrugEvalConfig(steps_per_eval=6, eval_batch_size=8, max_eval_batches=2)
     samples = SamplesConfig(every=6, max_tokens=16)
-    run_grug(replace(config, eval=evaluation, samples=samples))
+    with local_tasks(tmp_path_factory.mktemp("tasks")) as tasks:
+        harness = HarnessConfig(
+            tasks=("colours", "echo"), every=6, include_path=str(tasks), batch_size=8
+        )
+        evaluation = GrugEvalConfig(
+            steps_per_eval=6, eval_batch_size=8, max_eval_batches=2, harness=harness
+        )
+        run_grug(replace(config, eval=evaluation, samples=samples))
     return folder
 
 
@@ -82,6 +89,29 @@ def test_a_run_logs_the_promised_keys(straight_run):
         "eval/ema/sums/loss", "eval_loss",
     }  # fmt: skip
     assert all(wanted <= set(row) for row in evaluated)
+
+
+def test_tasks_are_run_on_the_averaged_weights_in_time_and_kept(straight_run):
+    rows = [row for row in rows_of(straight_run) if "lm_eval/colours/acc" in row]
+    assert [row["step"] for row in rows] == [5, 11]
+    for row in rows:
+        kept = json.loads(
+            (straight_run / f"artifacts/lm_eval_harness_results.{row['step'] + 1}.json").read_text()
+        )
+        assert kept["metrics"].items() <= row.items()
+        assert row["lm_eval/averages/macro_avg_acc"] == row["lm_eval/colours/acc"]
+        assert row["lm_eval/echo/exact_match"] == 0.0
+    artifacts = [row["name"] for row in rows_of(straight_run) if row.get("kind") == "artifact"]
+    assert artifacts.count("lm_eval_harness_results.12") == 1
+
+
+def test_a_task_that_is_not_there_is_refused_before_the_first_step(data, tmp_path):
+    with local_tasks(tmp_path) as tasks:
+        harness = HarnessConfig(tasks=("colour",), include_path=str(tasks))
+        config = tiny.run_config(data, tmp_path / "run")
+        with pytest.raises(ConfigError, match=r"the task colour \(did you mean colours\?\)"):
+            run_grug(replace(config, eval=GrugEvalConfig(harness=harness)))
+    assert tiny.losses(tmp_path / "run") == {}
 
 
 def test_a_run_records_that_its_kernels_were_checked_and_what_its_state_takes(straight_run):

@@ -10,7 +10,7 @@ from jax.sharding import Mesh, PartitionSpec
 
 from chomp.data import GrugLmExample
 from chomp.evaluation.harness import Request, RequestScorer, Score
-from chomp.kernels.loss import linear_cross_entropy_and_argmax, next_tokens
+from chomp.kernels.loss import Scores
 from experiments.grug.base.model import GrugModelConfig, Transformer
 from tests.evaluation.noisy_model import noisy_model
 
@@ -39,18 +39,9 @@ def model_on(mesh: Mesh) -> Transformer:
     return noisy_model(CFG, mesh)
 
 
-def scores_of(model: Transformer, batch: GrugLmExample) -> tuple[jax.Array, jax.Array]:
+def scores_of(model: Transformer, batch: GrugLmExample) -> Scores:
     """Losses and greedy flags, as a template gives them."""
-    labels = next_tokens(batch.tokens)
-    losses, argmax = linear_cross_entropy_and_argmax(
-        model(batch.tokens, batch.attn_mask),
-        model._head(),
-        labels,
-        batch.loss_weight,
-        reduction="none",
-        logit_soft_cap=model.cfg.logit_soft_cap,
-    )
-    return losses, argmax == labels
+    return model.next_token_scores(batch.tokens, batch.attn_mask)
 
 
 @cache

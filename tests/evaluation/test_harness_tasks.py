@@ -2,9 +2,9 @@
 
 import json
 import math
+from collections.abc import Iterator
 from pathlib import Path
 
-import datasets
 import numpy as np
 import pytest
 
@@ -20,22 +20,13 @@ from tests.evaluation.harness_model import (
     model_on,
     scorer_on,
 )
-
-TASKS = Path(__file__).parent / "harness_tasks"
+from tests.evaluation.local_tasks import TASKS, local_tasks
 
 
 @pytest.fixture
-def folder(tmp_path, monkeypatch) -> Path:
-    """The local tasks, told where they are; datasets keeps its own files beside them."""
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
-    # Otherwise it would ask a hub five times, with a pause after each.
-    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    tasks = tmp_path / "tasks"
-    tasks.mkdir()
-    for path in TASKS.glob("*.*"):
-        (tasks / path.name).write_text(path.read_text().replace("FOLDER", str(tasks)))
-    return tasks
+def folder(tmp_path) -> Iterator[Path]:
+    with local_tasks(tmp_path) as tasks:
+        yield tasks
 
 
 def documents(name: str) -> list[dict]:
@@ -86,7 +77,7 @@ def test_local_tasks_give_the_numbers_computed_by_hand(one_device_mesh, folder):
     assert math.isclose(metrics["lm_eval/colours/acc_stderr"], math.sqrt(variance))
     perplexity = metrics["lm_eval/lines/byte_perplexity"]
     assert math.isclose(perplexity, bytes_perplexity(mesh), rel_tol=1e-5)
-    assert metrics["lm_eval/averages/acc"] == expected["acc"]
+    assert metrics["lm_eval/averages/macro_avg_acc"] == expected["acc"]
     assert metrics["lm_eval/truncated_requests"] == 0.0
     assert {row.task: row.num_samples for row in results.rows} == {"colours": 8, "lines": 3}
     written = json.dumps(results.as_json(), allow_nan=False)
@@ -162,7 +153,7 @@ def test_a_group_of_groups_runs_each_task_once(one_device_mesh, folder):
     results = run_tasks(model, ["inner"], include_path=str(folder))
     accuracy = {row.task: row.value for row in results.rows if row.metric == "acc"}
     assert accuracy["inner"] == accuracy["colours"] == accuracies(one_device_mesh)["acc"]
-    assert results.metrics()["lm_eval/averages/acc"] == accuracy["colours"]
+    assert results.metrics()["lm_eval/averages/macro_avg_acc"] == accuracy["colours"]
     tasks = {row.task for row in run_tasks(model, ["outer"], include_path=str(folder)).rows}
     assert {"colours", "lines"} <= tasks
     with pytest.raises(ConfigError, match="colours twice, by inner and by outer"):
@@ -200,8 +191,10 @@ def test_averages_count_each_task_once_and_leave_groups_out():
         "lm_eval/a/acc_stderr": 0.1,
         "lm_eval/b/acc": 0.0,
         "lm_eval/b/match,strict": 1.0,
-        "lm_eval/averages/acc": 0.25,
-        "lm_eval/averages/match,strict": 1.0,
+        "lm_eval/averages/macro_avg_acc": 0.25,
+        "lm_eval/averages/micro_avg_acc": 0.125,
+        "lm_eval/averages/macro_avg_match,strict": 1.0,
+        "lm_eval/averages/micro_avg_match,strict": 1.0,
         "lm_eval/truncated_requests": 0.0,
     }
     assert results.table()[2] == ("a", "acc", "0.5000", "0.1000", "10", "")

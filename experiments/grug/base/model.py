@@ -4,7 +4,6 @@ Every weight is made beside its `PartitionSpec`. To change the architecture, cop
 """
 
 from dataclasses import dataclass
-from functools import partial
 from typing import Literal
 from zlib import crc32
 
@@ -18,10 +17,11 @@ from jaxtyping import PRNGKeyArray as Key
 
 from chomp.config import Config, setting
 from chomp.errors import require_at_most, require_divides, require_positive
+from chomp.kernels import loss
 from chomp.kernels.attention import AttentionMask, Backend, KeyValueCache, attention
-from chomp.kernels.loss import Reduction, linear_cross_entropy, next_tokens, soft_capped
 from chomp.kernels.norm import rms_norm
 from chomp.kernels.projection import projections
+from chomp.kernels.remat import Remat, recomputed
 from chomp.kernels.rotary import Angles, require_pairs, rotary_angles, rotate
 from chomp.mesh import BATCH_AXES, abstract_mesh
 
@@ -38,14 +38,6 @@ Mask = AttentionMask | None  # None: causal
 # Where activations lie: rows over the batch axes, heads over `model`.
 ROWS = P(BATCH_AXES, None, None)
 HEADS = P(BATCH_AXES, None, "model", None)
-
-# What the backward pass recomputes: nothing, each block, or a block but its matrix products.
-SAVE_PRODUCTS = jax.checkpoint_policies.dots_with_no_batch_dims_saveable
-REMAT = {
-    "none": lambda apply: apply,
-    "block": jax.checkpoint,
-    "matmuls": partial(jax.checkpoint, policy=SAVE_PRODUCTS),
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +60,7 @@ class GrugModelConfig(Config):
     logit_soft_cap: float | None = None  # logits end as cap * tanh(logits / cap)
     layer_norm_eps: float = 1e-5
     initializer_std: float = 0.02
-    remat: Literal["none", "block", "matmuls"] = setting(default="none", mark="schedule")
+    remat: Remat = setting(default="none", mark="schedule")  # what the backward pass makes again
     attention: Backend = setting(default="auto", mark="schedule")  # which kernel
 
     def __post_init__(self) -> None:
@@ -237,7 +229,7 @@ class Transformer(eqx.Module):
         documents = mask if cfg.document_positions else AttentionMask.causal()
         positions = documents.positions(x.shape[1]) + (cache[0].length if cache else 0)
         angles = rotary_angles(positions, width=cfg.inferred_head_dim, theta=cfg.rope_theta)
-        apply, seen = REMAT[cfg.remat](Block.__call__), []
+        apply, seen = recomputed(Block.__call__, cfg.remat), []
         for block, layer in zip(self.blocks, layers, strict=True):
             x, layer = apply(block, x, mask, angles, layer)
             seen.append(layer)
@@ -255,7 +247,7 @@ class Transformer(eqx.Module):
 
     def _unembed(self, hidden: Hidden) -> Logits:
         logits = jnp.einsum("bsd,dv->bsv", hidden, self._head(), preferred_element_type=jnp.float32)
-        return soft_capped(logits, self.cfg.logit_soft_cap)
+        return loss.soft_capped(logits, self.cfg.logit_soft_cap)
 
     def logits(self, token_ids: Tokens, mask: Mask = None) -> Logits:
         """Next-token logits of every position."""
@@ -267,20 +259,25 @@ class Transformer(eqx.Module):
         loss_weight: Float[Array, "B S"],
         *,
         mask: Mask = None,
-        reduction: Reduction = "mean",
+        reduction: loss.Reduction = "mean",
         logsumexp_weight: float = 0.0,
         key: Key | None = None,
     ) -> Float[Array, "..."]:
         """Loss of predicting token i+1 at position i; the last position has nothing to predict."""
-        return linear_cross_entropy(
+        return loss.linear_cross_entropy(
             self(token_ids, mask, key=key),
             self._head(),
-            next_tokens(token_ids),
+            loss.next_tokens(token_ids),
             loss_weight,
             reduction=reduction,
             logsumexp_weight=logsumexp_weight,
             logit_soft_cap=self.cfg.logit_soft_cap,
         )
+
+    def next_token_scores(self, token_ids: Tokens, mask: Mask = None) -> loss.Scores:
+        """Those losses, none weighted, and whether each token i+1 was the likeliest one."""
+        hidden, cap = self(token_ids, mask), self.cfg.logit_soft_cap
+        return loss.next_token_scores(hidden, self._head(), token_ids, logit_soft_cap=cap)
 
     def init_cache(self, batch_size: int, max_len: int) -> Cache:
         """An empty cache for `batch_size` generations of at most `max_len` tokens."""

@@ -38,6 +38,7 @@ from chomp.hooks import (
     SamplesConfig,
     WatchConfig,
 )
+from chomp.kernels.loss import Scores
 from chomp.kernels.precision import Precision
 from chomp.mesh import MeshConfig, create_mesh, prepare_devices, require_fits_mesh
 from chomp.optim import GrugOptimizerConfig
@@ -154,6 +155,11 @@ def losses_of(mp: Precision, params: Transformer, batch: GrugLmExample) -> Float
     return mp.for_compute(params).next_token_loss(
         batch.tokens, batch.loss_weight, mask=batch.attn_mask, reduction="none"
     )
+
+
+def scores_of(mp: Precision, params: Transformer, batch: GrugLmExample) -> Scores:
+    """Those losses, and whether each next token was the likeliest: what lm-eval tasks ask for."""
+    return mp.for_compute(params).next_token_scores(batch.tokens, batch.attn_mask)
 
 
 def _make_train_step(
@@ -280,7 +286,7 @@ class Instruments:
     clock: hooks.LoopClock
     step_log: hooks.StepLog
     guard: hooks.NonFiniteGuard
-    between_steps: list[hooks.Hook]  # evaluation, samples: when they are due
+    between_steps: list[hooks.Hook]  # evaluation, tasks, samples: when they are due
     checkpointer: Checkpointer
     stop: hooks.StopSignal
 
@@ -432,18 +438,8 @@ def save(run: Run, tools: Instruments, state: GrugTrainState, completed: int) ->
 
 
 def _between_steps(run: Run, tracker: Tracker) -> list[hooks.Hook]:
-    return hooks.evaluation_and_samples(
-        run.config.eval,
-        run.config.samples,
-        run.eval_datasets,
-        partial(losses_of, run.mp),
-        tracker,
-        folder=run.folder,
-        tokenizer=run.tokenizer,
-        mesh=run.mesh,
-        mp=run.mp,
-        has_average=run.config.trainer.ema_beta is not None,
-    )
+    losses, scores = partial(losses_of, run.mp), partial(scores_of, run.mp)
+    return hooks.between_steps(run, tracker, losses_of=losses, scores_of=scores)
 
 
 def _models(state: GrugTrainState) -> dict[str, Any]:

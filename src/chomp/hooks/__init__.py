@@ -1,7 +1,7 @@
 """What a loop calls besides the step: clocks, evaluation, signals. Handed in, never inlined."""
 
 from chomp.hooks.agreement import Agreement, Decision
-from chomp.hooks.between_steps import Hook, evaluation_and_samples
+from chomp.hooks.between_steps import Hook, between_steps
 from chomp.hooks.checkpoint_metadata import checkpoint_metadata
 from chomp.hooks.clock import LoopClock
 from chomp.hooks.derived import derived_values
@@ -13,7 +13,9 @@ from chomp.hooks.evaluate import (
     Evaluation,
     GrugEvalConfig,
     build_tagged_eval_callback,
+    evaluators_of,
 )
+from chomp.hooks.harness_config import HarnessConfig
 from chomp.hooks.interruption import StopSignal
 from chomp.hooks.next_batches import next_batch_hashes
 from chomp.hooks.nonfinite import NonFiniteGuard, NonFinitePolicy, are_finite, new_if_finite
@@ -35,6 +37,7 @@ __all__ = [
     "EvalCallback",
     "Evaluation",
     "GrugEvalConfig",
+    "HarnessConfig",
     "Hook",
     "LoggingConfig",
     "LoopClock",
@@ -53,12 +56,13 @@ __all__ = [
     "Throughput",
     "WatchConfig",
     "are_finite",
+    "between_steps",
     "build_tagged_eval_callback",
     "checkpoint_metadata",
     "derived_values",
     "dry_run",
     "environment",
-    "evaluation_and_samples",
+    "evaluators_of",
     "is_stochastic",
     "loop_clock",
     "new_if_finite",

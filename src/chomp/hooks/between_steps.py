@@ -5,9 +5,11 @@ from typing import Any, Protocol, runtime_checkable
 
 from jax.sharding import Mesh
 
-from chomp.data import EvalDataset
+from chomp.data import EvalDataset, LmDataConfig
 from chomp.hooks.clock import Phase
 from chomp.hooks.evaluate import Evaluation, GrugEvalConfig
+from chomp.hooks.harness_config import HarnessConfig
+from chomp.hooks.open_data import BatchSettings, TrainedModel
 from chomp.hooks.run_folder import RunFolder
 from chomp.hooks.samples import Samples, SamplesConfig
 from chomp.kernels.precision import Precision
@@ -30,35 +32,141 @@ class Hook(Protocol):
         ...
 
 
-def evaluation_and_samples(
-    evaluation: GrugEvalConfig | None,
-    samples: SamplesConfig,
-    datasets: Sequence[EvalDataset],
-    losses_of: Callable[[Any, Any], Any],
+@runtime_checkable
+class AveragedBatches(BatchSettings, Protocol):
+    """The part of a template's trainer config that hooks look at."""
+
+    @property
+    def ema_beta(self) -> float | None:
+        """Of the averaged weights; None: there are none."""
+        ...
+
+
+@runtime_checkable
+class HookedConfig(Protocol):
+    """The part of a template's run config that says what is done between steps."""
+
+    @property
+    def model(self) -> TrainedModel:
+        """What is looked at."""
+        ...
+
+    @property
+    def data(self) -> LmDataConfig:
+        """What it was trained on."""
+        ...
+
+    @property
+    def trainer(self) -> AveragedBatches:
+        """How."""
+        ...
+
+    @property
+    def eval(self) -> GrugEvalConfig | None:
+        """Held-out loss, and tasks; None: neither."""
+        ...
+
+    @property
+    def samples(self) -> SamplesConfig:
+        """Text that the model writes."""
+        ...
+
+
+@runtime_checkable
+class OpenedRun(Protocol):
+    """What a template has opened when its loop begins: its `Run`."""
+
+    @property
+    def config(self) -> HookedConfig:
+        """Of the run."""
+        ...
+
+    @property
+    def mesh(self) -> Mesh:
+        """Where its state lies."""
+        ...
+
+    @property
+    def mp(self) -> Precision:
+        """What it computes in."""
+        ...
+
+    @property
+    def folder(self) -> RunFolder:
+        """Where its results go."""
+        ...
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """What its tokens mean."""
+        ...
+
+    @property
+    def eval_datasets(self) -> Sequence[EvalDataset]:
+        """Held-out rows."""
+        ...
+
+
+def between_steps(
+    run: OpenedRun,
     tracker: Tracker,
     *,
-    folder: RunFolder,
-    tokenizer: Tokenizer,
-    mesh: Mesh,
-    mp: Precision,
-    has_average: bool,
+    losses_of: Callable[[Any, Any], Any],
+    scores_of: Callable[[Any, Any], Any],
 ) -> list[Hook]:
-    """The hooks of a run that look at held-out data; without `evaluation`, samples alone."""
-    hooks: list[Hook] = []
-    if evaluation is not None:
-        hooks.append(
-            Evaluation(
-                evaluation,
-                datasets,
-                losses_of,
-                tracker,
-                mesh=mesh,
-                tokenizer=tokenizer,
-                has_average=has_average,
-            )
-        )
-    if samples.max_tokens > 0:
-        hooks.append(
-            Samples(samples, datasets[0], tokenizer, tracker, folder=folder, mesh=mesh, mp=mp)
-        )
+    """The hooks that a run's config asks for: held-out loss, lm-eval tasks, samples.
+
+    `losses_of` and `scores_of` are the template's own, as functions of weights and a batch.
+    """
+    config, hooks = run.config, list[Hook]()
+    if config.eval is not None:
+        hooks.append(_evaluation(run, config.eval, losses_of, tracker))
+        if config.eval.harness is not None:
+            hooks.append(_tasks(run, config.eval.harness, scores_of, tracker))
+    if config.samples.max_tokens > 0:
+        hooks.append(_samples(run, tracker))
     return hooks
+
+
+def _evaluation(
+    run: OpenedRun, config: GrugEvalConfig, losses_of: Callable[[Any, Any], Any], tracker: Tracker
+) -> Evaluation:
+    return Evaluation(
+        config,
+        run.eval_datasets,
+        losses_of,
+        tracker,
+        mesh=run.mesh,
+        tokenizer=run.tokenizer,
+        has_average=run.config.trainer.ema_beta is not None,
+    )
+
+
+def _tasks(
+    run: OpenedRun, config: HarnessConfig, scores_of: Callable[[Any, Any], Any], tracker: Tracker
+) -> Hook:
+    from chomp.hooks.harness import Harness, HarnessTasks  # noqa: PLC0415  # needs lm-eval
+
+    harness = Harness(
+        config,
+        scores_of,
+        model=run.config.model,
+        data=run.config.data,
+        seq_len=run.config.trainer.seq_len,
+        mesh=run.mesh,
+        mp=run.mp,
+        tokenizer=run.tokenizer,
+    )
+    return HarnessTasks(harness, config.every, tracker, run.folder.path)
+
+
+def _samples(run: OpenedRun, tracker: Tracker) -> Samples:
+    return Samples(
+        run.config.samples,
+        run.eval_datasets[0],
+        run.tokenizer,
+        tracker,
+        folder=run.folder,
+        mesh=run.mesh,
+        mp=run.mp,
+    )

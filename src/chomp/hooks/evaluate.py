@@ -11,6 +11,7 @@ from chomp.data import EvalDataset
 from chomp.errors import require, require_positive
 from chomp.evaluation import TaggedEvaluator
 from chomp.hooks.clock import Phase
+from chomp.hooks.harness_config import HarnessConfig
 from chomp.tokenize import Tokenizer, bytes_per_token
 from chomp.tracking import Tracker, with_short_keys
 
@@ -28,6 +29,7 @@ class GrugEvalConfig(Config):
     eval_ema: bool = True  # the averaged weights too, where there are any
     compute_bpb: bool = True
     prefix: str = "eval"
+    harness: HarnessConfig | None = None  # lm-eval tasks, with a period of their own
 
     def __post_init__(self) -> None:
         require_positive(self, "steps_per_eval", "eval_batch_size", "max_eval_batches")
@@ -64,19 +66,9 @@ class Evaluation:
         has_average: bool,
     ) -> None:
         self._period = config.steps_per_eval
-        sizes = bytes_per_token(tokenizer) if config.compute_bpb else None
-        evaluators = {
-            name: TaggedEvaluator(
-                datasets,
-                losses_of,
-                mesh=mesh,
-                batch_size=config.eval_batch_size,
-                max_batches=config.max_eval_batches,
-                bytes_per_token=sizes,
-                prefix=prefix,
-            )
-            for name, prefix in config.prefixes(has_average=has_average).items()
-        }
+        evaluators = evaluators_of(
+            config, datasets, losses_of, mesh=mesh, tokenizer=tokenizer, has_average=has_average
+        )
         self._evaluate = build_tagged_eval_callback(evaluators, tracker)
 
     def is_due(self, completed_steps: int) -> bool:
@@ -86,6 +78,31 @@ class Evaluation:
     def __call__(self, models: Mapping[str, Any], completed_steps: int) -> None:
         """Evaluate now, and log."""
         self._evaluate(models, completed_steps)
+
+
+def evaluators_of(
+    config: GrugEvalConfig,
+    datasets: Sequence[EvalDataset],
+    losses_of: Callable[[Any, Any], Any],
+    *,
+    mesh: Mesh,
+    tokenizer: Tokenizer,
+    has_average: bool,
+) -> dict[str, TaggedEvaluator]:
+    """An evaluator for each model that the config asks for, by the model's name."""
+    sizes = bytes_per_token(tokenizer) if config.compute_bpb else None
+    return {
+        name: TaggedEvaluator(
+            datasets,
+            losses_of,
+            mesh=mesh,
+            batch_size=config.eval_batch_size,
+            max_batches=config.max_eval_batches,
+            bytes_per_token=sizes,
+            prefix=prefix,
+        )
+        for name, prefix in config.prefixes(has_average=has_average).items()
+    }
 
 
 def build_tagged_eval_callback(

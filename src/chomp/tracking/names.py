@@ -78,6 +78,17 @@ EVAL_TAG_BPB = "eval/<tag>/bpb"
 EVAL_TAG_MACRO_BPB = "eval/<tag>/macro_bpb"
 EVAL_TOKENS = "eval/tokens"
 EVAL_TAG_TOKENS = "eval/<tag>/tokens"
+EVAL_LOSS_STDERR = "eval/loss_stderr"
+EVAL_BPB_STDERR = "eval/bpb_stderr"
+EVAL_DOCUMENTS = "eval/documents"
+EVAL_TAG_LOSS_STDERR = "eval/<tag>/loss_stderr"
+EVAL_TAG_BPB_STDERR = "eval/<tag>/bpb_stderr"
+EVAL_TAG_DOCUMENTS = "eval/<tag>/documents"
+LM_EVAL_MACRO_AVERAGE = "lm_eval/averages/macro_avg_<metric>"
+LM_EVAL_MICRO_AVERAGE = "lm_eval/averages/micro_avg_<metric>"
+LM_EVAL_TRUNCATED = "lm_eval/truncated_requests"
+LM_EVAL_TOTAL_TIME = "lm_eval/total_time"
+LM_EVAL_METRIC = "lm_eval/<task>/<metric>"
 CHECKPOINT_STEP = "checkpoint/step"
 CHECKPOINT_BLOCKED_SECONDS = "checkpoint/blocked_seconds"
 CHECKPOINT_SECONDS = "checkpoint/seconds"
@@ -178,6 +189,9 @@ METRICS: tuple[Metric, ...] = (
     Metric(EVAL_BPB, "bits/byte", "bits per byte over all evaluation tokens"),
     Metric(EVAL_MACRO_BPB, "bits/byte", "mean of the tags' bits per byte"),
     Metric(EVAL_TOKENS, "tokens", "tokens whose loss was counted"),
+    Metric(EVAL_DOCUMENTS, "documents", "documents that these tokens are of"),
+    Metric(EVAL_LOSS_STDERR, "nats/token", "standard error of `eval/loss`, by document"),
+    Metric(EVAL_BPB_STDERR, "bits/byte", "standard error of `eval/bpb`, by document"),
     Metric(EVAL_EMA, "", "the same evaluation metric for the EMA weights"),
     Metric(EVAL_TAG_LOSS, "nats/token", "loss of one tag"),
     Metric(EVAL_TAG_MICRO_LOSS, "nats/token", "loss over all tokens of a tag's datasets"),
@@ -185,6 +199,17 @@ METRICS: tuple[Metric, ...] = (
     Metric(EVAL_TAG_BPB, "bits/byte", "bits per byte of one tag"),
     Metric(EVAL_TAG_MACRO_BPB, "bits/byte", "mean of the bits per byte of a tag's datasets"),
     Metric(EVAL_TAG_TOKENS, "tokens", "tokens of one tag whose loss was counted"),
+    Metric(EVAL_TAG_DOCUMENTS, "documents", "documents of one tag"),
+    Metric(EVAL_TAG_LOSS_STDERR, "nats/token", "standard error of one tag's loss, by document"),
+    Metric(EVAL_TAG_BPB_STDERR, "bits/byte", "standard error of one tag's bits per byte"),
+    # lm-eval tasks, of the averaged weights where there are any.
+    Metric(LM_EVAL_MACRO_AVERAGE, "", "mean of a metric over tasks, each counting once"),
+    Metric(LM_EVAL_MICRO_AVERAGE, "", "the same, each task counting by its documents"),
+    Metric(LM_EVAL_TRUNCATED, "requests", "requests that lost the beginning of their context"),
+    Metric(LM_EVAL_TOTAL_TIME, "s", "time all tasks took"),
+    Metric(
+        LM_EVAL_METRIC, "", "a metric of one task, or of a group; `_stderr`: its standard error"
+    ),
     # Checkpoints, on the first row after one is on disk.
     Metric(CHECKPOINT_STEP, "steps", "completed steps in the checkpoint that was written"),
     Metric(CHECKPOINT_BLOCKED_SECONDS, "s", "time the loop waited for that save to begin"),

@@ -39,6 +39,7 @@ _SECTIONS = (
     ("Kernels", ("kernels/",)),
     ("Data", ("mixture/", "data/")),
     ("Evaluation", ("eval/",)),
+    ("lm-eval tasks", ("lm_eval/",)),
     ("Checkpoints", ("checkpoint/",)),
     ("The attempt", ("run/",)),
     ("Watch", ("grad/", "params/", "updates/", "opt_state/")),

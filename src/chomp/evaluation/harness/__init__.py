@@ -22,13 +22,14 @@ from chomp.evaluation.harness.requests import Request, encoded_pairs, fitting
 from chomp.evaluation.harness.results import HarnessResults, ResultRow
 from chomp.evaluation.harness.sampler import sampler
 from chomp.evaluation.harness.scores import RequestScorer, Score, ScoresOf, scores_from_logits
-from chomp.evaluation.harness.tasks import run_tasks
+from chomp.evaluation.harness.tasks import LoadedTasks, load_tasks, run_loaded_tasks, run_tasks
 
 __all__ = [
     "Generate",
     "GenerationSettings",
     "HarnessModel",
     "HarnessResults",
+    "LoadedTasks",
     "Request",
     "RequestScorer",
     "ResultRow",
@@ -36,6 +37,8 @@ __all__ = [
     "ScoresOf",
     "encoded_pairs",
     "fitting",
+    "load_tasks",
+    "run_loaded_tasks",
     "run_tasks",
     "sampler",
     "scores_from_logits",

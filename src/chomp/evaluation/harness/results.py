@@ -7,6 +7,13 @@ from typing import Any
 import numpy as np
 
 from chomp.evaluation.harness.requests import Cuts
+from chomp.tracking.names import (
+    LM_EVAL_MACRO_AVERAGE,
+    LM_EVAL_METRIC,
+    LM_EVAL_MICRO_AVERAGE,
+    LM_EVAL_TRUNCATED,
+    name_from,
+)
 
 STDERR = "_stderr"
 
@@ -69,21 +76,27 @@ class HarnessResults:
         )
 
     def metrics(self) -> dict[str, float]:
-        """`lm_eval/<task>/<metric>`, its `_stderr`, and `lm_eval/averages/<metric>`.
+        """`lm_eval/<task>/<metric>`, its `_stderr`, and averages over tasks.
 
-        An average is over tasks alone, each counting once: groups are averages already.
+        `lm_eval/averages/macro_avg_<metric>` counts each task once, `micro_avg_` each document.
+        Groups are averages already and enter neither.
         """
-        found, by_metric = dict[str, float](), dict[str, list[float]]()
+        found, by_metric = dict[str, float](), dict[str, list[tuple[float, int]]]()
         for row in self.rows:
-            found[f"lm_eval/{row.task}/{row.metric}"] = row.value
+            found[name_from(LM_EVAL_METRIC, row.task, row.metric)] = row.value
             if row.stderr is not None:
                 name, comma, of_filter = row.metric.partition(",")
-                found[f"lm_eval/{row.task}/{name}{STDERR}{comma}{of_filter}"] = row.stderr
+                with_stderr = f"{name}{STDERR}{comma}{of_filter}"
+                found[name_from(LM_EVAL_METRIC, row.task, with_stderr)] = row.stderr
             if row.num_samples is not None:
-                by_metric.setdefault(row.metric, []).append(row.value)
-        for metric, values in by_metric.items():
-            found[f"lm_eval/averages/{metric}"] = float(np.mean(values))
-        found["lm_eval/truncated_requests"] = float(self.cuts.truncated)
+                by_metric.setdefault(row.metric, []).append((row.value, row.num_samples))
+        for metric, pairs in by_metric.items():
+            values, counts = zip(*pairs, strict=True)
+            found[name_from(LM_EVAL_MACRO_AVERAGE, metric)] = float(np.mean(values))
+            found[name_from(LM_EVAL_MICRO_AVERAGE, metric)] = float(
+                np.average(values, weights=counts)
+            )
+        found[LM_EVAL_TRUNCATED] = float(self.cuts.truncated)
         return found
 
     def table(self) -> list[tuple[str, ...]]:

@@ -2,8 +2,10 @@
 
 import os
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,17 @@ from chomp.mesh import is_first
 BOOTSTRAP_ITERATIONS = 1000
 
 
+@dataclass(frozen=True, kw_only=True)
+class LoadedTasks:
+    """Tasks with their data, ready to be run any number of times."""
+
+    items: tuple[Any, ...]  # tasks and groups, as lm-eval has them
+    manager: Any
+    num_fewshot: int | None
+    limit: int | None
+    allow_code: bool
+
+
 def run_tasks(
     model: HarnessModel,
     tasks: Sequence[str],
@@ -33,17 +46,68 @@ def run_tasks(
     limit: int | None = None,
     allow_code: bool = False,
 ) -> HarnessResults:
-    """The results of the tasks, groups and patterns (`arc_*`) named.
+    """The results of the tasks that `load_tasks` finds by these arguments.
+
+    Of several processes, which all call this, the first alone runs lm-eval.
+    """
+    load = partial(
+        load_tasks,
+        tasks,
+        include_path=include_path,
+        include_defaults=include_defaults,
+        num_fewshot=num_fewshot,
+        limit=limit,
+        allow_code=allow_code,
+    )
+    return _driven(model, lambda: _run(model, load()))
+
+
+def run_loaded_tasks(model: HarnessModel, tasks: LoadedTasks | None) -> HarnessResults:
+    """The results of tasks that were loaded before: by the first process, which alone has them."""
+
+    def results() -> HarnessResults:
+        assert tasks is not None, "the first process has loaded them"
+        return _run(model, tasks)
+
+    return _driven(model, results)
+
+
+def load_tasks(
+    tasks: Sequence[str],
+    *,
+    include_path: str | None = None,
+    include_defaults: bool = False,
+    num_fewshot: int | None = None,
+    limit: int | None = None,
+    allow_code: bool = False,
+) -> LoadedTasks:
+    """The tasks, groups and patterns (`arc_*`) named, with their data.
 
     Tasks are the YAML files below `include_path` and, with `include_defaults`, those that come with
     lm-eval, whose data is mostly on a hub. `limit`: documents of each task. `allow_code`: Python
     that a file below `include_path` names may be imported, and tasks that run a model's answers as
-    programs may do so. Of several processes, which all call this, the first alone runs lm-eval.
+    programs may do so. Raises `ConfigError` for a task that is not there or cannot be loaded.
     """
+    _require_possible(tasks, include_path, include_defaults, num_fewshot, limit)
+    if include_path is not None and not allow_code:
+        _require_no_code(include_path)
+    manager = TaskManager(include_path=include_path, include_defaults=include_defaults)
+    names = [found for name in tasks for found in _found(manager, name)]
+    return LoadedTasks(
+        items=tuple(_loaded(manager, list(dict.fromkeys(names)), allow_code)),
+        manager=manager,
+        num_fewshot=num_fewshot,
+        limit=limit,
+        allow_code=allow_code,
+    )
+
+
+def _driven(model: HarnessModel, results_of: Callable[[], HarnessResults]) -> HarnessResults:
+    """What the first process finds, told to the others, which have computed with it meanwhile."""
     if not is_first():
         return HarnessResults.from_json(model.serve())
     try:
-        results = _run(model, tasks, include_path, include_defaults, num_fewshot, limit, allow_code)
+        results = results_of()
     except BaseException as error:
         told([FAILED, f"{type(error).__name__}: {error}"])
         raise
@@ -51,31 +115,18 @@ def run_tasks(
     return results
 
 
-def _run(
-    model: HarnessModel,
-    tasks: Sequence[str],
-    include_path: str | None,
-    include_defaults: bool,
-    num_fewshot: int | None,
-    limit: int | None,
-    allow_code: bool,
-) -> HarnessResults:
-    _require_possible(tasks, include_path, include_defaults, num_fewshot, limit)
-    if include_path is not None and not allow_code:
-        _require_no_code(include_path)
-    manager = TaskManager(include_path=include_path, include_defaults=include_defaults)
-    names = [found for name in tasks for found in _found(manager, name)]
+def _run(model: HarnessModel, tasks: LoadedTasks) -> HarnessResults:
     before, model.cuts = model.cuts, Cuts()
     with _undisturbed():
         results = simple_evaluate(
             model=model,
-            tasks=_loaded(manager, list(dict.fromkeys(names)), allow_code),
-            task_manager=manager,
-            num_fewshot=num_fewshot,
-            limit=limit,
+            tasks=list(tasks.items),
+            task_manager=tasks.manager,
+            num_fewshot=tasks.num_fewshot,
+            limit=tasks.limit,
             bootstrap_iters=BOOTSTRAP_ITERATIONS,
             log_samples=False,
-            confirm_run_unsafe_code=allow_code,
+            confirm_run_unsafe_code=tasks.allow_code,
         )
     during, model.cuts = model.cuts, before + model.cuts
     return HarnessResults.from_lm_eval(results, during)

@@ -6,10 +6,11 @@ Weights enter exactly once, and never the unreduced losses.
 from typing import Literal
 
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from chomp.errors import require
 from chomp.kernels.loss.chunked import chunked_losses, chunked_sum, placed
+from chomp.kernels.loss.labels import next_tokens
 from chomp.kernels.loss.reference import reference_losses
 from chomp.kernels.loss.row_losses import LossTerms
 
@@ -17,6 +18,8 @@ from chomp.kernels.loss.row_losses import LossTerms
 
 Reduction = Literal["none", "sum", "mean"]
 Implementation = Literal["chunked", "reference"]
+# Of every position: its loss, unweighted, and whether the next token was the likeliest one.
+Scores = tuple[Float[Array, "B S"], Bool[Array, "B S"]]
 
 
 def linear_cross_entropy(
@@ -76,6 +79,29 @@ def linear_cross_entropy_and_argmax(
         losses, argmax = chunked_losses(hidden, head, labels, terms, None, True)
         assert argmax is not None  # it was asked for
     return _reduced(losses, weight, reduction), argmax
+
+
+def next_token_scores(
+    hidden: Float[Array, "B S D"],
+    head: Float[Array, "D V"],
+    token_ids: Int[Array, "B S"],
+    *,
+    logit_soft_cap: float | None = None,
+) -> Scores:
+    """The loss of every next token, unweighted, and whether it is the likeliest one.
+
+    The last position of a row has nothing to predict: its values mean nothing.
+    """
+    labels = next_tokens(token_ids)
+    losses, likeliest = linear_cross_entropy_and_argmax(
+        hidden,
+        head,
+        labels,
+        jnp.ones_like(labels, dtype=jnp.float32),  # enters no unreduced loss
+        reduction="none",
+        logit_soft_cap=logit_soft_cap,
+    )
+    return losses, likeliest == labels
 
 
 def _terms(logsumexp_weight: float, logit_soft_cap: float | None) -> LossTerms:

@@ -1,0 +1,137 @@
+"""lm-eval tasks on the weights of a run, between its steps or afterwards.
+
+Needs the extra `harness`, so it is imported only where a config names tasks.
+"""
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from jax.sharding import Mesh
+
+from chomp.data import LmDataConfig
+from chomp.errors import require_at_most
+from chomp.evaluation.harness import (
+    HarnessModel,
+    HarnessResults,
+    RequestScorer,
+    load_tasks,
+    run_loaded_tasks,
+    sampler,
+)
+from chomp.hooks.clock import Phase
+from chomp.hooks.harness_config import HarnessConfig
+from chomp.hooks.open_data import TrainedModel
+from chomp.hooks.start_report import row_limits
+from chomp.kernels.precision import Precision
+from chomp.mesh import all_or_none, is_first
+from chomp.storage import join, make_folder, write_json_atomic
+from chomp.tokenize import Tokenizer
+from chomp.tracking import Tracker, names
+
+ARTIFACTS = "artifacts"
+_ARTIFACT_KIND = "lm_eval_output"
+
+
+class Harness:
+    """The tasks of a config, loaded, for any weights of one model; compiled once."""
+
+    def __init__(
+        self,
+        config: HarnessConfig,
+        scores_of: Callable[[Any, Any], Any],
+        *,
+        model: TrainedModel,
+        data: LmDataConfig,
+        seq_len: int,
+        mesh: Mesh,
+        mp: Precision,
+        tokenizer: Tokenizer,
+    ) -> None:
+        """`scores_of` is the template's; `model` its config and `seq_len` its rows in training.
+
+        Everything that can be wrong with a task is, here: before hours of training.
+        """
+        row_len = config.max_length or seq_len
+        require_at_most("harness.max_length", row_len, "model.max_seq_len", model.max_seq_len)
+        limits = row_limits(model, data, seq_len=row_len, mp=mp, mesh=mesh)
+        self._config, self._mesh, self._mp, self._tokenizer = config, mesh, mp, tokenizer
+        self._scorer = RequestScorer(
+            scores_of,
+            mesh=mesh,
+            batch_size=config.batch_size,
+            row_len=row_len,
+            pad_id=tokenizer.eos_id,
+            counts_documents=limits.counts_documents,
+        )
+        self._tasks = None
+        with all_or_none("loading the tasks of the harness"):
+            if is_first():
+                self._tasks = load_tasks(
+                    config.tasks,
+                    include_path=config.include_path,
+                    include_defaults=config.include_defaults,
+                    num_fewshot=config.num_fewshot,
+                    limit=config.limit,
+                    allow_code=config.allow_code,
+                )
+
+    def results(self, weights: Any) -> HarnessResults:
+        """The tasks' results on these weights. Every process calls it, and gets the same."""
+        config, tokenizer = self._config, self._tokenizer
+        generate = sampler(
+            self._mp.for_compute(weights),
+            mesh=self._mesh,
+            tokenizer=tokenizer,
+            batch_size=config.batch_size,
+        )
+        model = HarnessModel(weights, self._scorer, tokenizer=tokenizer, generate=generate)
+        return run_loaded_tasks(model, self._tasks)
+
+
+class HarnessTasks:
+    """Runs the tasks when they are due and whenever it is called, and keeps what they gave.
+
+    On the averaged weights, where there are any.
+    """
+
+    phase: Phase = "hook"
+
+    def __init__(self, harness: Harness, period: int | None, tracker: Tracker, folder: str) -> None:
+        self._harness, self._period = harness, period
+        self._tracker, self._folder = tracker, folder
+        self._last: int | None = None
+
+    def is_due(self, completed_steps: int) -> bool:
+        """Whether the period asks for the tasks now."""
+        return self._period is not None and completed_steps % self._period == 0
+
+    def __call__(self, models: Mapping[str, Any], completed_steps: int) -> None:
+        """Run the tasks on the model as it is, unless that step has its results already."""
+        if completed_steps == self._last:
+            return
+        self._last = completed_steps
+        weights = models["current"] if models["ema"] is None else models["ema"]
+        start = time.perf_counter()
+        results = self._harness.results(weights)
+        seconds = time.perf_counter() - start
+        keep_results(results, seconds, self._tracker, self._folder, completed_steps)
+
+
+def keep_results(
+    results: HarnessResults, seconds: float, tracker: Tracker, folder: str, completed_steps: int
+) -> str:
+    """Log the results at the last of `completed_steps`, and write them to the file that comes back.
+
+    Of several processes, the first writes.
+    """
+    path = join(folder, ARTIFACTS, f"lm_eval_harness_results.{completed_steps}.json")
+    if is_first():
+        make_folder(join(folder, ARTIFACTS))
+        about = {"completed_steps": completed_steps, "seconds": seconds}
+        write_json_atomic(path, {**about, **results.as_json()})
+    metrics = {**results.metrics(), names.LM_EVAL_TOTAL_TIME: seconds}
+    tracker.log(metrics, step=completed_steps - 1)
+    name = f"lm_eval_harness_results.{completed_steps}"
+    tracker.log_artifact(path, name=name, kind=_ARTIFACT_KIND)
+    return path
