@@ -416,6 +416,12 @@ def test_sources_without_a_document_are_named(tmp_path, tokenizer_config, store_
     assert not (tmp_path / "store/manifest.json").exists()
 
 
+def test_a_split_without_a_held_out_document_is_built_and_said(store_config, caplog):
+    build_store(replace(store_config, split="validation", validation_fraction=0.0))
+    assert "no document of component 'texts' is held out" in caplog.text
+    assert TokenStore.open(store_config.output_path).num_tokens == 0
+
+
 def test_a_file_that_is_not_utf8_stops_both_builds(tmp_path, tokenizer_config, store_config):
     for path in tmp_path.glob("*.txt"):
         path.write_bytes(b"\xff")

@@ -182,29 +182,31 @@ def test_the_fingerprint_changes_with_all_that_decides_the_examples(
     assert len(set(found)) == len(found)
 
 
-def test_held_out_rows_come_in_order_and_the_last_batch_is_filled_with_padding(folder: Path):
+def test_held_out_rows_come_as_asked_for_and_a_batch_is_filled_with_padding(folder: Path):
     (held_out,) = build_eval_datasets(number_data(folder, {"b": LENGTHS["b"]}), NUMBERS, seq_len=8)
     assert held_out.num_rows == 6  # 39 targets, 7 a row
-    batches = [held_out.batch(index, 4) for index in range(3)]
+    asked = [np.arange(4), np.asarray([5, 4]), np.arange(0)]
+    batches = [held_out.read(rows, 4) for rows in asked]
     for batch in batches:
-        assert batch.tokens.shape == batch.loss_weight.shape == (4, 8)
-    assert batches[0].tokens[:, 0].tolist() == [10_001, 10_008, 10_014, 10_021]
-    segments = batches[1].attn_mask.segment_ids
+        assert batch.example.tokens.shape == batch.example.loss_weight.shape == (4, 8)
+    first, second, third = (batch.example for batch in batches)
+    assert first.tokens[:, 0].tolist() == [10_001, 10_008, 10_014, 10_021]
+    assert second.tokens[:2, 0].tolist() == [10_035, 10_028]
+    segments = second.attn_mask.segment_ids
     assert (segments[:2] >= 0).any(axis=1).all()
-    for padding in (batches[1].tokens[2:], batches[1].loss_weight[2:], batches[2].tokens):
+    for padding in (second.tokens[2:], second.loss_weight[2:], third.tokens):
         assert not padding.any()
     assert (segments[2:] == -1).all()
-    assert (batches[2].attn_mask.segment_ids == -1).all()
-    assert sum(batch.loss_weight.sum() for batch in batches) == sum(LENGTHS["b"])
+    assert (third.attn_mask.segment_ids == -1).all()
+    assert sum(batch.example.loss_weight.sum() for batch in batches) == sum(LENGTHS["b"])
 
 
-def test_batch_sizes_do_not_change_what_is_evaluated(folder: Path):
-    (held_out,) = build_eval_datasets(number_data(folder, {"a": LENGTHS["a"]}), NUMBERS, seq_len=8)
-    sums = set()
-    for size in (1, 3, 100):
-        batches = [held_out.batch(i, size) for i in range(-(-held_out.num_rows // size))]
-        sums.add(sum(int((b.loss_weight * b.tokens).sum()) for b in batches))
-    assert len(sums) == 1
+def test_held_out_rows_tell_the_document_of_the_token_that_each_position_predicts(folder: Path):
+    (held_out,) = build_eval_datasets(number_data(folder, {"b": LENGTHS["b"]}), NUMBERS, seq_len=8)
+    found = held_out.read(np.asarray([1, 5]), 3)
+    # Document 0 has 13 tokens, its end included: the last that row 1 predicts are of document 1.
+    assert found.documents.tolist() == [[0] * 5 + [1, 1, -1], [1] * 4 + [-1] * 4, [-1] * 8]
+    assert not found.example.loss_weight[found.documents == -1].any()
 
 
 def test_every_component_is_evaluated_under_its_name_and_tags(folder: Path):
@@ -221,7 +223,7 @@ def test_every_component_is_evaluated_under_its_name_and_tags(folder: Path):
 def test_evaluation_scores_ends_even_if_training_does_not(folder: Path):
     data = replace(number_data(folder, {"b": LENGTHS["b"]}), train_on_eos=False)
     (held_out,) = build_eval_datasets(data, NUMBERS, seq_len=50)
-    assert held_out.batch(0, 1).loss_weight.sum() == sum(LENGTHS["b"])
+    assert held_out.read(np.arange(1), 1).example.loss_weight.sum() == sum(LENGTHS["b"])
 
 
 def test_a_component_without_a_store_is_named(folder: Path):

@@ -136,11 +136,11 @@ def test_batches_of_many_documents_carry_the_room_they_need_and_it_is_said_once(
 
 def test_held_out_rows_are_held_to_the_same_limits(data):
     found = held_out(data, RowLimits(vocab_size=9_000))
-    assert found["a"].batch(0, 4).tokens.shape == (4, SEQ_LEN)
-    with pytest.raises(DataError, match="held-out row 4 of component 'b': the id 10"):
-        found["b"].batch(1, 4)
+    assert found["a"].read(np.arange(4), 4).example.tokens.shape == (4, SEQ_LEN)
+    with pytest.raises(DataError, match="held-out row 6 of component 'b': the id 10"):
+        found["b"].read(np.asarray([6, 2]), 4)
     counted = held_out(data, RowLimits(counts_documents=True))
-    assert counted["b"].batch(0, 4).attn_mask.max_segments == 12
+    assert counted["b"].read(np.arange(4), 4).example.attn_mask.max_segments == 12
 
 
 def test_a_limit_of_nothing_is_refused():

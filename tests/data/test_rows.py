@@ -57,10 +57,15 @@ def test_training_rows_lie_side_by_side_and_only_the_rest_is_dropped(lengths):
 def test_evaluation_scores_every_token_once_except_where_documents_start(lengths):
     documents = counted_documents(lengths)
     expected = Counter(token for document in documents for token in [*document, EOS][1:])
+    document_of = np.repeat(np.arange(len(lengths)), np.asarray(lengths) + 1)
     with store_of(lengths) as store:
         for seq_len in ROW_LENGTHS:
             rows = ConcatRows(store, seq_len, is_eval=True)
             assert Counter(scored_tokens(rows)) == expected
+            # Whose they are follows from the document that each row begins in.
+            firsts = rows.read(np.arange(rows.num_rows)).first_documents
+            starts = np.arange(rows.num_rows) * (seq_len - 1)
+            assert firsts.tolist() == document_of[starts].tolist()
             # Unmasked, only the very first token has nothing before it.
             line = line_of(documents)
             assert scored_tokens(rows, mask_boundary_loss=False) == line[1:]
@@ -102,10 +107,12 @@ def test_rows_in_which_nothing_can_be_predicted_are_refused(tmp_path: Path, is_e
         ConcatRows(store, 1, is_eval=is_eval)
 
 
-def test_a_store_with_nothing_to_predict_is_refused(tmp_path: Path):
-    store = write_store(tmp_path / "store", [[]])
-    with pytest.raises(DataError, match=r"of 1 tokens for rows of 5\. Allowed: two tokens or more"):
-        ConcatRows(store, 5, is_eval=True)
+@pytest.mark.parametrize("documents", [[], [[]]])
+def test_a_store_with_nothing_to_predict_has_no_evaluation_row(tmp_path: Path, documents):
+    rows = ConcatRows(write_store(tmp_path / "store", documents), 5, is_eval=True)
+    assert rows.num_rows == 0
+    assert rows.read(np.arange(0)).tokens.shape == (0, 5)
+    assert rows.rows_with(0, 1) == []
 
 
 def test_a_store_shorter_than_one_row_is_refused(tmp_path: Path):

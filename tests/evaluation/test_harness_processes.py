@@ -111,7 +111,7 @@ def test_a_loop_of_two_processes_finds_what_one_finds(tmp_path, monkeypatch):
             num_devices=2 // count,
             imports=("tests.tiny", "chomp.evaluation.harness", "orbax.checkpoint"),
         )
-        assert gang.exit_codes() == [0] * count, print(*gang.errors())
+        assert gang.exit_codes() == [0] * count, gang.errors()
         [row] = latest_rows(read_metrics(folder / "metrics.jsonl"))[-1:]
         found.append({name: value for name, value in row.items() if "_time" not in name})
     together, alone = ({k: v for k, v in row.items() if "eval/" in k} for row in found)

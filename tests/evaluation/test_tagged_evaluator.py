@@ -1,288 +1,305 @@
-"""Evaluation is sums over sums: no batch size, mesh or tag order changes a number."""
+"""Evaluation is sums over sums: no batch size, order or mesh changes a number."""
 
+import logging
 import math
 from collections.abc import Sequence
-from functools import partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from chomp.data import EvalDataset, GrugLmExample
-from chomp.evaluation import DatasetSums, TaggedEvaluator, tagged_metrics
-from chomp.kernels.attention import AttentionMask
-from experiments.grug.base.model import GrugModelConfig, Transformer
+from chomp.errors import ConfigError, DataError
+from chomp.evaluation.tagged import IN_FLIGHT, chosen_rows
+from tests.evaluation.rows_in_memory import (
+    BYTES,
+    RowsInMemory,
+    T,
+    evaluator_of,
+    losses_of,
+    random_rows,
+    without_times,
+)
 
-T, V = 6, 10
-# Id 0 is the end of a document and stands for no bytes; the others stand for 1 to 4.
-BYTES = np.asarray([0, 1, 2, 3, 4, 1, 2, 3, 4, 1], np.int32)
-
-
-class RowsInMemory(EvalDataset):
-    """Rows with weights of any size, which token stores do not have."""
-
-    def __init__(self, name: str, *, num_rows: int, seed: int, tags: Sequence[str] = ()) -> None:
-        self.name = name
-        self.tags = (name, *tags)
-        draw = np.random.default_rng(seed)
-        self.tokens = draw.integers(0, V, size=(num_rows, T), dtype=np.int32)
-        self.weight = draw.uniform(0.0, 2.0, size=(num_rows, T)).astype(np.float32)
-        self.weight[:, -1] = 0.0
-
-    @property
-    def num_rows(self) -> int:
-        return len(self.tokens)
-
-    def batch(self, index: int, batch_size: int) -> GrugLmExample:
-        rows = np.arange(index * batch_size, (index + 1) * batch_size)
-        exists = rows < self.num_rows
-        rows = np.where(exists, rows, 0)
-        return GrugLmExample(
-            tokens=self.tokens[rows],
-            loss_weight=self.weight[rows] * exists[:, None],
-            attn_mask=AttentionMask.causal(
-                segment_ids=np.where(exists[:, None], 0, -1) * np.ones((1, T), np.int32)
-            ),
-        )
-
-
-def losses_of(model: jax.Array, batch: GrugLmExample) -> jax.Array:
-    """A loss for every position that anyone can compute: it depends on the token there."""
-    return model * (1.5 + jnp.sin(batch.tokens.astype(jnp.float32)))
-
-
-def by_hand(model: float, datasets: Sequence[RowsInMemory]) -> DatasetSums:
-    """The four sums in float64, one token at a time."""
-    loss = tokens = bits = num_bytes = 0.0
-    for dataset in datasets:
-        for row, weights in zip(dataset.tokens, dataset.weight, strict=True):
-            for here, following, weight in zip(row[:-1], row[1:], weights[:-1], strict=True):
-                nats = model * (1.5 + math.sin(here))
-                loss += nats * float(weight)
-                tokens += float(weight)
-                if BYTES[following] > 0:
-                    bits += nats / math.log(2) * float(weight)
-                    num_bytes += int(BYTES[following]) * float(weight)
-    return DatasetSums(loss, tokens, bits, num_bytes)
+MODEL = np.float32(2.0)
 
 
 @pytest.fixture(scope="module")
 def datasets() -> list[RowsInMemory]:
     return [
-        RowsInMemory("code", num_rows=7, seed=0, tags=("text/code", "small")),
-        RowsInMemory("prose", num_rows=3, seed=1, tags=("text/prose",)),
+        random_rows("code", num_rows=23, seed=0, tags=("text/code", "small")),
+        random_rows("prose", num_rows=3, seed=1, tags=("text/prose",)),
     ]
-
-
-def evaluated(datasets, mesh, *, batch_size=4, max_batches=None, table=BYTES, prefix="eval"):
-    evaluator = TaggedEvaluator(
-        datasets,
-        losses_of,
-        mesh=mesh,
-        batch_size=batch_size,
-        max_batches=max_batches,
-        bytes_per_token=table,
-        prefix=prefix,
-    )
-    with jax.set_mesh(mesh):
-        return evaluator.evaluate(jnp.float32(2.0))
-
-
-def without_times(metrics: dict[str, float]) -> dict[str, float]:
-    return {name: value for name, value in metrics.items() if not name.endswith("_time")}
 
 
 @pytest.fixture(scope="module")
 def metrics(datasets, one_device_mesh) -> dict[str, float]:
-    return evaluated(datasets, one_device_mesh)
+    return without_times(evaluator_of(datasets, one_device_mesh).evaluate(MODEL))
 
 
-def test_fractional_weights_enter_once_in_loss_and_bits_per_byte(datasets, metrics):
-    for prefix, members in (("", datasets), ("code/", datasets[:1]), ("prose/", datasets[1:])):
-        expected = by_hand(2.0, members)
-        assert metrics[f"eval/{prefix}loss"] == pytest.approx(expected.loss / expected.tokens, 1e-5)
-        assert metrics[f"eval/{prefix}tokens"] == pytest.approx(expected.tokens, rel=1e-5)
-        bits_per_byte = expected.bits / expected.num_bytes
-        assert metrics[f"eval/{prefix}bpb"] == pytest.approx(bits_per_byte, rel=1e-5)
+def test_a_small_table_gives_what_was_counted_by_hand(one_device_mesh):
+    """Three documents: 1 2 0, then 3 4 5 0 in two rows, then 6 0.
+
+    Weighted losses 2, 12 and 0.5; weights 1.5, 3.25 and 1; nats of tokens with bytes 1, 10 and
+    none; bytes 2, 6 and none. What was not counted is NaN, where a sum would show it.
+    """
+    nan = math.nan
+    table = RowsInMemory(
+        "table",
+        tokens=np.asarray([[1, 2, 0, 3, 4], [4, 5, 0, 6, 0]], np.int32),
+        weight=np.asarray([[1, 0.5, 0, 2, 0], [1, 0.25, 0, 1, 0]], np.float32),
+        documents=np.asarray([[0, 0, 1, 1, -1], [1, 1, 2, 2, -1]]),
+    )
+    losses = np.asarray([[1, 2, nan, 3, nan], [4, 8, nan, 0.5, nan]], np.float32)
+    sizes = np.asarray([0, 1, 2, 3, 1, 4, 1], np.int32)
+    evaluator = evaluator_of(
+        [table], one_device_mesh, lambda model, _: model, batch_size=2, bytes_per_token=sizes
+    )
+    expected = {
+        "tokens": 5.75,
+        "documents": 3,
+        "loss": 14.5 / 5.75,
+        # Deviations of 41/23, 87.5/23 and 46.5/23 nats from 58/23 a token.
+        "loss_stderr": 0.9930918724642563,
+        "bpb": 11 / math.log(2) / 8,
+        # Two documents have bytes; both are 1.75 nats off.
+        "bpb_stderr": 0.6311790803889216,
+    }
+    keys = {
+        f"eval/{tag}{name}": value for name, value in expected.items() for tag in ("", "table/")
+    }
+    assert without_times(evaluator.evaluate(losses)) == pytest.approx(keys, rel=1e-12)
 
 
-@pytest.mark.parametrize("batch_size", [1, 2, 3, 16])
-def test_no_value_depends_on_the_batch_size(batch_size, datasets, one_device_mesh, metrics):
-    found = without_times(evaluated(datasets, one_device_mesh, batch_size=batch_size))
-    assert found == pytest.approx(without_times(metrics), rel=1e-5)
-
-
-def test_a_mesh_of_eight_rounds_the_batch_up_and_changes_no_value(
-    datasets, eight_device_mesh, metrics
-):
-    found = without_times(evaluated(datasets, eight_device_mesh, batch_size=3))
-    assert found == pytest.approx(without_times(metrics), rel=1e-5)
-
-
-def test_the_same_rows_are_evaluated_every_time(datasets, one_device_mesh, metrics):
-    assert without_times(evaluated(datasets, one_device_mesh)) == without_times(metrics)
-
-
-def test_a_limit_on_batches_holds_for_each_dataset(datasets, one_device_mesh):
-    found = evaluated(datasets, one_device_mesh, batch_size=2, max_batches=1)
+def by_hand(datasets: Sequence[RowsInMemory]) -> dict[str, float]:
+    """Total nats over tokens and total bits over bytes, one token at a time."""
+    loss = tokens = bits = num_bytes = 0.0
     for dataset in datasets:
-        first_rows = dataset.weight[:2].sum()
-        assert found[f"eval/{dataset.name}/tokens"] == pytest.approx(float(first_rows), rel=1e-5)
+        for row, weights in zip(dataset.tokens, dataset.weight, strict=True):
+            for here, following, weight in zip(row[:-1], row[1:], weights[:-1], strict=True):
+                nats = 2.0 * (1.5 + math.sin(here))
+                loss += nats * float(weight)
+                tokens += float(weight)
+                if BYTES[following] > 0:
+                    bits += nats / math.log(2) * float(weight)
+                    num_bytes += int(BYTES[following]) * float(weight)
+    return {"loss": loss / tokens, "tokens": tokens, "bpb": bits / num_bytes}
 
 
-def test_evaluating_no_batch_gives_no_loss_and_no_crash(datasets, one_device_mesh):
-    found = without_times(evaluated(datasets, one_device_mesh, max_batches=0))
-    assert found
-    assert all(name.endswith("tokens") and value == 0 for name, value in found.items())
+def test_fractional_weights_enter_once_and_bits_per_byte_are_total_bits_over_bytes(
+    datasets, metrics
+):
+    for prefix, members in (("", datasets), ("code/", datasets[:1]), ("prose/", datasets[1:])):
+        for name, value in by_hand(members).items():
+            assert metrics[f"eval/{prefix}{name}"] == pytest.approx(value, rel=1e-6)
+
+
+@pytest.mark.parametrize("batch_size", [1, 2, 3, 5, 7, 8, 16])
+def test_no_batch_size_changes_a_bit_of_any_value(batch_size, datasets, one_device_mesh, metrics):
+    found = evaluator_of(datasets, one_device_mesh, batch_size=batch_size).evaluate(MODEL)
+    assert without_times(found) == metrics
+
+
+def test_neither_the_order_of_datasets_nor_that_of_their_rows_changes_a_value(
+    datasets, one_device_mesh, metrics
+):
+    order = np.random.default_rng(5).permutation(23)
+    code = datasets[0]
+    shuffled = RowsInMemory(
+        "code", code.tokens[order], code.weight[order], code.documents[order], code.tags[1:]
+    )
+    found = evaluator_of([datasets[1], shuffled], one_device_mesh).evaluate(MODEL)
+    assert without_times(found) == pytest.approx(metrics, rel=1e-12)
+
+
+@pytest.mark.parametrize(("batch_size", "max_batches"), [(3, None), (3, 2), (1, 5), (5, 1)])
+def test_eight_devices_round_the_batch_up_and_change_no_value(
+    batch_size, max_batches, datasets, one_device_mesh, eight_device_mesh
+):
+    alone, together = (
+        without_times(
+            evaluator_of(datasets, mesh, batch_size=batch_size, max_batches=max_batches).evaluate(
+                MODEL
+            )
+        )
+        for mesh in (one_device_mesh, eight_device_mesh)
+    )
+    assert together == pytest.approx(alone, rel=1e-6)
+
+
+def test_a_limit_takes_so_many_rows_of_each_dataset_at_even_distances(datasets, one_device_mesh):
+    evaluator = evaluator_of(datasets, one_device_mesh, batch_size=2, max_batches=2)
+    found = evaluator.evaluate(MODEL)
+    code, prose = datasets
+    rows = [0, 5, 11, 17]  # of 23
+    assert found["eval/code/tokens"] == pytest.approx(code.weight[rows].sum(dtype=np.float64))
+    assert found["eval/prose/tokens"] == pytest.approx(prose.weight.sum(dtype=np.float64))
+    assert found["eval/code/documents"] == len(
+        np.unique(code.documents[rows][code.weight[rows] > 0])
+    )
+
+
+@given(st.integers(0, 500), st.integers(1, 60))
+def test_chosen_rows_are_distinct_in_order_and_reach_over_the_whole_dataset(num_rows, limit):
+    rows = chosen_rows(num_rows, limit).tolist()
+    assert len(rows) == min(num_rows, limit)
+    gaps = np.diff([*rows, num_rows])
+    assert rows[:1] == [0][:num_rows]
+    assert not rows or (gaps.min() >= 1 and gaps.max() - gaps.min() <= 1)
+    assert chosen_rows(num_rows, None).tolist() == list(range(num_rows))
+
+
+def test_the_same_rows_are_evaluated_every_time(datasets, one_device_mesh):
+    evaluator = evaluator_of(datasets, one_device_mesh, max_batches=2)
+    assert without_times(evaluator.evaluate(MODEL)) == without_times(evaluator.evaluate(MODEL))
+
+
+def test_no_mesh_has_to_be_set_by_the_caller(datasets, eight_device_mesh, metrics):
+    assert jax.sharding.get_abstract_mesh().empty
+    found = evaluator_of(datasets, eight_device_mesh).evaluate(MODEL)
+    with jax.set_mesh(eight_device_mesh):
+        assert without_times(evaluator_of(datasets, eight_device_mesh).evaluate(MODEL)) == (
+            without_times(found)
+        )
+    assert without_times(found) == pytest.approx(metrics, rel=1e-6)
+
+
+def test_losses_of_positions_that_do_not_count_are_nobodys(datasets, one_device_mesh, metrics):
+    def poisoned(model: jax.Array, batch) -> jax.Array:
+        return jnp.where(batch.loss_weight > 0, losses_of(model, batch), jnp.nan)
+
+    found = evaluator_of(datasets, one_device_mesh, poisoned).evaluate(MODEL)
+    assert without_times(found) == metrics
+
+
+@pytest.mark.parametrize("wrong", [math.nan, math.inf])
+def test_a_loss_that_is_not_finite_shows_wherever_it_counts_and_nowhere_else(
+    wrong, datasets, one_device_mesh, metrics
+):
+    code, prose = datasets
+    tokens, weight = prose.tokens.copy(), prose.weight.copy()
+    tokens[1, 2], weight[1, 2] = 99, 1.0  # an id of its own
+    marked = RowsInMemory("prose", tokens, weight, prose.documents, ["text/prose"])
+
+    def failing(model: jax.Array, batch) -> jax.Array:
+        return jnp.where(batch.tokens == 99, jnp.float32(wrong), losses_of(model, batch))
+
+    found = evaluator_of([code, marked], one_device_mesh, failing).evaluate(MODEL)
+    for name in ("loss", "prose/loss", "text/micro_loss", "macro_loss"):
+        assert found[f"eval/{name}"] == pytest.approx(wrong, nan_ok=True)
+    assert math.isnan(found["eval/loss_stderr"])
+    assert found["eval/code/loss"] == metrics["eval/code/loss"]
+    assert found["eval/code/loss_stderr"] == metrics["eval/code/loss_stderr"]
 
 
 def test_without_a_tokenizer_there_are_losses_and_no_bits_per_byte(
     datasets, one_device_mesh, metrics
 ):
-    found = evaluated(datasets, one_device_mesh, table=None)
-    assert not [name for name in found if "bpb" in name]
-    losses = {name: value for name, value in without_times(metrics).items() if "bpb" not in name}
-    assert without_times(found) == pytest.approx(losses, rel=1e-6)
+    found = evaluator_of(datasets, one_device_mesh, bytes_per_token=None).evaluate(MODEL)
+    losses = {name: value for name, value in metrics.items() if "bpb" not in name}
+    assert without_times(found) == losses
 
 
 def test_ids_beyond_the_table_stand_for_no_bytes(datasets, one_device_mesh):
-    found = evaluated(datasets, one_device_mesh, table=BYTES[:1])
+    found = evaluator_of(datasets, one_device_mesh, bytes_per_token=BYTES[:1]).evaluate(MODEL)
     assert not [name for name in found if "bpb" in name]
 
 
 def test_every_name_has_the_prefix_and_times_are_told(datasets, one_device_mesh):
-    found = evaluated(datasets, one_device_mesh, prefix="eval/ema")
+    found = evaluator_of(datasets, one_device_mesh, prefix="eval/ema").evaluate(MODEL)
     assert all(name.startswith("eval/ema/") for name in found)
     assert found["eval/ema/total_time"] >= found["eval/ema/loading_time"] >= 0
 
 
-def test_tagged_evaluator_accepts_grug_lm_examples(datasets, one_device_mesh):
-    cfg = GrugModelConfig(
-        vocab_size=V, hidden_dim=8, intermediate_dim=8, num_layers=1, num_heads=1, num_kv_heads=1
-    )
+def test_rows_are_told_as_they_are_done_and_few_are_in_flight(datasets, one_device_mesh):
+    read: list[int] = []
 
-    def model_losses(model: Transformer, batch: GrugLmExample) -> jax.Array:
-        return model.next_token_loss(
-            batch.tokens, batch.loss_weight, mask=batch.attn_mask, reduction="none"
-        )
+    class Watched(RowsInMemory):
+        def read(self, rows, batch_size):
+            read.append(len(rows))
+            return super().read(rows, batch_size)
 
-    evaluator = TaggedEvaluator(
-        datasets,
-        model_losses,
-        mesh=one_device_mesh,
-        batch_size=4,
-        max_batches=None,
-        bytes_per_token=BYTES,
-    )
-    with jax.set_mesh(one_device_mesh):
-        model = jax.jit(partial(Transformer.init, cfg))(key=jax.random.key(0))
-        found = evaluator.evaluate(model)
-    assert found["eval/loss"] == pytest.approx(math.log(V), rel=0.01)
+    code = datasets[0]
+    watched = Watched("code", code.tokens, code.weight, code.documents)
+    told: list[tuple[int, int]] = []
+
+    def on_rows(done: int, total: int) -> None:
+        assert sum(read) - done <= 4 * IN_FLIGHT
+        told.append((done, total))
+
+    evaluator_of([watched, datasets[1]], one_device_mesh).evaluate(MODEL, on_rows)
+    assert told == [(done, 26) for done in (4, 8, 12, 16, 20, 23, 26)]
 
 
-# ---- Tags and their parents, from sums alone ----------------------------------------------------
+def test_evaluators_of_one_model_compile_it_once(datasets, one_device_mesh):
+    traced: list[int] = []
 
-TAGS = st.sampled_from(["a", "a/b", "a/b/c", "a/d", "e/f", "e/g", "h"])
-SUMS = st.builds(
-    DatasetSums,
-    loss=st.floats(0.1, 100),
-    tokens=st.sampled_from([0.0, 0.5, 8.0, 1e6]),
-    bits=st.floats(0.1, 100),
-    num_bytes=st.sampled_from([0.0, 3.0, 1e6]),
-)
+    def counted(model: jax.Array, batch) -> jax.Array:
+        traced.append(1)
+        return losses_of(model, batch)
 
-
-def brute_force(
-    sums: dict[str, DatasetSums], tags: dict[str, list[str]], with_bytes: bool
-) -> dict[str, float]:
-    """Every metric by asking, for each, which datasets it is about."""
-    everything = sorted({tag for own in tags.values() for tag in own})
-    parents = {tag[:i] for tag in everything for i, letter in enumerate(tag) if letter == "/"}
-    found: dict[str, float] = {}
-
-    def sums_of(names: set[str]) -> tuple[float, float, float, float]:
-        members = [sums[name] for name in names]
-        return (
-            math.fsum(m.loss for m in members),
-            math.fsum(m.tokens for m in members),
-            math.fsum(m.bits for m in members),
-            math.fsum(m.num_bytes for m in members),
-        )
-
-    def tagged(tag: str) -> set[str]:
-        return {name for name, own in tags.items() if tag in own}
-
-    def put(prefix: str, names: set[str]) -> None:
-        loss, tokens, bits, num_bytes = sums_of(names)
-        found[f"{prefix}tokens"] = tokens
-        if tokens > 0:
-            found[f"{prefix}loss"] = loss / tokens
-        if with_bytes and num_bytes > 0:
-            found[f"{prefix}bpb"] = bits / num_bytes
-
-    def put_macro(prefix: str, over: list[str]) -> None:
-        parts = [sums_of(tagged(tag)) for tag in over]
-        losses = [loss / tokens for loss, tokens, _, _ in parts if tokens > 0]
-        ratios = [bits / size for _, tokens, bits, size in parts if tokens > 0 and size > 0]
-        if losses:
-            found[f"{prefix}macro_loss"] = math.fsum(losses) / len(losses)
-        if with_bytes and ratios:
-            found[f"{prefix}macro_bpb"] = math.fsum(ratios) / len(ratios)
-
-    put("", set(sums))
-    if len(everything) > 1:
-        put_macro("", everything)
-    for tag in everything:
-        put(f"{tag}/", tagged(tag))
-    for parent in parents:
-        below = [tag for tag in everything if tag.startswith(f"{parent}/")]
-        names = set().union(*(tagged(tag) for tag in below))
-        if parent not in everything:
-            put(f"{parent}/", names)
-        loss, tokens, _, _ = sums_of(names)
-        if tokens > 0:
-            found[f"{parent}/micro_loss"] = loss / tokens
-            put_macro(f"{parent}/", below)
-    return found
+    for prefix in ("eval", "eval/ema"):
+        evaluator_of(datasets, one_device_mesh, counted, prefix=prefix).evaluate(MODEL)
+    assert len(traced) == 1
 
 
-@settings(deadline=None)  # a loaded machine is no failure
-@given(
-    st.dictionaries(
-        st.sampled_from(["one", "two", "three", "four"]),
-        st.tuples(SUMS, st.lists(TAGS, unique=True, max_size=4)),
-        min_size=1,
-    ),
-    st.booleans(),
-)
-def test_tags_and_parents_equal_a_brute_force(datasets, with_bytes):
-    sums = {name: item for name, (item, _) in datasets.items()}
-    tags = {name: [name, *own] for name, (_, own) in datasets.items()}
-    found = tagged_metrics(sums, tags, with_bytes=with_bytes)
-    assert found == pytest.approx(brute_force(sums, tags, with_bytes), rel=1e-9)
+# ---- Nothing to evaluate ------------------------------------------------------------------------
 
 
-def test_a_tag_without_tokens_has_no_loss_and_does_not_drag_an_average_down():
-    sums = {"full": DatasetSums(6.0, 2.0, 8.0, 4.0), "empty": DatasetSums()}
-    tags = {"full": ["full", "x/full"], "empty": ["empty", "x/empty", "y/empty"]}
-    found = tagged_metrics(sums, tags, with_bytes=True)
-    assert found["empty/tokens"] == found["y/tokens"] == 0
-    assert not {"empty/loss", "x/empty/loss", "y/loss", "y/micro_loss"} & set(found)
-    assert found["macro_loss"] == found["x/macro_loss"] == found["x/micro_loss"] == 3.0
-    assert found["macro_bpb"] == 2.0
+def empty_rows(name: str, num_rows: int, tags: Sequence[str] = ()) -> RowsInMemory:
+    """Rows none of whose positions counts."""
+    zeros = np.zeros((num_rows, T), np.int32)
+    return RowsInMemory(name, zeros, zeros.astype(np.float32), zeros.astype(np.int64), tags)
 
 
-def test_a_parent_counts_a_dataset_once_though_two_of_its_tags_lie_below():
-    sums = {"d": DatasetSums(6.0, 2.0, 8.0, 4.0), "e": DatasetSums(1.0, 1.0, 1.0, 1.0)}
-    tags = {"d": ["d", "x/y", "x/z"], "e": ["e", "x/z"]}
-    found = tagged_metrics(sums, tags, with_bytes=False)
-    assert found["x/tokens"] == 3.0
-    assert found["x/micro_loss"] == pytest.approx(7.0 / 3.0)
+@pytest.mark.parametrize("num_rows", [0, 3])
+def test_datasets_without_tokens_are_left_out_and_named_once(
+    num_rows, datasets, one_device_mesh, metrics, caplog
+):
+    empty = empty_rows("void", num_rows, ("text/void", "small"))
+    evaluator = evaluator_of([empty, *datasets], one_device_mesh)
+    with caplog.at_level(logging.WARNING):
+        found = without_times(evaluator.evaluate(MODEL))
+        assert without_times(evaluator.evaluate(MODEL)) == found
+    (warning,) = [record.message for record in caplog.records]
+    assert "no held-out token counts in void. There is no loss of text/void, void, and" in warning
+    zeros = {
+        f"eval/{tag}/{name}": 0 for tag in ("void", "text/void") for name in ("tokens", "documents")
+    }
+    assert found == {**metrics, **zeros}
 
 
-def test_a_single_tag_has_no_macro_average():
-    found = tagged_metrics({"d": DatasetSums(1.0, 1.0)}, {"d": ["d"]}, with_bytes=False)
-    assert set(found) == {"tokens", "loss", "d/tokens", "d/loss"}
+@pytest.mark.parametrize("datasets", [[], [empty_rows("a", 0), empty_rows("b", 0)]])
+def test_datasets_that_have_no_row_are_refused_at_the_start(datasets, one_device_mesh):
+    with pytest.raises(
+        DataError, match=r"^evaluation datasets with no row\. .*validation_fraction"
+    ):
+        evaluator_of(datasets, one_device_mesh)
+
+
+def test_datasets_in_which_no_token_counts_are_refused(one_device_mesh):
+    evaluator = evaluator_of([empty_rows("a", 2), empty_rows("b", 0)], one_device_mesh)
+    with pytest.raises(
+        DataError, match=r"^evaluation datasets with no token that counts\. Allowed"
+    ):
+        evaluator.evaluate(MODEL)
+
+
+@pytest.mark.parametrize("wrong", [{"batch_size": 0}, {"max_batches": 0}, {"max_batches": -1}])
+def test_batches_of_nothing_are_refused(wrong, datasets, one_device_mesh):
+    with pytest.raises(ConfigError, match="at least one row in a batch and one batch"):
+        evaluator_of(datasets, one_device_mesh, **wrong)
+
+
+def test_two_datasets_of_one_name_are_refused(datasets, one_device_mesh):
+    with pytest.raises(ConfigError, match=r"named \['code', 'code'\]"):
+        evaluator_of([datasets[0], datasets[0]], one_device_mesh)
+
+
+@pytest.mark.parametrize("tag", ["", "/a", "a//b", "a/", "ema", "ema/x"])
+def test_a_tag_without_metric_names_of_its_own_is_refused(tag, one_device_mesh):
+    tagged = random_rows("code", num_rows=1, seed=0, tags=(tag,))
+    with pytest.raises(ConfigError, match=f"the tag '{tag}' of the evaluation dataset 'code'"):
+        evaluator_of([tagged], one_device_mesh)

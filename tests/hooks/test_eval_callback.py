@@ -5,27 +5,25 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from chomp.data import EvalDataset, GrugLmExample
+from chomp.data import GrugLmExample
+from chomp.data.dataset import EvalRows
 from chomp.evaluation import TaggedEvaluator
 from chomp.hooks import build_tagged_eval_callback
 from chomp.kernels.attention import AttentionMask
 from chomp.tracking import JsonlTracker, read_metrics
 
 
-class OneRow(EvalDataset):
+class OneRow:
     """A single row of four tokens, repeated to fill a batch and counted once."""
 
-    num_rows = 1
+    name, tags, num_rows = "row", ("row",), 1
 
-    def __init__(self) -> None:
-        self.name = "row"
-        self.tags = ("row",)
-
-    def batch(self, index: int, batch_size: int) -> GrugLmExample:
+    def read(self, rows: np.ndarray, batch_size: int) -> EvalRows:
         tokens = np.ones((batch_size, 4), np.int32)
         weight = np.zeros((batch_size, 4), np.float32)
         weight[0, :3] = 1.0
-        return GrugLmExample(tokens=tokens, loss_weight=weight, attn_mask=AttentionMask.causal())
+        example = GrugLmExample(tokens=tokens, loss_weight=weight, attn_mask=AttentionMask.causal())
+        return EvalRows(example=example, documents=np.zeros_like(tokens))
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ from chomp.data.config import (
 )
 from chomp.data.dataset import (
     EvalDataset,
+    EvalRows,
     TrainDataset,
     build_eval_datasets,
     build_train_dataset,
@@ -66,6 +67,7 @@ __all__ = [
     "EmbeddedSource",
     "EncodedBatch",
     "EvalDataset",
+    "EvalRows",
     "Forecast",
     "Format",
     "GrugLmExample",

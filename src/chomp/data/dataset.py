@@ -8,6 +8,7 @@ import hashlib
 import logging
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,7 @@ from chomp.data.open_components import (
 )
 from chomp.data.row_limits import RowLimits
 from chomp.data.rows import ConcatRows, RowBatch
+from chomp.data.store.token_store import TokenStore
 from chomp.errors import DataError, message, require
 from chomp.kernels.attention.mask import PAD_SEGMENT
 from chomp.storage import is_local
@@ -33,7 +35,7 @@ from chomp.tokenize import Tokenizer
 
 log = logging.getLogger(__name__)
 
-# Axes: K rows that are kept, T tokens of a row.
+# Axes: K rows that are kept or asked for, N rows of a batch, T tokens of a row.
 
 
 class TrainDataset:
@@ -188,8 +190,17 @@ class TrainDataset:
 _DOCUMENTS_TRIED = 50
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
+class EvalRows:
+    """Rows to evaluate, and whose each loss is."""
+
+    example: GrugLmExample
+    # By its number in the store, the document of the token that a position predicts; -1: none.
+    documents: Int[np.ndarray, "N T"]
+
+
 class EvalDataset:
-    """The held-out rows of one component, in order, padded to whole batches."""
+    """The held-out rows of one component, padded to whole batches; there may be none."""
 
     def __init__(
         self,
@@ -199,13 +210,16 @@ class EvalDataset:
         *,
         seq_len: int,
         limits: RowLimits | None = None,
+        store: TokenStore | None = None,
     ) -> None:
+        """`store` is evaluated in the place of the component's own: all of it, of any split."""
         self.name = name
         self._limits = limits or RowLimits()
         self.tags = (name, *config.components[name].tags)
         self._config = config
         self._eos_id = tokenizer.eos_id
-        store = opened_store(name, config, "validation", tokenizer)
+        if store is None:
+            store = opened_store(name, config, "validation", tokenizer)
         self._rows = ConcatRows(store, seq_len, is_eval=True)
 
     @property
@@ -221,6 +235,14 @@ class EvalDataset:
         """
         store = self._rows.store
         count = len(store.documents)
+        if count == 0:
+            raise DataError(
+                message(
+                    given=f"component {self.name!r}, of which no document is held out",
+                    allowed="a prompt from a component with held-out documents",
+                    fix="take it from another, or raise data.validation_fraction",
+                )
+            )
         for place in range(number, number + min(count, _DOCUMENTS_TRIED)):
             start, end = store.documents.span(place % count)
             if end - 1 - start >= num_tokens:
@@ -228,30 +250,21 @@ class EvalDataset:
         start, end = store.documents.span(number % count)
         return store.read(np.asarray([start]), np.asarray([max(end - 1 - start, 1)])).tolist()
 
-    def batch(self, index: int, batch_size: int) -> GrugLmExample:
-        """Batch `index` of rows; past the last row, rows that count for nothing.
+    def read(self, rows: Int[np.ndarray, " K"], batch_size: int) -> EvalRows:
+        """Those rows, at most `batch_size`, filled up with rows that count for nothing.
 
         Raises `DataError` for rows that the dataset's limits do not allow.
         """
-        start = min(index * batch_size, self.num_rows)
-        found = self._rows.read(np.arange(start, min(start + batch_size, self.num_rows)))
-        rows = _empty_rows(batch_size, self._rows.seq_len)
-        count = len(found.tokens)
-        rows.tokens[:count], rows.segment_ids[:count] = found.tokens, found.segment_ids
-        weights = None
-        if found.loss_weights is not None:
-            weights = np.zeros(rows.tokens.shape, np.float32)
-            weights[:count] = found.loss_weights
-        whole = RowBatch(tokens=rows.tokens, segment_ids=rows.segment_ids, loss_weights=weights)
-        made = examples_of(whole, self._config, eos_id=self._eos_id, train_on_eos=True)
+        found = _filled(self._rows.read(rows), batch_size)
+        made = examples_of(found, self._config, eos_id=self._eos_id, train_on_eos=True)
 
         def told_row(row: int) -> str:
-            return f"held-out row {start + row} of component {self.name!r}"
+            return f"held-out row {rows[row]} of component {self.name!r}"
 
         self._limits.require_tokens(made.tokens, told_row)
         ids = made.attn_mask.segment_ids
         room = self._limits.max_segments(ids, told_row, batch_size=batch_size)
-        return made.with_max_segments(room)
+        return EvalRows(example=made.with_max_segments(room), documents=_predicted_documents(found))
 
 
 def build_train_dataset(
@@ -326,6 +339,30 @@ def _empty_rows(count: int, seq_len: int) -> RowBatch:
         tokens=np.zeros((count, seq_len), np.int32),
         segment_ids=np.full((count, seq_len), PAD_SEGMENT, np.int32),
     )
+
+
+def _filled(rows: RowBatch, count: int) -> RowBatch:
+    """The rows, and empty ones behind them up to `count`."""
+    lacking = count - len(rows.tokens)
+    if lacking == 0:  # most batches: nothing is copied
+        return rows
+    empty = _empty_rows(lacking, rows.tokens.shape[1])
+    weights, firsts = rows.loss_weights, rows.first_documents
+    return RowBatch(
+        tokens=np.concatenate([rows.tokens, empty.tokens]),
+        segment_ids=np.concatenate([rows.segment_ids, empty.segment_ids]),
+        loss_weights=None if weights is None else np.pad(weights, [(0, lacking), (0, 0)]),
+        first_documents=None if firsts is None else np.pad(firsts, (0, lacking)),
+    )
+
+
+def _predicted_documents(rows: RowBatch) -> Int[np.ndarray, "K T"]:
+    """The document of the token after each position; -1 where none follows."""
+    assert rows.first_documents is not None  # evaluation reads windows
+    found = np.full(rows.tokens.shape, -1, np.int64)
+    following = rows.segment_ids[:, 1:]
+    np.add(rows.first_documents[:, None], following, out=found[:, :-1], where=following >= 0)
+    return found
 
 
 def _require_enough(dataset: TrainDataset, total_steps: int, needed: int) -> None:

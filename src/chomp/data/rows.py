@@ -1,7 +1,8 @@
 """Rows of a store: fixed windows over its line of tokens, with the document of each position.
 
 Training windows lie side by side. Evaluation windows overlap by one token, so that every token is
-predicted exactly once, and the last, shorter one is padded: nothing is dropped.
+predicted exactly once, and the last, shorter one is padded: nothing is dropped. A store in which
+nothing is predicted has no evaluation window.
 """
 
 from dataclasses import dataclass
@@ -28,6 +29,8 @@ class RowBatch:
     tokens: Int[np.ndarray, "N T"]
     segment_ids: Int[np.ndarray, "N T"]
     loss_weights: Float[np.ndarray, "N T"] | None = None
+    # The store's number of segment 0, where the others are those that follow: in windows.
+    first_documents: Int[np.ndarray, " N"] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,9 +81,9 @@ class ConcatRows:
             self.num_rows = max(-(-(store.num_tokens - 1) // self._stride), 0)
         else:
             self.num_rows = store.num_tokens // seq_len
-        if self.num_rows == 0:
-            allowed = "two tokens or more" if is_eval else "at least one whole row"
-            raise too_small(store, seq_len, allowed)
+            # Nothing to train on is a mistake; nothing held out is a fact that evaluation tells.
+            if self.num_rows == 0:
+                raise too_small(store, seq_len, "at least one whole row")
 
     @property
     def utilization(self) -> float:
@@ -94,7 +97,7 @@ class ConcatRows:
         tokens = self.store.read(starts, lengths)
         weights = self.store.read_loss_weights(starts, lengths)
         # A document that begins inside a window raises the segment of all positions from there on.
-        _, window, place = self.store.documents.beginnings(starts, lengths)
+        first_documents, window, place = self.store.documents.beginnings(starts, lengths)
         segments = np.zeros((len(rows), self.seq_len), np.int32)
         segments[window, place] = 1
         np.cumsum(segments, axis=1, out=segments)
@@ -107,6 +110,7 @@ class ConcatRows:
             tokens=spread(tokens, shape, is_token, np.int32),
             segment_ids=segments,
             loss_weights=None if weights is None else spread(weights, shape, is_token, np.float32),
+            first_documents=first_documents,
         )
 
     def pieces(self, row: int) -> list[Piece]:

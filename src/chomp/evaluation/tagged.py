@@ -1,57 +1,77 @@
 """Held-out loss and bits per byte, by dataset and by tag.
 
-Per dataset four sums are kept, each weight applied once: loss, tokens, bits over tokens that stand
-for bytes, and those bytes. Every metric is a quotient of such sums, formed at the end, so none
-depends on how rows were batched. Specials (end of document) stand for no bytes: they count in the
-loss and are left out of both sides of bits per byte.
+The device gives the loss of every position; the host, which knows weights, bytes and documents
+from the batch itself, adds them up (`document_sums`). Every metric is a quotient of such sums, so
+none depends on how rows were batched, or over how many devices. Specials (end of document) stand
+for no bytes: they count in the loss and are left out of both sides of bits per byte.
 """
 
-import math
+import logging
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, PartitionSpec
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Float32, Int
 
-from chomp.data import EvalDataset, GrugLmExample
-from chomp.kernels.loss import next_tokens
+from chomp.data import EvalRows, GrugLmExample
+from chomp.errors import DataError, message, require
+from chomp.evaluation.document_sums import DocumentLedger, DocumentSums
+from chomp.evaluation.tag_tree import datasets_by_tag, require_tags, tagged_metrics
 from chomp.mesh import batch_shards, place_batch
 
-# Axes: B rows, T tokens of a row, V vocabulary.
+log = logging.getLogger(__name__)
+
+# Axes: B rows of a batch, N rows that are asked for, T tokens of a row, V vocabulary.
 
 # Losses of every position of a batch, unweighted, given the weights of a model.
 LossesOf = Callable[[Any, GrugLmExample], Float[Array, "B T"]]
+# Told how many rows are done, and how many there are.
+OnRows = Callable[[int, int], None]
+
+# Batches the device has been given and the host has not read: enough that neither waits.
+IN_FLIGHT = 2
 
 
-@dataclass(frozen=True)
-class DatasetSums:
-    """What one dataset (or several, added) amounts to."""
+@runtime_checkable
+class HeldOut(Protocol):
+    """What is evaluated: rows by number, under a name and tags (`data.EvalDataset` is one)."""
 
-    loss: float = 0.0
-    tokens: float = 0.0
-    bits: float = 0.0
-    num_bytes: float = 0.0
+    name: str
+    tags: tuple[str, ...]
 
-    def __add__(self, other: "DatasetSums") -> "DatasetSums":
-        return DatasetSums(
-            self.loss + other.loss,
-            self.tokens + other.tokens,
-            self.bits + other.bits,
-            self.num_bytes + other.num_bytes,
-        )
+    @property
+    def num_rows(self) -> int:
+        """Rows there are."""
+        ...
+
+    def read(self, rows: Int[np.ndarray, " N"], batch_size: int) -> EvalRows:
+        """Those rows, filled up to a whole batch with rows that count for nothing."""
+        ...
+
+
+class _Pending(NamedTuple):
+    name: str
+    num_rows: int
+    rows: EvalRows
+    losses: Float32[Array, "B T"]
 
 
 class TaggedEvaluator:
-    """Evaluates weights on every dataset; compiled once."""
+    """Evaluates weights on every dataset.
+
+    Evaluators with one `losses_of` share its compiled program, as those of current and averaged
+    weights do.
+    """
 
     def __init__(
         self,
-        datasets: Sequence[EvalDataset],
+        datasets: Sequence[HeldOut],
         losses_of: LossesOf,
         *,
         mesh: Mesh,
@@ -60,125 +80,133 @@ class TaggedEvaluator:
         bytes_per_token: Int[np.ndarray, " V"] | None,
         prefix: str = "eval",
     ) -> None:
-        self._datasets = datasets
-        self._mesh = mesh
+        """`max_batches` of `batch_size` rows are read of each dataset; None: all of it."""
+        # All that can be refused is refused here: the first evaluation may be hours away.
+        self._tags = {dataset.name: dataset.tags for dataset in datasets}
+        _require_sizes(batch_size, max_batches)
+        _require_rows(datasets, self._tags)
+        require_tags(self._tags)
+        self._datasets, self._losses_of, self._mesh = datasets, losses_of, mesh
+        # The limit is by the size asked for: the rows must not depend on the number of devices.
+        limit = None if max_batches is None else max_batches * batch_size
+        self._rows = {item.name: chosen_rows(item.num_rows, limit) for item in datasets}
         # Rows are padded anyway, so any size is rounded up to what the mesh can cut.
         self._batch_size = -(-batch_size // batch_shards(mesh)) * batch_shards(mesh)
-        self._max_batches = max_batches
         self._bytes_per_token = bytes_per_token
         self._prefix = prefix
-        self._sums = jax.jit(
-            lambda model, batch, table: _batch_sums(losses_of, model, batch, table)
-        )
+        self._has_told_empty = False
 
-    def evaluate(self, model: Any) -> dict[str, float]:
-        """All metrics of `model`, with the prefix. Deterministic: always the same first rows."""
-        start, loading = time.perf_counter(), 0.0
-        sums: dict[str, DatasetSums] = {}
-        for dataset in self._datasets:
-            pending = []
-            for index in range(self._num_batches(dataset)):
-                begin = time.perf_counter()
-                batch = place_batch(
-                    dataset.batch(index, self._batch_size), self._mesh, batch_axis=0
-                )
-                loading += time.perf_counter() - begin
-                pending.append(self._sums(model, batch, self._table()))
-            # Added in float64 on the host: float32 would drop tokens past 2^24.
-            totals = sum((np.asarray(item, np.float64) for item in pending), np.zeros(4))
-            sums[dataset.name] = DatasetSums(*totals.tolist())
-        tags = {dataset.name: dataset.tags for dataset in self._datasets}
-        metrics = tagged_metrics(sums, tags, with_bytes=self._bytes_per_token is not None)
-        metrics["loading_time"] = loading
+    def evaluate(self, model: Any, on_rows: OnRows | None = None) -> dict[str, float]:
+        """All metrics of `model`, with the prefix. Deterministic: always the same rows.
+
+        Raises `DataError` where not a single token counts. In a run of several processes all have
+        to call it, and all have the metrics.
+        """
+        start = time.perf_counter()
+        sums, loading_time = self._sums(model, on_rows)
+        self._tell_empty(sums)
+        metrics = tagged_metrics(sums, self._tags, with_bytes=self._bytes_per_token is not None)
+        metrics["loading_time"] = loading_time
         metrics["total_time"] = time.perf_counter() - start
         return {f"{self._prefix}/{name}": value for name, value in metrics.items()}
 
-    def _num_batches(self, dataset: EvalDataset) -> int:
-        whole = -(-dataset.num_rows // self._batch_size)
-        return whole if self._max_batches is None else min(whole, self._max_batches)
+    def _sums(self, model: Any, on_rows: OnRows | None) -> tuple[dict[str, DocumentSums], float]:
+        """The sums of each dataset, and the seconds it took to read and place batches."""
+        # Each knows its own documents: numbers of documents are those of one store.
+        ledgers = {item.name: DocumentLedger(self._bytes_per_token) for item in self._datasets}
+        total, done, loading_time = sum(map(len, self._rows.values())), 0, 0.0
+        pending: deque[_Pending] = deque()
 
-    def _table(self) -> Int[np.ndarray, " V"]:
-        return self._bytes_per_token if self._bytes_per_token is not None else np.zeros(1, np.int32)
+        def count_oldest() -> None:
+            nonlocal done
+            oldest = pending.popleft()
+            ledgers[oldest.name].add(oldest.rows, np.asarray(oldest.losses))
+            done += oldest.num_rows
+            if on_rows is not None:
+                on_rows(done, total)
+
+        with jax.set_mesh(self._mesh):
+            # One line over all datasets: the device goes on to the next while one is added up.
+            for dataset, rows in self._batches():
+                begin = time.perf_counter()
+                found = dataset.read(rows, self._batch_size)
+                placed = place_batch(found.example, self._mesh, batch_axis=0)
+                loading_time += time.perf_counter() - begin
+                losses = _losses(self._losses_of, model, placed)
+                losses.copy_to_host_async()  # as soon as they are there, while the host reads on
+                pending.append(_Pending(dataset.name, len(rows), found, losses))
+                if len(pending) > IN_FLIGHT:
+                    count_oldest()
+            while pending:
+                count_oldest()
+        return {name: ledger.sums() for name, ledger in ledgers.items()}, loading_time
+
+    def _batches(self) -> Iterator[tuple[HeldOut, Int[np.ndarray, " N"]]]:
+        for dataset in self._datasets:
+            rows = self._rows[dataset.name]
+            for first in range(0, len(rows), self._batch_size):
+                yield dataset, rows[first : first + self._batch_size]
+
+    def _tell_empty(self, sums: Mapping[str, DocumentSums]) -> None:
+        """Say once which datasets have no token that counts; refuse if none has."""
+        empty = {name for name, item in sums.items() if item.num_documents == 0}
+        if len(empty) == len(sums):
+            raise _nothing_to_evaluate("no token that counts")
+        if empty and not self._has_told_empty:
+            self._has_told_empty = True
+            by_tag = datasets_by_tag(self._tags)
+            # A tag may lose one dataset and live on by another.
+            bare = [tag for tag, names in by_tag.items() if empty.issuperset(names)]
+            log.warning(
+                "evaluation: no held-out token counts in %s. There is no loss of %s, and macro "
+                "averages leave them out. Hold out more documents of these components, or do not "
+                "expect them in %s/*.",
+                *(", ".join(sorted(empty)), ", ".join(sorted(bare)), self._prefix),
+            )
 
 
-def _batch_sums(
-    losses_of: LossesOf, model: Any, batch: GrugLmExample, table: Int[Array, " V"]
-) -> Float[Array, " 4"]:
-    losses, weight = losses_of(model, batch), batch.loss_weight
-    next_token = next_tokens(batch.tokens)
-    spec = jax.typeof(next_token).sharding.spec
-    # An id the table does not know (a vocabulary rounded up) stands for no bytes.
-    lookup = table.at[next_token].get(mode="fill", fill_value=0, out_sharding=PartitionSpec(*spec))
-    bytes_behind = lookup.astype(jnp.float32)
-    bits = jnp.where(bytes_behind > 0, losses / math.log(2), 0.0)
-    parts = [losses * weight, weight, bits * weight, bytes_behind * weight]
-    return jnp.stack([jnp.sum(part) for part in parts])
+def chosen_rows(num_rows: int, limit: int | None) -> Int[np.ndarray, " N"]:
+    """All rows in order, or `limit` of them at even distances.
 
-
-def tagged_metrics(
-    sums: Mapping[str, DatasetSums], tags: Mapping[str, Iterable[str]], *, with_bytes: bool
-) -> dict[str, float]:
-    """Metrics without prefix: over everything, per tag, and per parent of tags such as `a/b`.
-
-    A parent counts each dataset once, however many of its tags lie below; its macro averages are
-    over those tags. A tag without tokens has no loss and is left out of macro averages; its token
-    count says so.
+    Not the first ones: a corpus is often sorted, and its beginning would be one kind of text.
     """
-    datasets = _datasets_by_tag(tags)
-    by_tag = {tag: _total(sums, names) for tag, names in datasets.items()}
-    metrics: dict[str, float] = {}
-    _put(metrics, "", sum(sums.values(), DatasetSums()), with_bytes)
-    counted = [item for item in by_tag.values() if item.tokens > 0]
-    if len(by_tag) > 1:
-        _put_macro(metrics, "", counted, with_bytes)
-    for tag, item in by_tag.items():
-        _put(metrics, f"{tag}/", item, with_bytes)
-    for parent in sorted(_parents(by_tag)):
-        below = [tag for tag in by_tag if tag.startswith(f"{parent}/")]
-        total = _total(sums, [name for tag in below for name in datasets[tag]])
-        if parent not in by_tag:
-            _put(metrics, f"{parent}/", total, with_bytes)
-        if total.tokens > 0:
-            metrics[f"{parent}/micro_loss"] = total.loss / total.tokens
-            counted = [by_tag[tag] for tag in below if by_tag[tag].tokens > 0]
-            _put_macro(metrics, f"{parent}/", counted, with_bytes)
-    return metrics
+    if limit is None or limit >= num_rows:
+        return np.arange(num_rows)
+    return np.arange(limit) * num_rows // limit
 
 
-def _datasets_by_tag(tags: Mapping[str, Iterable[str]]) -> dict[str, list[str]]:
-    by_tag: dict[str, list[str]] = {}
-    for name, own in tags.items():
-        for tag in own:
-            by_tag.setdefault(tag, []).append(name)
-    return by_tag
+# Compiled for each `losses_of`, not for each evaluator: averaged weights need no second program.
+@partial(jax.jit, static_argnums=0)
+def _losses(losses_of: LossesOf, model: Any, batch: GrugLmExample) -> Float32[Array, "B T"]:
+    losses = losses_of(model, batch).astype(jnp.float32)
+    return jax.reshard(losses, PartitionSpec(None, None))  # every process reads all of it
 
 
-def _total(sums: Mapping[str, DatasetSums], names: Iterable[str]) -> DatasetSums:
-    """The sums of the named datasets, each counted once."""
-    return sum((sums[name] for name in dict.fromkeys(names)), DatasetSums())
+def _require_sizes(batch_size: int, max_batches: int | None) -> None:
+    require(
+        batch_size > 0 and (max_batches is None or max_batches > 0),
+        given=f"evaluation with batch_size={batch_size} and max_batches={max_batches}",
+        allowed="at least one row in a batch and one batch",
+        fix="set max_batches=None to evaluate everything, or eval=null to evaluate nothing",
+    )
 
 
-def _parents(tags: Iterable[str]) -> set[str]:
-    return {
-        "/".join(parts[:depth])
-        for parts in (tag.split("/") for tag in tags)
-        for depth in range(1, len(parts))
-    }
+def _require_rows(datasets: Sequence[HeldOut], tags: Mapping[str, tuple[str, ...]]) -> None:
+    require(
+        len(tags) == len(datasets),
+        given=f"evaluation datasets named {sorted(item.name for item in datasets)}",
+        allowed="a name of its own for each",
+        fix="rename one: its metrics would be mixed with the other's",
+    )
+    if not any(item.num_rows for item in datasets):
+        raise _nothing_to_evaluate("no row")
 
 
-def _put(metrics: dict[str, float], prefix: str, item: DatasetSums, with_bytes: bool) -> None:
-    metrics[f"{prefix}tokens"] = item.tokens
-    if item.tokens > 0:
-        metrics[f"{prefix}loss"] = item.loss / item.tokens
-    if with_bytes and item.num_bytes > 0:
-        metrics[f"{prefix}bpb"] = item.bits / item.num_bytes
-
-
-def _put_macro(
-    metrics: dict[str, float], prefix: str, items: Sequence[DatasetSums], with_bytes: bool
-) -> None:
-    if items:
-        metrics[f"{prefix}macro_loss"] = float(np.mean([i.loss / i.tokens for i in items]))
-    in_bytes = [i.bits / i.num_bytes for i in items if i.num_bytes > 0]
-    if with_bytes and in_bytes:
-        metrics[f"{prefix}macro_bpb"] = float(np.mean(in_bytes))
+def _nothing_to_evaluate(lacking: str) -> DataError:
+    return DataError(
+        message(
+            given=f"evaluation datasets with {lacking}",
+            allowed="at least one held-out document with a token to predict",
+            fix="raise data.validation_fraction, give a component more documents, or set eval=null",
+        )
+    )

@@ -123,8 +123,9 @@ def between_steps(
         hooks.append(_evaluation(run, config.eval, losses_of, tracker))
         if config.eval.harness is not None:
             hooks.append(_tasks(run, config.eval.harness, scores_of, tracker))
-    if config.samples.max_tokens > 0:
-        hooks.append(_samples(run, tracker))
+    dataset = next((item for item in run.eval_datasets if item.num_rows), None)
+    if config.samples.max_tokens > 0 and dataset is not None:
+        hooks.append(_samples(run, dataset, tracker))
     return hooks
 
 
@@ -160,10 +161,10 @@ def _tasks(
     return HarnessTasks(harness, config.every, tracker, run.folder.path)
 
 
-def _samples(run: OpenedRun, tracker: Tracker) -> Samples:
+def _samples(run: OpenedRun, dataset: EvalDataset, tracker: Tracker) -> Samples:
     return Samples(
         run.config.samples,
-        run.eval_datasets[0],
+        dataset,
         run.tokenizer,
         tracker,
         folder=run.folder,

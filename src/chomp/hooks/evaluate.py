@@ -24,7 +24,8 @@ class GrugEvalConfig(Config):
 
     steps_per_eval: int | None = None
     eval_batch_size: int = 32
-    max_eval_batches: int | None = None  # per dataset; None: all of it
+    # Per dataset, of `eval_batch_size` rows that are spread evenly over it; None: all of it.
+    max_eval_batches: int | None = None
     eval_current: bool = True
     eval_ema: bool = True  # the averaged weights too, where there are any
     compute_bpb: bool = True

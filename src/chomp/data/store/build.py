@@ -5,6 +5,7 @@ is filed under content it was not made from: a source that changed since the pla
 A build that was killed goes on at the record it had come to.
 """
 
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
@@ -26,6 +27,8 @@ from chomp.errors import DataError, StorageError, message
 from chomp.storage import exists, join, remove_tree
 from chomp.tokenize import Tokenizer, load_tokenizer
 from chomp.tokenize.processes import available_cores
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,15 +101,27 @@ def _write_store(config: StoreBuildConfig, tokenizer: Tokenizer, identity: Store
             writer.append(locations, tokens)
             advance_to(batch[-1].position.part)
     if writer.num_documents == 0:
-        raise DataError(
-            message(
-                given=f"no document in the {config.split} split",
-                allowed="at least one document in each split",
-                fix="give the component more documents, or another validation_fraction",
-            )
-        )
+        _refuse_nothing(config)
     _refuse_changed_content(config, writer)
     writer.finish(parts, has_whole_parts=config.source.has_whole_parts)
+
+
+def _refuse_nothing(config: StoreBuildConfig) -> None:
+    """Nothing to train on is an error; nothing held out is said, and evaluation goes without."""
+    if config.split == "validation":
+        log.warning(
+            "no document of component %r is held out: evaluation will have nothing of it. More "
+            "documents, or a larger validation_fraction, would change that.",
+            config.name,
+        )
+        return
+    raise DataError(
+        message(
+            given=f"no document in the {config.split} split",
+            allowed="at least one document to train on",
+            fix="give the component more documents, or a smaller validation_fraction",
+        )
+    )
 
 
 @contextmanager
