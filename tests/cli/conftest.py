@@ -2,7 +2,7 @@
 
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import jaxtyping
@@ -74,3 +74,31 @@ def built(built_once: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     shutil.copytree(built_once, path)
     monkeypatch.chdir(path)
     return path
+
+
+@pytest.fixture(scope="session")
+def trained_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of 12 steps with averaged weights, its checkpoints at 6 and 12, evaluated at both."""
+    from chomp.checkpoint import CheckpointConfig
+    from chomp.hooks import GrugEvalConfig, SamplesConfig
+    from experiments.grug.base.train import run_grug
+    from tests import tiny
+
+    folder = tmp_path_factory.mktemp("trained")
+    data = tiny.build_data(tmp_path_factory.mktemp("trained-data"))
+    # The programs of tests/test_training.py: what one of the two has compiled, the other loads.
+    config = replace(
+        tiny.run_config(data, folder / "run", ema_beta=0.9),
+        eval=GrugEvalConfig(steps_per_eval=6, eval_batch_size=8, max_eval_batches=2),
+        samples=SamplesConfig(every=6, max_tokens=16),
+        checkpoint=CheckpointConfig(save_interval_s=None, every=6),
+    )
+    run_grug(config)
+    return folder / "run"
+
+
+@pytest.fixture
+def trained(trained_once: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy, so that a test may damage it and have its results; in the current folder."""
+    monkeypatch.chdir(tmp_path)
+    return Path(shutil.copytree(trained_once, tmp_path / "run"))

@@ -123,6 +123,11 @@ GOLDEN = {
         "override: 'model.hidden_dim': this is not of the form path=value. Allowed: a dotted path, "
         "'=' and a value, such as model.hidden_dim=64. Fix: write the path, '=' and the value.",
     ),
+    "a path of blanks": (
+        ["model. =3"],
+        "override: 'model. =3': this is not of the form path=value. Allowed: a dotted path, "
+        "'=' and a value, such as model.hidden_dim=64. Fix: write the path, '=' and the value.",
+    ),
     "an unknown path": (
         ["model.block.atention.window=3"],
         "override: 'model.block.atention.window=3': model.block.atention is not a known key "
@@ -170,7 +175,8 @@ GOLDEN = {
     ),
     "two values for one key": (
         ["steps=3", "num_steps=4"],
-        "override: 'num_steps=4': steps is given twice, as 3 (an integer) and as 4 (an integer). "
+        "override: 'num_steps=4': steps is given twice, as steps=3 (an integer) and as "
+        "num_steps=4 (an integer). "
         "Allowed: one value for one key. Fix: remove one of the two.",
     ),
     "a whole after its part": (

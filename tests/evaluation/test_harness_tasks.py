@@ -10,7 +10,7 @@ import pytest
 
 from chomp.errors import ConfigError
 from chomp.evaluation.harness import HarnessModel, HarnessResults, Request, run_tasks
-from chomp.evaluation.harness.requests import Cuts
+from chomp.evaluation.requests import Cuts
 from chomp.tokenize import ByteTokenizer
 from tests.evaluation.harness_model import (
     CFG,

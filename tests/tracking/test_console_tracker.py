@@ -370,3 +370,54 @@ def test_a_large_number_is_shown_in_three_digits(number: float, text: str) -> No
 )
 def test_a_time_is_shown_as_a_clock(seconds: float | None, text: str) -> None:
     assert clock(seconds) == text
+
+
+def shown_sample(text: str, tmp_path: Path, console: Console) -> str:
+    """What is on a console after a sample and a file of another kind."""
+    tracker = ConsoleTracker(10, console=console)
+    for kind in ("sample", "config"):
+        (tmp_path / f"{kind}.txt").write_text(f"{kind}: {text}")
+        tracker.log_artifact(tmp_path / f"{kind}.txt", name=f"{kind}-step-3", kind=kind)
+    tracker.finish()
+    return printed(console)
+
+
+def test_a_sample_is_shown_as_indented_lines_that_stay_whole(tmp_path: Path) -> None:
+    long = "[bold]word[/] " * 8
+    shown = shown_sample(f"{long}▸1 + 1\n= 2", tmp_path, plain_console())
+    assert shown == f"sample-step-3:\n  sample: {long}▸1 + 1\n  = 2\n"
+
+
+def test_the_last_sample_is_left_to_the_closing_table(tmp_path: Path) -> None:
+    console = plain_console()
+    tracker = ConsoleTracker(8, console=console)
+    (tmp_path / "sample.txt").write_text("the end")
+    tracker.log_artifact(tmp_path / "sample.txt", name="sample-step-8", kind="sample")
+    assert printed(console) == ""
+
+
+def test_above_a_bar_a_sample_is_framed(tmp_path: Path) -> None:
+    console = terminal(width=60)
+    shown_sample("a text begins▸ and goes on\nand on", tmp_path, console)
+    lines = screen(printed(console).replace("\n", "\r\n"))  # as a terminal's driver does
+    assert lines[0].startswith("╭─ sample-step-3 ─")
+    assert lines[1].startswith("│ sample: a text begins▸ and goes on ")
+    assert lines[2].startswith("│ and on ")
+    assert "config" not in "".join(lines)
+    assert "step 0/10" in lines[4]
+
+
+def test_a_sample_cannot_give_orders_to_the_terminal(tmp_path: Path) -> None:
+    shown = shown_sample("a\x1b[2Jb\rc\x07d\r\ne", tmp_path, plain_console())
+    assert shown == "sample-step-3:\n  sample: a�[2Jb�c�d\n  e\n"
+
+
+def test_a_sample_is_shown_where_the_console_has_no_letters_for_it(tmp_path: Path) -> None:
+    raw = io.BytesIO()
+    console = Console(file=io.TextIOWrapper(raw, encoding="ascii"), width=40)
+    (tmp_path / "sample.txt").write_text("ein Öl▸é")
+    ConsoleTracker(10, console=console).log_artifact(
+        tmp_path / "sample.txt", name="sample-step-3", kind="sample"
+    )
+    console.file.flush()
+    assert raw.getvalue() == b"sample-step-3:\n  ein ?l??\n"

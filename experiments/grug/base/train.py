@@ -118,7 +118,7 @@ class GrugRunConfig(Config):
     def __post_init__(self) -> None:
         if self.model.document_positions:
             self.data.require_documents_apart("model.document_positions")
-        self.samples.require_fits(self.model.max_seq_len)
+        self.samples.resolved_for(self.model, seq_len=self.trainer.seq_len)  # refuses too long ones
 
 
 # ---- The state and the step -----------------------------------------------------------------

@@ -16,7 +16,7 @@ from typing import Annotated
 import typer
 
 from chomp import __version__
-from chomp.cli import train_command, verify_command
+from chomp.cli import evaluation_commands, train_command, verify_command
 from chomp.cli.checkpoint_commands import checkpoint_app
 from chomp.cli.config_arguments import Action
 from chomp.cli.data_commands import data_app
@@ -37,6 +37,18 @@ app.command(
     help="Kill a run at random, resume it, and compare it with an unbroken one.",
     epilog=verify_command.EXAMPLES,
 )(verify_command.verify_resume)
+app.command(
+    "eval",
+    help="Held-out loss and bits per byte of a checkpoint, on its run's data or other data.",
+    epilog=evaluation_commands.EVAL_EXAMPLES,
+)(evaluation_commands.eval_)
+app.command(help="Text that a checkpoint writes.", epilog=evaluation_commands.GENERATE_EXAMPLES)(
+    evaluation_commands.generate
+)
+app.command(
+    help="lm-eval tasks on a checkpoint (extra `harness`).",
+    epilog=evaluation_commands.HARNESS_EXAMPLES,
+)(evaluation_commands.harness)
 app.add_typer(data_app, name="data")
 app.add_typer(metrics_app, name="metrics")
 app.add_typer(checkpoint_app, name="checkpoint")

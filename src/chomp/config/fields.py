@@ -8,7 +8,7 @@ import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, ClassVar, Literal, Protocol, TypeVar, get_type_hints, overload
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol, TypeVar, get_type_hints, overload
 
 from pydantic import ConfigDict
 
@@ -25,7 +25,19 @@ T = TypeVar("T")
 
 # pydantic hands known metadata keys on to its own Field and leaves the others alone.
 _METADATA_KEY = "chomp.setting"
-_PLAIN_FIELD: tuple[tuple[str, ...], Mark, bool] = ((), "identity", True)
+
+
+class _Said(NamedTuple):
+    """What `setting` says about a field; the defaults are what a plain field means."""
+
+    aliases: tuple[str, ...] = ()
+    also: tuple[str, ...] = ()
+    zero_is_null: bool = False
+    mark: Mark = "identity"
+    is_versioned: bool = True
+
+
+_PLAIN_FIELD = _Said()
 
 
 class ConfigClass(Protocol):
@@ -57,8 +69,22 @@ class Setting:
 
     name: str
     declared: Any
-    aliases: tuple[str, ...]
     field: "dataclasses.Field[Any]"
+
+    @property
+    def aliases(self) -> tuple[str, ...]:
+        """Its other names in its own section."""
+        return _said(self.field).aliases
+
+    @property
+    def also(self) -> tuple[str, ...]:
+        """Its dotted names in other sections."""
+        return _said(self.field).also
+
+    @property
+    def zero_is_null(self) -> bool:
+        """Whether 0, given by one of its names in other sections, means null."""
+        return _said(self.field).zero_is_null
 
     @property
     def spellings(self) -> tuple[str, ...]:
@@ -83,6 +109,8 @@ def setting(
     *,
     default: T,
     aliases: tuple[str, ...] = ...,
+    also: tuple[str, ...] = ...,
+    zero_is_null: bool = ...,
     mark: Mark = ...,
     doc: str = ...,
     is_versioned: bool = ...,
@@ -94,6 +122,8 @@ def setting(
     *,
     default_factory: Callable[[], T],
     aliases: tuple[str, ...] = ...,
+    also: tuple[str, ...] = ...,
+    zero_is_null: bool = ...,
     mark: Mark = ...,
     doc: str = ...,
     is_versioned: bool = ...,
@@ -104,6 +134,8 @@ def setting(
 def setting(
     *,
     aliases: tuple[str, ...] = ...,
+    also: tuple[str, ...] = ...,
+    zero_is_null: bool = ...,
     mark: Mark = ...,
     doc: str = ...,
     is_versioned: bool = ...,
@@ -115,6 +147,8 @@ def setting(
     default: Any = dataclasses.MISSING,
     default_factory: Any = dataclasses.MISSING,
     aliases: Any = (),
+    also: Any = (),
+    zero_is_null: bool = False,
     mark: Mark = "identity",
     doc: str = "",
     is_versioned: bool = True,
@@ -122,19 +156,26 @@ def setting(
     """A dataclass field with alternative spellings, a mark and a line of documentation.
 
     Aliases are accepted in mappings, files and overrides, never as Python arguments; everything
-    written out uses the field's name. A mark on a nested config or a container covers all of it.
+    written out uses the field's name. `also` holds names in other sections, as dotted paths from
+    the nearest config around that has the first part (`also=("train.eval_every",)`); where
+    `zero_is_null`, a 0 under such a name is null, for a seed in which 0 turns a thing off.
+    A mark on a nested config or a container covers all of it.
     `is_versioned=False` keeps a field out of the identity of an executor's step even where its
     config is versioned: for what is asked of one start of a run, and says nothing of the run.
     """
     # Mistakes in a class are bugs, so they are TypeErrors and keep their traceback.
     if mark not in MARKS:
         raise TypeError(f"mark={mark!r} is none of {', '.join(map(repr, MARKS))}")
-    if isinstance(aliases, str):  # a tuple of one without its comma; its letters would be aliases
-        raise TypeError(f"aliases={aliases!r} is one string; write aliases=({aliases!r},)")
+    for name, value in (("aliases", aliases), ("also", also)):
+        if isinstance(value, str):  # a tuple of one without its comma; its letters would be names
+            raise TypeError(f"{name}={value!r} is one string; write {name}=({value!r},)")
+    if any("." not in name for name in also):
+        raise TypeError(f"also={also!r} holds a name of this section; that is an alias")
+    said = _Said(tuple(aliases), tuple(also), zero_is_null, mark, is_versioned)
     # pydantic puts the second and the third into the JSON schema.
     metadata: dict[str, Any] = {
-        _METADATA_KEY: (tuple(aliases), mark, is_versioned),
-        "json_schema_extra": {"aliases": list(aliases), "mark": mark},
+        _METADATA_KEY: said,
+        "json_schema_extra": {"aliases": list(aliases), "also": list(also), "mark": mark},
     }
     if doc:
         metadata["description"] = doc
@@ -143,14 +184,12 @@ def setting(
 
 def mark_of(field: "dataclasses.Field[Any]") -> Mark:
     """The mark of a dataclass field; a plain field is identity."""
-    mark: Mark = field.metadata.get(_METADATA_KEY, _PLAIN_FIELD)[1]
-    return mark
+    return _said(field).mark
 
 
 def is_versioned(field: "dataclasses.Field[Any]") -> bool:
     """Whether a dataclass field counts where its config is versioned; a plain one does."""
-    counts: bool = field.metadata.get(_METADATA_KEY, _PLAIN_FIELD)[2]
-    return counts
+    return _said(field).is_versioned
 
 
 @cache  # resolving string annotations evaluates them, which is slow
@@ -163,12 +202,7 @@ def settings_of(cls: type) -> tuple[Setting, ...]:
     # The extras are bounds in `Annotated`, which messages about a field mention.
     declared = get_type_hints(cls, include_extras=True)
     settings = [
-        Setting(
-            name=field.name,
-            declared=declared[field.name],
-            aliases=field.metadata.get(_METADATA_KEY, _PLAIN_FIELD)[0],
-            field=field,
-        )
+        Setting(name=field.name, declared=declared[field.name], field=field)
         for field in dataclasses.fields(cls)
         if field.init
     ]
@@ -184,6 +218,11 @@ def settings_by_spelling(cls: type) -> dict[str, Setting]:
 def is_config(value: object) -> bool:
     """Whether a value is a dataclass instance (not a dataclass type)."""
     return dataclasses.is_dataclass(value) and not isinstance(value, type)
+
+
+def _said(field: "dataclasses.Field[Any]") -> _Said:
+    said: _Said = field.metadata.get(_METADATA_KEY, _PLAIN_FIELD)
+    return said
 
 
 def _refuse_shared_spellings(cls: type, settings: list[Setting]) -> None:

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from chomp.config.elsewhere import rerouted
 from chomp.config.fields import MARKS, Mark, is_config, mark_of, settings_by_spelling
 from chomp.config.paths import KeyPath, split_override
 
@@ -10,14 +11,18 @@ from chomp.config.paths import KeyPath, split_override
 def named_field(config: Any, name: str) -> tuple[KeyPath, Mark] | None:
     """The path of a field as its config spells it, and the loosest mark on the way to it.
 
-    Aliases work (`train.steps`), and a key with a dot in it is quoted, as in overrides. None if the
-    config has no such field.
+    Aliases and names in other sections work (`train.steps`, `train.eval_every`), and a key with a
+    dot in it is quoted, as in overrides. None if the config has no such field.
     """
     split = split_override(f"{name}=")
     here: Any = config
     path: KeyPath = ()
     mark: Mark = "identity"
-    for part in split[0] if split else ("",):
+    parts = split[0] if split else ("",)
+    while parts:
+        if is_config(here):
+            parts, _ = rerouted(type(here), parts)
+        part, parts = parts[0], parts[1:]
         if is_config(here):
             item = settings_by_spelling(type(here)).get(part)
             if item is None:

@@ -1,5 +1,6 @@
 """What the text after the `=` of an override means, given the declared type of its field."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from chomp.config.declared import is_text
@@ -10,11 +11,14 @@ from chomp.config.yaml_text import parsed_override
 from chomp.errors import ConfigError, message
 
 
-def override_value(text: str, declared: Any, path: KeyPath) -> Any:
+def override_value(
+    text: str, declared: Any, path: KeyPath, names_around: Mapping[KeyPath, list[str]]
+) -> Any:
     """The value as plain data with canonical names and defaults filled in.
 
     Text fields take the text itself, less a pair of quotes around all of it; for all others it is
     YAML. Only the problems a walk can see are raised here; types are checked with the whole config.
+    `names_around`: see `Shaping`.
     """
     if is_text(declared):
         value = _text_or_null(text)
@@ -29,7 +33,7 @@ def override_value(text: str, declared: Any, path: KeyPath) -> Any:
                 fix="write the value after '='",
             )
         )
-    shaping = Shaping()
+    shaping = Shaping(names_around)
     shaped = shaping.shaped(declared, value, path, path)
     if shaping.problems:
         raise ConfigError(" ".join(shaping.problems.values()))

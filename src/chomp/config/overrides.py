@@ -16,6 +16,7 @@ from chomp.config.declared import (
     section_for,
     sections,
 )
+from chomp.config.elsewhere import Elsewhere, names_elsewhere, rerouted
 from chomp.config.fields import ConfigClass, settings_by_spelling
 from chomp.config.messages import raise_problems
 from chomp.config.override_value import override_value
@@ -44,13 +45,41 @@ class _Target(NamedTuple):
     declared: Any
     is_kind: bool = False
 
+    @property
+    def section(self) -> type | None:
+        """The config class whose fields lie inside, if there is one."""
+        here = self.container[self.key]
+        return section_for(self.declared, here) if isinstance(here, dict) else None
+
+
+class _Landing(NamedTuple):
+    """The end of an override's path, and what was passed on the way.
+
+    `by` is the name elsewhere that led here; `names`, the keys of sections for fields elsewhere.
+    """
+
+    target: _Target
+    by: Elsewhere | None
+    names: dict[KeyPath, list[str]]
+
+
+class _Applied(NamedTuple):
+    """An override that was applied: its path as it was written, and the value."""
+
+    written: KeyPath
+    value: Any
+
+    def __str__(self) -> str:
+        return f"{dotted(self.written)}={given_value(self.value)}"
+
 
 def apply_overrides(config: C, overrides: Iterable[str]) -> C:
     """The config with each `path=value` applied in turn, checked as a whole at the end.
 
     Values are YAML: scalars, `[a, b]`, `{key: value}`, `null`. Text fields take the text as it is
     (`run_id=5` is "5"), less a pair of quotes around all of it. Paths go through fields (aliases
-    work), mapping keys and list indexes; a key with a dot in it is quoted.
+    and names in other sections work), mapping keys and list indexes; a key with a dot in it is
+    quoted.
 
     A mapping given to a nested config replaces that config: fields left out get their class's
     defaults, not their present values. It may also be a new entry of a mapping. A key given twice
@@ -58,7 +87,7 @@ def apply_overrides(config: C, overrides: Iterable[str]) -> C:
     """
     # Validated first: as a mapping, an instance of a wrong class could pass for the right one.
     mapping = config_to_mapping(validated(config))
-    applied: dict[KeyPath, Any] = {}
+    applied: dict[KeyPath, _Applied] = {}
     problems: dict[KeyPath, str] = {}
     for position, text in enumerate(overrides):
         try:
@@ -69,7 +98,7 @@ def apply_overrides(config: C, overrides: Iterable[str]) -> C:
     return config_from_mapping(type(config), mapping, source="config with overrides")
 
 
-def _apply(cls: type, mapping: dict[str, Any], text: str, applied: dict[KeyPath, Any]) -> None:
+def _apply(cls: type, mapping: dict[str, Any], text: str, applied: dict[KeyPath, _Applied]) -> None:
     """Put one override into the mapping, and into the record of those applied."""
     split = split_override(text)
     if split is None:
@@ -81,23 +110,42 @@ def _apply(cls: type, mapping: dict[str, Any], text: str, applied: dict[KeyPath,
             )
         )
     parts, value_text = split
+    target, by, names = _landing(cls, mapping, parts, adds_entry=value_text.startswith("{"))
+    value = override_value(value_text, target.declared, target.path, names)
+    asked = _Applied(parts, value if by is None else by.meant(value))
+    _refuse_conflict(target, asked, applied)
+    target.container[target.key], applied[target.path] = asked.value, asked
+
+
+def _landing(
+    cls: type, mapping: dict[str, Any], parts: tuple[str, ...], *, adds_entry: bool
+) -> _Landing:
+    """Where a path leads. Raises `ConfigError` if it leads nowhere."""
     # The config itself, as if it were an entry: every step then starts from a container and a key.
     target = _Target({"": mapping}, "", (), cls)
-    for part in parts[:-1]:
-        target = _step(target, part, adds_entry=False)
-    target = _step(target, parts[-1], adds_entry=value_text.startswith("{"))
-    value = override_value(value_text, target.declared, target.path)
-    _refuse_conflict(target, value, applied)
-    target.container[target.key] = applied[target.path] = value
+    by: Elsewhere | None = None
+    names: dict[KeyPath, list[str]] = {}
+    while parts:
+        section = target.section
+        if section is not None:
+            parts, found = rerouted(section, parts)
+            by = found or by
+            names |= names_elsewhere(section, target.path)
+        is_last = len(parts) == 1
+        target = _step(target, parts[0], names, adds_entry=adds_entry and is_last)
+        parts = parts[1:]
+    return _Landing(target, by, names)
 
 
-def _step(target: _Target, part: str, *, adds_entry: bool) -> _Target:
+def _step(
+    target: _Target, part: str, names: Mapping[KeyPath, list[str]], *, adds_entry: bool
+) -> _Target:
     """One part further down a path. Raises `ConfigError` if that part leads nowhere."""
     here, path, declared = target.container[target.key], target.path, target.declared
-    if isinstance(here, dict) and (section := section_for(declared, here)) is not None:
+    if (section := target.section) is not None:
         item = settings_by_spelling(section).get(part)
         if item is None:
-            raise ConfigError(unknown_key((*path, part), section))
+            raise ConfigError(unknown_key((*path, part), section, names.get(path, ())))
         is_kind = item.name == KIND and len(sections(declared)) > 1
         return _Target(here, item.name, (*path, item.name), item.declared, is_kind)
     if isinstance(here, dict):
@@ -112,9 +160,9 @@ def _step(target: _Target, part: str, *, adds_entry: bool) -> _Target:
     raise ConfigError(_nothing_inside((*path, part), here))
 
 
-def _refuse_conflict(target: _Target, value: Any, applied: Mapping[KeyPath, Any]) -> None:
+def _refuse_conflict(target: _Target, asked: _Applied, applied: Mapping[KeyPath, _Applied]) -> None:
     """Raise for an override that would undo another one or leave fields of another kind behind."""
-    path = target.path
+    path, value = target.path, asked.value
     if target.is_kind and value != target.container[target.key]:
         whole = dotted(path[:-1])
         raise ConfigError(
@@ -134,11 +182,10 @@ def _refuse_conflict(target: _Target, value: Any, applied: Mapping[KeyPath, Any]
                 fix=f"put {dotted(path)} first",
             )
         )
-    if path in applied and applied[path] != value:
+    if path in applied and applied[path].value != value:
         raise ConfigError(
             message(
-                given=f"{dotted(path)} is given twice, as {given_value(applied[path])} "
-                f"and as {given_value(value)}",
+                given=f"{dotted(path)} is given twice, as {applied[path]} and as {asked}",
                 allowed="one value for one key",
                 fix="remove one of the two",
             )

@@ -25,7 +25,9 @@ def split_override(text: str) -> tuple[tuple[str, ...], str] | None:
     match = _OVERRIDE.fullmatch(text)
     if match is None:
         return None
-    parts = (part.strip() for part in re.findall(_PART, match[1]))
+    parts = [part.strip() for part in re.findall(_PART, match[1])]
+    if "" in parts:  # a name of blanks alone; one that is meant to be empty is quoted
+        return None
     return tuple(part[1:-1] if part[0] in "\"'" else part for part in parts), match[2].strip()
 
 

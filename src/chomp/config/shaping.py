@@ -7,7 +7,6 @@ mistake it leaves in place for pydantic. It remembers where each value came from
 about the shaped data can be told in terms of what the user wrote.
 """
 
-import math
 from collections.abc import Mapping
 from enum import Enum
 from typing import Any, Literal, NamedTuple
@@ -25,11 +24,14 @@ from chomp.config.declared import (
     section_for,
     sections,
 )
+from chomp.config.elsewhere import GivenElsewhere, names_elsewhere, taken_elsewhere
 from chomp.config.fields import is_config, settings_by_spelling, settings_of
 from chomp.config.paths import KeyPath
 from chomp.config.plain import Unquoted, plain_items, plain_value
+from chomp.config.scalars import as_meant, spelled_for
 from chomp.config.words import (
     missing_value,
+    no_such_field,
     two_spellings,
     unknown_key,
     wrong_class,
@@ -38,13 +40,8 @@ from chomp.config.words import (
 )
 from chomp.errors import ConfigError
 
-# Beyond this a float no longer tells neighbouring whole numbers apart, so it is not taken for one.
-_MAX_EXACT_INTEGER = 2**53
-
 # For a Literal made of values found at run time, which a type checker cannot follow.
 _LITERAL: Any = Literal
-
-_BOOLEAN_WORDS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 
 
 class Place(NamedTuple):
@@ -59,13 +56,17 @@ class Shaping:
     """The walk over one input, and what it found.
 
     `places` and `problems` are keyed by canonical path; `tags` holds, for each place where a union
-    was decided, the names under which pydantic may report the chosen member.
+    was decided, the names under which pydantic may report the chosen member. `names_around` are
+    keys of sections for fields elsewhere that start above this input (see `names_elsewhere`).
     """
 
-    def __init__(self) -> None:
+    def __init__(self, names_around: Mapping[KeyPath, list[str]] | None = None) -> None:
         self.places: dict[KeyPath, Place] = {}
         self.tags: dict[KeyPath, tuple[Any, ...]] = {}
         self.problems: dict[KeyPath, str] = {}
+        self._names: dict[KeyPath, list[str]] = dict(names_around or {})
+        # By the path of the field, until the walk comes to it.
+        self._elsewhere: dict[KeyPath, GivenElsewhere] = {}
 
     def shaped(self, declared: Any, value: Any, at: KeyPath = (), path: KeyPath = ()) -> Any:
         """The value as plain data in the form pydantic checks strictly.
@@ -74,7 +75,7 @@ class Shaping:
         complaint is dropped) or must cope with anyway.
         """
         if isinstance(value, Unquoted):
-            value = _as_meant(value, declared)
+            value = as_meant(value, declared)
         # Noted before anything is converted: messages quote what was given.
         self.places[at] = Place(path, value, declared)
         if value is None:
@@ -123,20 +124,63 @@ class Shaping:
         # the only member of `X | None` not at all.
         if len(members(declared)) > 1:
             self.tags[at] = (section.__name__, value.get(KIND))
+        value, waiting = self._noted_elsewhere(section, value, at, path)
         spelled = self._spellings_used(section, value, at, path)
         shaped = {}
         for item in settings_of(section):
             inner = (*at, item.name)
-            if item.name in spelled:
-                key = spelled[item.name]
-                shaped[item.name] = self.shaped(item.declared, value[key], inner, (*path, key))
+            written = (*path, spelled.get(item.name, item.name))
+            if (given := self._elsewhere.pop(inner, None)) is not None:
+                if item.name in spelled:
+                    self.problems[inner] = two_spellings(written, given.path)
+                found = self.shaped(item.declared, given.value, inner, given.path)
+                shaped[item.name] = given.by.meant(found)
+            elif item.name in spelled:
+                shaped[item.name] = self.shaped(item.declared, value[written[-1]], inner, written)
+            elif self._is_given_elsewhere(inner):
+                # As if the section were there: no other defaults than by the field's own name.
+                shaped[item.name] = self.shaped(item.declared, {}, inner, written)
             elif item.is_required:
-                self.problems[inner] = missing_value((*path, item.name), item.declared)
+                self.problems[inner] = missing_value(written, item.declared)
             else:
-                shaped[item.name] = self.shaped(
-                    item.declared, item.default(), inner, (*path, item.name)
-                )
+                shaped[item.name] = self.shaped(item.declared, item.default(), inner, written)
+        self._refuse_left(waiting)
         return shaped
+
+    def _noted_elsewhere(
+        self, section: type, value: Mapping[Any, Any], at: KeyPath, path: KeyPath
+    ) -> tuple[Mapping[Any, Any], list[KeyPath]]:
+        """The mapping less the values that belong to other sections, and the fields they are for.
+
+        The values wait under their fields, which the walk has yet to come to.
+        """
+        for where, names in names_elsewhere(section, at).items():
+            self._names.setdefault(where, []).extend(names)
+        left, taken = taken_elsewhere(section, value, path)
+        waiting: list[KeyPath] = []
+        for given in taken:
+            field = (*at, *given.by.field)
+            # Not in `waiting` alone: a name may start from a config further out, too.
+            if field in self._elsewhere:
+                self.problems[field] = two_spellings(self._elsewhere[field].path, given.path)
+                continue
+            waiting.append(field)
+            self._elsewhere[field] = given
+        return left, waiting
+
+    def _is_given_elsewhere(self, at: KeyPath) -> bool:
+        """Whether some field inside of a place is given by its name in another section."""
+        return any(field[: len(at)] == at for field in self._elsewhere)
+
+    def _refuse_left(self, waiting: list[KeyPath]) -> None:
+        """Note a problem for each value whose field the walk did not come to."""
+        for field in waiting:
+            given = self._elsewhere.pop(field, None)
+            around = [field[:length] for length in range(len(field) - 1, -1, -1)]
+            # A section that is missing, or of no known kind, has been complained about.
+            if given is not None and not any(at in self.problems for at in around):
+                place = next(self.places[at] for at in around if at in self.places)
+                self.problems[field] = no_such_field(given.path, field, place.path, place.value)
 
     def _spellings_used(
         self, section: type, value: Mapping[Any, Any], at: KeyPath, path: KeyPath
@@ -148,9 +192,11 @@ class Shaping:
             item = known.get(key) if isinstance(key, str) else None
             if item is None:
                 # Not handed on, so that the known fields beside it are still checked.
-                self.problems[(*at, str(key))] = unknown_key((*path, str(key)), section)
+                names = self._names.get(at, ())
+                self.problems[(*at, str(key))] = unknown_key((*path, str(key)), section, names)
             elif item.name in used:
-                self.problems[(*at, item.name)] = two_spellings(path, used[item.name], key)
+                first = (*path, used[item.name])
+                self.problems[(*at, item.name)] = two_spellings(first, (*path, key))
             else:
                 used[item.name] = key
         return used
@@ -177,7 +223,7 @@ class Shaping:
     def _shaped_scalar(self, declared: Any, value: Any, at: KeyPath, path: KeyPath) -> Any:
         accepted = scalar_types(declared)
         if accepted is not None:
-            value = _spelled_for(accepted, value)
+            value = spelled_for(accepted, value)
             # pydantic takes true for Literal[1] and for an enum's 1, even when strict.
             if isinstance(value, bool) and bool not in accepted:
                 self.problems[at] = wrong_value(path, value, declared)
@@ -189,51 +235,3 @@ class Shaping:
             is_own_type = accepted is None or type(value) in accepted
             self.problems[at] = str(error) if is_own_type else wrong_value(path, value, declared)
             return None
-
-
-def _as_meant(value: Unquoted, declared: Any) -> Any:
-    """The text or its YAML meaning, whichever the declared type can take; null only as null."""
-    accepted = scalar_types(declared)
-    meaning = value.meaning
-    # A null that is not allowed stays null and is refused; as text it would name a run "null".
-    if accepted is None or meaning is None or str not in accepted:
-        return meaning
-    fits = type(_spelled_for(accepted, meaning)) in accepted
-    return meaning if fits else str(value)
-
-
-def _spelled_for(accepted: frozenset[type], value: Any) -> Any:
-    """A scalar as the type that is wanted, where it says the same thing; else as it is."""
-    if isinstance(value, bool):  # an int to Python, never to a config
-        return value
-    if isinstance(value, str) and str not in accepted:
-        if bool in accepted and value.lower() in _BOOLEAN_WORDS:
-            return _BOOLEAN_WORDS[value.lower()]
-        number = _number(value) if accepted & {int, float} else None
-        value = value if number is None else number
-    if isinstance(value, float) and int in accepted and float not in accepted:
-        is_exact = value.is_integer() and abs(value) <= _MAX_EXACT_INTEGER
-        return int(value) if is_exact else value
-    if type(value) is int and float in accepted and int not in accepted:
-        return _float(value)
-    return value
-
-
-def _number(text: str) -> int | float | None:
-    """The finite number a text spells, if it spells one."""
-    # int first: float would round a long integer.
-    for read in (int, float):
-        try:
-            number = read(text)
-        except ValueError:
-            continue
-        return number if isinstance(number, int) or math.isfinite(number) else None
-    return None
-
-
-def _float(value: int) -> float:
-    """The nearest float; infinity, which is refused later, for what no float can hold."""
-    try:
-        return float(value)
-    except OverflowError:
-        return math.inf

@@ -5,7 +5,7 @@ null"), never as Python or pydantic name them.
 """
 
 import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from enum import Enum
 from pathlib import PurePath
 from typing import Any, get_args, get_origin
@@ -101,9 +101,18 @@ def missing_value(path: KeyPath, declared: Any) -> str:
     )
 
 
-def unknown_key(path: KeyPath, section: type) -> str:
-    """The message for a key no field of a config class has; `path` ends with that key."""
-    near = nearest(str(path[-1]), settings_by_spelling(section))
+def unknown_key(path: KeyPath, section: type, elsewhere: Collection[str] = ()) -> str:
+    """The message for a key no field of a config class has; `path` ends with that key.
+
+    `elsewhere` are keys that this section takes for fields outside of it.
+    """
+    if path[-1] in elsewhere:  # in a section that an override gives as a whole
+        return message(
+            given=f"{dotted(path)} is the name of a field outside of {dotted(path[:-1])}",
+            allowed=f"it by itself, not in the whole of {dotted(path[:-1])}",
+            fix=f"take it out, and give {dotted(path)}=... as well",
+        )
+    near = nearest(str(path[-1]), [*settings_by_spelling(section), *elsewhere])
     return message(
         given=f"{dotted(path)} is not a known key{did_you_mean(near)}",
         allowed=known_keys(section),
@@ -111,12 +120,22 @@ def unknown_key(path: KeyPath, section: type) -> str:
     )
 
 
-def two_spellings(path: KeyPath, first: str, second: str) -> str:
-    """The message for a field given by two of its spellings; `path` is that of its config."""
+def two_spellings(first: KeyPath, second: KeyPath) -> str:
+    """The message for a field given by two of its spellings."""
     return message(
-        given=f"{dotted((*path, first))} and {dotted((*path, second))} are the same field",
+        given=f"{dotted(first)} and {dotted(second)} are the same field",
         allowed="one spelling at a time",
-        fix=f"remove {dotted((*path, second))}",
+        fix=f"remove {dotted(second)}",
+    )
+
+
+def no_such_field(path: KeyPath, field: KeyPath, section: KeyPath, value: Any) -> str:
+    """The message for a field given by its name elsewhere, `path`, that its section has not."""
+    return message(
+        given=f"{dotted(path)}, which is {dotted(field)}, with {dotted(section)}="
+        f"{given_value(value)}",
+        allowed=f"{dotted(path)} where {dotted(section)} has that field",
+        fix=f"remove {dotted(path)}, or change {dotted(section)}",
     )
 
 

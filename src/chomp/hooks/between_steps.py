@@ -11,7 +11,7 @@ from chomp.hooks.evaluate import Evaluation, GrugEvalConfig
 from chomp.hooks.harness_config import HarnessConfig
 from chomp.hooks.open_data import BatchSettings, TrainedModel
 from chomp.hooks.run_folder import RunFolder
-from chomp.hooks.samples import Samples, SamplesConfig
+from chomp.hooks.samples import SampleLengths, Samples, SamplesConfig
 from chomp.kernels.precision import Precision
 from chomp.tokenize import Tokenizer
 from chomp.tracking import Tracker
@@ -123,9 +123,9 @@ def between_steps(
         hooks.append(_evaluation(run, config.eval, losses_of, tracker))
         if config.eval.harness is not None:
             hooks.append(_tasks(run, config.eval.harness, scores_of, tracker))
-    dataset = next((item for item in run.eval_datasets if item.num_rows), None)
-    if config.samples.max_tokens > 0 and dataset is not None:
-        hooks.append(_samples(run, dataset, tracker))
+    lengths = config.samples.resolved_for(config.model, seq_len=config.trainer.seq_len)
+    if lengths.max_tokens > 0:
+        hooks.append(_samples(run, lengths, tracker))
     return hooks
 
 
@@ -161,10 +161,11 @@ def _tasks(
     return HarnessTasks(harness, config.every, tracker, run.folder.path)
 
 
-def _samples(run: OpenedRun, dataset: EvalDataset, tracker: Tracker) -> Samples:
+def _samples(run: OpenedRun, lengths: SampleLengths, tracker: Tracker) -> Samples:
     return Samples(
         run.config.samples,
-        dataset,
+        lengths,
+        run.eval_datasets,
         run.tokenizer,
         tracker,
         folder=run.folder,

@@ -6,7 +6,7 @@ from typing import Any
 
 from jax.sharding import Mesh
 
-from chomp.config import Config
+from chomp.config import Config, setting
 from chomp.data import EvalDataset
 from chomp.errors import require, require_positive
 from chomp.evaluation import TaggedEvaluator
@@ -22,7 +22,10 @@ EvalCallback = Callable[[Mapping[str, Any], int], dict[str, float]]
 class GrugEvalConfig(Config):
     """How held-out data is evaluated: always at the end, and every `steps_per_eval` steps."""
 
-    steps_per_eval: int | None = None
+    # In seed 004 a period of 0 is none, so 0 under its name is null here.
+    steps_per_eval: int | None = setting(
+        default=None, also=("train.eval_every",), zero_is_null=True
+    )
     eval_batch_size: int = 32
     # Per dataset, of `eval_batch_size` rows that are spread evenly over it; None: all of it.
     max_eval_batches: int | None = None

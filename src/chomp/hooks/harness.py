@@ -28,6 +28,7 @@ from chomp.mesh import all_or_none, is_first
 from chomp.storage import join, make_folder, write_json_atomic
 from chomp.tokenize import Tokenizer
 from chomp.tracking import Tracker, names
+from chomp.tracking.lines import strict_json
 
 ARTIFACTS = "artifacts"
 _ARTIFACT_KIND = "lm_eval_output"
@@ -129,7 +130,7 @@ def keep_results(
     if is_first():
         make_folder(join(folder, ARTIFACTS))
         about = {"completed_steps": completed_steps, "seconds": seconds}
-        write_json_atomic(path, {**about, **results.as_json()})
+        write_json_atomic(path, strict_json({**about, **results.as_json()}))
     metrics = {**results.metrics(), names.LM_EVAL_TOTAL_TIME: seconds}
     tracker.log(metrics, step=completed_steps - 1)
     name = f"lm_eval_harness_results.{completed_steps}"

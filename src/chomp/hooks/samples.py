@@ -1,13 +1,13 @@
 """Samples of what a model writes, for the eye: a held-out text begins, the model goes on."""
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from jax.sharding import Mesh
 
-from chomp.config import Config
-from chomp.data import EvalDataset
+from chomp.config import Config, setting
 from chomp.errors import require, require_positive
 from chomp.evaluation import generate
 from chomp.hooks.clock import Phase
@@ -16,31 +16,63 @@ from chomp.kernels.precision import Precision
 from chomp.tokenize import Tokenizer
 from chomp.tracking import Tracker
 
+_logger = logging.getLogger(__name__)
+
+# Seed 004's defaults: a model that works in chunks is seen to go on after the first one; any other
+# writes as much as one with chunks of 128.
+_TOKENS_AFTER_CHUNK = 16
+_USUAL_CHUNK = 128
+
+
+class SampleLengths(NamedTuple):
+    """How long samples are, in tokens; `max_tokens=0`: there are none."""
+
+    prompt_tokens: int
+    max_tokens: int
+
+
+@runtime_checkable
+class HeldOutTexts(Protocol):
+    """Where prompts come from; `chomp.data.EvalDataset` is one."""
+
+    @property
+    def num_rows(self) -> int:
+        """0 if nothing is held out."""
+        ...
+
+    def beginning(self, num_tokens: int, number: int) -> list[int]:
+        """The first tokens of document `number`, or as many as there are."""
+        ...
+
 
 @dataclass(frozen=True, kw_only=True)
 class SamplesConfig(Config):
     """Text that is generated at the end of a run, and every `every` steps."""
 
-    every: int | None = None
-    max_tokens: int = 100  # 0: no samples at all
-    prompt_tokens: int = 16
-    temperature: float = 0.7
-    top_k: int | None = 40
-    top_p: float | None = None  # the likeliest tokens that have this much probability; None: all
+    # In seed 004 a period of 0 is none, so 0 under its name is null here.
+    every: int | None = setting(default=None, also=("train.generate_every",), zero_is_null=True)
+    # 0: no samples at all; None: the model's `chunk_size` and 16 more, or 144.
+    max_tokens: int | None = setting(default=None, also=("train.generate_max_tokens",))
+    # None: half of train.seq_len.
+    prompt_tokens: int | None = setting(default=None, also=("train.generate_input_len",))
+    temperature: float = setting(default=0.7, also=("train.generate_temperature",))
+    top_k: int | None = setting(default=40, also=("train.generate_top_k",))
+    # The likeliest tokens that have this much probability; None: all.
+    top_p: float | None = setting(default=None, also=("train.generate_top_p",))
 
     def __post_init__(self) -> None:
         require_positive(self, "every", "prompt_tokens", "top_k")
         require(
-            self.max_tokens >= 0 and self.temperature >= 0,
+            (self.max_tokens or 0) >= 0 and self.temperature >= 0,
             given=f"samples.max_tokens={self.max_tokens}, samples.temperature={self.temperature}",
             allowed="0 or more of both",
             fix="max_tokens=0 turns samples off, temperature=0 takes the likeliest token",
         )
         require(
-            self.every is None or self.max_tokens > 0,
+            self.every is None or self.max_tokens != 0,
             given=f"samples.every={self.every} with samples.max_tokens=0",
             allowed="a period only where there are samples",
-            fix="set samples.every=null, or samples.max_tokens=100",
+            fix="set samples.every=null, or samples.max_tokens=null",
         )
         require(
             self.top_p is None or 0.0 < self.top_p <= 1.0,
@@ -49,23 +81,43 @@ class SamplesConfig(Config):
             fix="0.95 leaves out the least likely",
         )
 
-    def require_fits(self, max_seq_len: int) -> None:
-        """Raise `ConfigError` for samples that are longer than the model's rows."""
-        room = max_seq_len - self.prompt_tokens
+    def resolved(
+        self, *, seq_len: int, max_seq_len: int, chunk_size: int | None = None
+    ) -> SampleLengths:
+        """The lengths with numbers for nulls, for rows of `seq_len` in training.
+
+        A null is cut to what the other length leaves of `max_seq_len`, down to one token. Raises
+        `ConfigError` for lengths that were asked for and do not fit.
+        """
+        prompt, following = self.prompt_tokens, self.max_tokens
+        if prompt is None:
+            # Where what follows is left open too, half a row for the prompt leaves it the other.
+            prompt = max(1, min(seq_len // 2, max_seq_len - (following or 1)))
+        if following is None:
+            usual = (chunk_size or _USUAL_CHUNK) + _TOKENS_AFTER_CHUNK
+            following = max(1, min(usual, max_seq_len - prompt))
+        room = max(max_seq_len - prompt, 0)
         require(
-            self.max_tokens <= max(room, 0),
-            given=f"samples.prompt_tokens={self.prompt_tokens} and samples.max_tokens="
-            f"{self.max_tokens} with model.max_seq_len={max_seq_len}",
+            following <= room,
+            given=f"samples.prompt_tokens={prompt} and samples.max_tokens={following} with "
+            f"model.max_seq_len={max_seq_len}",
             allowed="prompts and what follows them within the rows of the model",
-            fix=f"set samples.max_tokens={max(room, 0)}, or fewer samples.prompt_tokens",
+            fix=f"set samples.max_tokens={room}, or fewer samples.prompt_tokens",
         )
+        return SampleLengths(prompt, following)
+
+    def resolved_for(self, model: Any, *, seq_len: int) -> SampleLengths:
+        """The lengths for a template's model config, which may have a `chunk_size`."""
+        chunk_size = getattr(model, "chunk_size", None)
+        return self.resolved(seq_len=seq_len, max_seq_len=model.max_seq_len, chunk_size=chunk_size)
 
 
 class Samples:
     """Writes a sample into the run folder when it is due and whenever it is called.
 
-    The averaged weights write, where there are any. Each sample takes the next held-out document;
-    all prompts have one length where documents allow, so one program makes them all.
+    The averaged weights write, where there are any. Each sample takes the next held-out document of
+    the first dataset that has any; all prompts have one length where documents allow, and no other
+    length costs another program. Without a held-out document there are no samples, and a warning.
     """
 
     phase: Phase = "hook"
@@ -73,7 +125,8 @@ class Samples:
     def __init__(
         self,
         config: SamplesConfig,
-        dataset: EvalDataset,
+        lengths: SampleLengths,
+        datasets: Sequence[HeldOutTexts],
         tokenizer: Tokenizer,
         tracker: Tracker,
         *,
@@ -81,36 +134,43 @@ class Samples:
         mesh: Mesh,
         mp: Precision,
     ) -> None:
-        self._config, self._dataset, self._tokenizer = config, dataset, tokenizer
+        """`lengths` are what `config` resolves to."""
+        self._config, self._lengths, self._tokenizer = config, lengths, tokenizer
         self._tracker, self._folder, self._mesh, self._mp = tracker, folder, mesh, mp
+        self._dataset = next((dataset for dataset in datasets if dataset.num_rows > 0), None)
+        if self._dataset is None:
+            _logger.warning("no document is held out, so nothing begins a sample: there are none")
         self._last: int | None = None
 
     def is_due(self, completed_steps: int) -> bool:
         """Whether the period asks for a sample now."""
         every = self._config.every
-        return every is not None and completed_steps % every == 0
+        return self._dataset is not None and every is not None and completed_steps % every == 0
 
     def __call__(self, models: Mapping[str, Any], completed_steps: int) -> None:
         """Write a sample of the model as it is, unless there is one of that step already."""
-        if completed_steps == self._last:
+        if self._dataset is None or completed_steps == self._last:
             return
         self._last = completed_steps
         weights = models["current"] if models["ema"] is None else models["ema"]
-        text = self._text(self._mp.for_compute(weights), completed_steps)
+        # A real beginning: with boundary loss masked, nobody learns how a document starts.
+        prompt = self._dataset.beginning(self._lengths.prompt_tokens, self._number(completed_steps))
+        text = self._continued(self._mp.for_compute(weights), prompt)
         path = self._folder.write_sample(completed_steps, text)
+        # The console shows it, and services keep it.
         self._tracker.log_artifact(path, name=f"sample-step-{completed_steps}", kind="sample")
 
-    def _text(self, model: Any, completed_steps: int) -> str:
+    def _number(self, completed_steps: int) -> int:
+        """Which document begins; by the step, so that a resumed run writes the same samples."""
+        return 0 if self._config.every is None else completed_steps // self._config.every
+
+    def _continued(self, model: Any, prompt: list[int]) -> str:
         config = self._config
-        # By the step and not by a counter, so that a resumed run writes the same samples.
-        number = 0 if config.every is None else completed_steps // config.every
-        # A real beginning: with boundary loss masked, nobody learns how a document starts.
-        prompt = self._dataset.beginning(config.prompt_tokens, number)
         ids = generate(
             model,
             prompt,
             mesh=self._mesh,
-            max_tokens=config.max_tokens,
+            max_tokens=self._lengths.max_tokens,
             eos_id=self._tokenizer.eos_id,
             temperature=config.temperature,
             top_k=config.top_k,

@@ -12,8 +12,11 @@ from collections.abc import Mapping
 from datetime import timedelta
 from os import PathLike
 
-from rich.console import Console
+from rich.console import Console, RenderableType
+from rich.panel import Panel
+from rich.text import Text
 
+from chomp.storage import read_text
 from chomp.tracking import names
 from chomp.tracking.bar import TrainingBar
 from chomp.tracking.pace import Pace
@@ -73,7 +76,19 @@ class ConsoleTracker:
         """Nothing is shown."""
 
     def log_artifact(self, path: str | PathLike[str], *, name: str, kind: str) -> None:
-        """Nothing is shown."""
+        """Show a text that the model wrote (`kind` "sample"): framed above a bar, else as lines.
+
+        The last one of a run is left to the table that closes it.
+        """
+        if kind != "sample" or name.endswith(f"-{self._total_steps}"):
+            return
+        text = _printable(read_text(path), self._console.encoding)
+        if self._bar is not None:
+            self._print(Panel(Text(text), title=Text(name), title_align="left"))
+        else:
+            # Indented, since its lines may look like those of the run.
+            lines = "".join(f"\n  {line}" for line in text.split("\n"))
+            self._print(Text(f"{name}:{lines}"))
 
     def finish(self) -> None:
         """Leave the terminal clean: the bar stays as it was last, the cursor is below it."""
@@ -121,8 +136,12 @@ class ConsoleTracker:
             f"{text} {label}" if label == "tokens/s" else f"{label} {text}"
             for label, text in texts.items()
         ]
+        self._print(Text(" | ".join(parts)))
+
+    def _print(self, shown: RenderableType) -> None:
         try:
-            self._console.print(" | ".join(parts), markup=False, highlight=False, soft_wrap=True)
+            # Only a frame is fitted to the width; lines stay whole, for whoever searches them.
+            self._console.print(shown, highlight=False, soft_wrap=isinstance(shown, Text))
         except SystemExit:
             # Rich ends the program when nobody reads its output any more (`| head`), and mutes the
             # console. A run does not end because its watcher has left.
@@ -145,6 +164,14 @@ def clock(seconds: float | None) -> str:
     if seconds is None or not 0 <= seconds < _MAX_SHOWN_SECONDS:
         return "-"
     return str(timedelta(seconds=round(seconds)))
+
+
+def _printable(text: str, encoding: str) -> str:
+    """The text without what a terminal would obey, or the console's encoding cannot say."""
+    # A model of bytes may well write an escape sequence.
+    signs = text.replace("\r\n", "\n")
+    shown = "".join(sign if sign.isprintable() or sign in "\n\t" else "\ufffd" for sign in signs)
+    return shown.encode(encoding, "replace").decode(encoding)
 
 
 def _bar_fields(texts: Mapping[str, str]) -> dict[str, str]:

@@ -41,6 +41,17 @@ def json_line(row: Mapping[str, PlainValue]) -> bytes:
     return json.dumps(encoded, allow_nan=False, separators=(",", ":")).encode("ascii") + b"\n"
 
 
+def strict_json(value: Any) -> Any:
+    """A nested value with null for NaN and infinity, and `<key>/nonfinite` beside it as above."""
+    if isinstance(value, Mapping):
+        bad = {k: v for k, v in value.items() if isinstance(v, float) and not math.isfinite(v)}
+        told = {f"{key}{NONFINITE_SUFFIX}": str(number) for key, number in bad.items()}
+        return {key: strict_json(item) for key, item in value.items()} | told
+    if isinstance(value, list | tuple):
+        return [strict_json(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
 def row_of_line(line: bytes) -> Row | None:
     """The row of a line, or None if it is not a whole line of strict JSON with one object."""
     if not line.endswith(b"\n"):

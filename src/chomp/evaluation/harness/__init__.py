@@ -18,11 +18,11 @@ if find_spec("lm_eval") is None:
 
 from chomp.evaluation.harness.generation import Generate, GenerationSettings
 from chomp.evaluation.harness.language_model import HarnessModel
-from chomp.evaluation.harness.requests import Request, encoded_pairs, fitting
 from chomp.evaluation.harness.results import HarnessResults, ResultRow
 from chomp.evaluation.harness.sampler import sampler
-from chomp.evaluation.harness.scores import RequestScorer, Score, ScoresOf, scores_from_logits
 from chomp.evaluation.harness.tasks import LoadedTasks, load_tasks, run_loaded_tasks, run_tasks
+from chomp.evaluation.request_scores import RequestScorer, Score, ScoresOf, scores_from_logits
+from chomp.evaluation.requests import Request, encoded_pairs, fitting
 
 __all__ = [
     "Generate",

@@ -12,9 +12,9 @@ from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
 from chomp.errors import ConfigError, LaunchError, message, require
 from chomp.evaluation.harness.generation import Generate, GenerationSettings
-from chomp.evaluation.harness.requests import Cuts, Request, encoded_pairs, fitting
-from chomp.evaluation.harness.scores import RequestScorer, Score
 from chomp.evaluation.harness.serving import END, GENERATE, SCORE, told
+from chomp.evaluation.request_scores import RequestScorer, Score
+from chomp.evaluation.requests import Cuts, Request, encoded_pairs, fitting
 from chomp.tokenize import Tokenizer
 
 log = logging.getLogger(__name__)

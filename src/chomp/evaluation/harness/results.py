@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from chomp.evaluation.harness.requests import Cuts
+from chomp.evaluation.requests import Cuts
 from chomp.tracking.names import (
     LM_EVAL_MACRO_AVERAGE,
     LM_EVAL_METRIC,

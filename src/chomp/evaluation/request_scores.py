@@ -17,7 +17,7 @@ from jaxtyping import Array, Bool, Float, Int
 from chomp.data import GrugLmExample
 from chomp.data.packing import pack
 from chomp.errors import require
-from chomp.evaluation.harness.requests import Request
+from chomp.evaluation.requests import Request
 from chomp.kernels.attention import AttentionMask
 from chomp.kernels.attention.documents import documents_of_rows, max_segments
 from chomp.kernels.attention.mask import PAD_SEGMENT

@@ -1,0 +1,123 @@
+"""The weights of a checkpoint on a mesh, without the optimizer: what evaluation reads.
+
+The average of a checkpoint is read where it has one, whatever the run's config says of averages by
+now: the checkpoint knows what was saved.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import jax
+from jax.sharding import Mesh
+
+from chomp.checkpoint.candidates import search_at
+from chomp.checkpoint.compatibility import require_same_arrays
+from chomp.checkpoint.fallback import newest_whole
+from chomp.checkpoint.layout import StepFolder
+from chomp.checkpoint.leaves import named_leaves, with_leaves
+from chomp.checkpoint.read_on_mesh import placed
+from chomp.checkpoint.weights import AVERAGE, WEIGHTS, within
+from chomp.errors import CheckpointError, message, require
+
+WeightsName = Literal["params", "ema"]
+
+_FIELDS: dict[WeightsName, str] = {"params": WEIGHTS, "ema": AVERAGE}
+
+
+@dataclass(frozen=True)
+class WeightsAlone:
+    """A checkpoint and those of its weights that were asked for and are there."""
+
+    found: StepFolder
+    models: dict[WeightsName, Any]  # each a tree like the state's `params`
+
+
+def all_weights(found: StepFolder) -> tuple[WeightsName, ...]:
+    """The weights of a checkpoint, and their average where it keeps one."""
+    return ("params", "ema") if within(found.metadata.arrays, AVERAGE) else ("params",)
+
+
+def best_weights(found: StepFolder) -> tuple[WeightsName, ...]:
+    """The averaged weights of a checkpoint, or the weights themselves where there is no average."""
+    return all_weights(found)[-1:]
+
+
+def these_weights(found: StepFolder, names: Sequence[WeightsName]) -> Sequence[WeightsName]:
+    """Those that are named; `ConfigError` for an average that the checkpoint does not have."""
+    there = all_weights(found)
+    require(
+        all(name in there for name in names),
+        given=f"the averaged weights of {found.path}, which has none",
+        allowed="a checkpoint of a run with train.ema_beta set",
+        fix="ask for `params`, the weights themselves",
+    )
+    return names
+
+
+def load_weights(
+    place: str,
+    abstract_params: Any,
+    *,
+    mesh: Mesh,
+    choose: Callable[[StepFolder], Sequence[WeightsName]] = all_weights,
+) -> WeightsAlone:
+    """The weights of the newest whole checkpoint at `place`, proven by its receipt.
+
+    `abstract_params` is the `jax.eval_shape` of a state's `params`; its shardings are those of the
+    result. `choose` says which weights of a checkpoint to read, and raises for one that is not to
+    be used, before any array is read. A damaged checkpoint is passed over for an older one, with a
+    warning, unless it is the one that `place` names. Every process calls this, and all get the
+    same or raise.
+    """
+    leaves = {name: placed(leaf, mesh) for name, leaf in named_leaves(abstract_params).items()}
+
+    def targets(found: StepFolder) -> dict[str, jax.ShapeDtypeStruct]:
+        # By checkpoint: an older one that is fallen back to may have no average yet.
+        fields = [_FIELDS[name] for name in choose(found)]
+        saved = found.metadata.arrays
+        return {
+            field + name: _as_saved(field + name, leaf, saved)
+            for field in fields
+            for name, leaf in leaves.items()
+        }
+
+    # Field by field: what the optimizer keeps is no business of a reader of weights.
+    def check(found: StepFolder) -> None:
+        for field in [_FIELDS[name] for name in choose(found)]:
+            saved = within(found.metadata.arrays, field)
+            require_same_arrays(found.path, saved, within(targets(found), field))
+
+    outcome = newest_whole(
+        "find weights to evaluate", lambda: search_at(place), check=check, targets=targets
+    )
+    if outcome.whole is None:
+        raise _none_whole(place, outcome.skipped)
+    read = outcome.whole.leaves
+    # An average is a tree of the same shape, so the weights' own serves for both.
+    models = {
+        kind: with_leaves(abstract_params, {n.removeprefix(field): x for n, x in own.items()})
+        for kind, field in _FIELDS.items()
+        if (own := within(read, field))
+    }
+    return WeightsAlone(outcome.whole.found, models)
+
+
+def _as_saved(
+    name: str, leaf: jax.ShapeDtypeStruct, saved: Mapping[str, Mapping[str, Any]]
+) -> jax.ShapeDtypeStruct:
+    """The leaf in the dtype it was saved in: an average is float32 beside bfloat16 weights."""
+    if name not in saved or not name.startswith(AVERAGE):
+        return leaf
+    return jax.ShapeDtypeStruct(leaf.shape, saved[name]["dtype"], sharding=leaf.sharding)
+
+
+def _none_whole(place: str, skipped: Mapping[str, str]) -> CheckpointError:
+    listed = "".join(f"\n  {path}: {reason}" for path, reason in skipped.items())
+    return CheckpointError(
+        message(
+            given=f"{place} has no whole checkpoint{listed}",
+            allowed="a run folder, its checkpoints folder or a step-N, with one that is whole",
+            fix="correct the path, or bring back a copy of one that is damaged",
+        )
+    )

@@ -1,0 +1,87 @@
+"""What generated text goes on from: texts that are given, or how a held-out text begins."""
+
+# ruff: noqa: PLC0415
+# What is imported inside functions is what `chomp --help` does not need: it must answer at once.
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from chomp.cli.opened_run import OpenedRun
+from chomp.errors import DataError, message, require
+
+STDIN = "-"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prompt:
+    """A text, and its ids as the model is given them."""
+
+    text: str
+    ids: list[int]
+
+
+def given_texts(prompts: Sequence[str], file: str | None) -> list[str] | None:
+    """The texts on a command line, in a file or on stdin; None where none is given."""
+    from chomp.storage import read_text
+
+    require(
+        file is None or not prompts,
+        given=f"prompts and --file {file}",
+        allowed="one of them",
+        fix="leave one out",
+    )
+    if file is not None:
+        return _lines(read_text(file), file)
+    if list(prompts) == [STDIN]:  # among others it is a prompt like any
+        return _lines(sys.stdin.read(), "stdin")
+    return list(prompts) or None
+
+
+def encoded_prompts(run: OpenedRun, texts: Sequence[str]) -> list[Prompt]:
+    """The texts as prompts, in the way of lm-eval tasks.
+
+    A text without a token begins with the id that documents begin with, or else end with; where
+    the tokenizer has a beginning, so does every text.
+    """
+    bos_id, eos_id = run.tokenizer.bos_id, run.tokenizer.eos_id
+    prefix = eos_id if bos_id is None else bos_id
+    encoded = run.tokenizer.encode_batch(list(texts))
+    return [
+        Prompt(text=text, ids=[prefix, *ids] if bos_id is not None or not ids else ids)
+        for text, ids in zip(texts, encoded, strict=True)
+    ]
+
+
+def held_out_prompt(run: OpenedRun, step: int, num_tokens: int) -> Prompt:
+    """How the held-out text begins that the run's own sample of a step went on from."""
+    from chomp.data import build_eval_datasets
+
+    every, data = run.config.samples.every, run.config.data
+    datasets = build_eval_datasets(data, run.tokenizer, seq_len=run.config.trainer.seq_len)
+    with_text = [dataset for dataset in datasets if dataset.num_rows > 0]
+    if not with_text:
+        raise DataError(
+            message(
+                given=f"no prompt, and {run.path} holds out no document to go on from",
+                allowed="a prompt, or a run with held-out documents",
+                fix="pass a prompt",
+            )
+        )
+    # As the samples hook chooses: by the step, so that it is the same text.
+    ids = with_text[0].beginning(num_tokens, 0 if every is None else step // every)
+    return Prompt(text=run.tokenizer.decode(ids), ids=ids)
+
+
+def _lines(text: str, source: str) -> list[str]:
+    # A file ends in a blank line more often than anybody wants text from nothing.
+    lines = [line for line in text.splitlines() if line]
+    require(
+        bool(lines),
+        given=f"{source} without a prompt",
+        allowed="one prompt a line; blank lines are passed over",
+        fix="write some, or leave it out to go on from held-out texts",
+    )
+    return lines

@@ -1,0 +1,95 @@
+"""The JSON file that results are kept in: what they are of, and on what they were found."""
+
+# ruff: noqa: PLC0415
+# What is imported inside functions is what `chomp --help` does not need: it must answer at once.
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from chomp.cli.opened_run import OpenedRun
+from chomp.cli.terminal import say
+from chomp.tracking.lines import strict_json
+
+if TYPE_CHECKING:  # for annotations alone
+    from chomp.checkpoint import StepFolder
+
+ARTIFACTS = "artifacts"  # inside a run folder
+
+
+def about_checkpoint(run: OpenedRun, found: StepFolder) -> dict[str, Any]:
+    """Which weights results are of, beyond doubt, and the software and devices that found them."""
+    from chomp.config import fingerprint
+    from chomp.hooks import environment
+
+    metadata = found.metadata
+    return {
+        "run_id": metadata.run_id,
+        "step": metadata.step,
+        "checkpoint": found.path,
+        # Of all its arrays: two checkpoints with one hash hold the same numbers.
+        "receipt_hash": fingerprint(metadata.receipt),
+        "tokenizer_hash": metadata.tokenizer_hash,
+        # Sums over more devices round otherwise, in the last digits.
+        "mesh": dict(run.mesh.shape),
+        "time": time.time(),
+        "versions": environment(),
+    }
+
+
+def require_place(run: OpenedRun, out: str | None) -> None:
+    """Raise `StorageError` now, and not after the work, if results cannot be written."""
+    from chomp.mesh import all_or_none, is_first
+    from chomp.storage import parent_of, require_writable_folder
+
+    path = _place(run, "results.json", out)
+    with all_or_none("looking for a place for the results"):
+        if path is not None and is_first():
+            require_writable_folder(parent_of(path))
+
+
+def written(
+    run: OpenedRun, content: Mapping[str, Any], *, name: str, out: str | None
+) -> str | None:
+    """The file that holds `content` now: `out`, or `name` among the run's artifacts.
+
+    None, and nothing written, for a checkpoint outside of a run folder unless `out` is given.
+    """
+    from chomp.mesh import is_first
+    from chomp.storage import write_json_atomic
+
+    path = _place(run, name, out)
+    if path is not None and is_first():
+        write_json_atomic(path, strict_json(content))
+    return path
+
+
+def _place(run: OpenedRun, name: str, out: str | None) -> str | None:
+    from chomp.storage import join
+
+    if out is not None:
+        return out
+    return None if run.folder is None else join(run.folder, ARTIFACTS, name)
+
+
+def print_json(content: Mapping[str, Any]) -> None:
+    """Print what `written` writes."""
+    from chomp.storage import json_text
+
+    print(json_text(strict_json(content), name="the results", indent=2))
+
+
+def say_places(found: StepFolder, path: str | None) -> None:
+    """Say which checkpoint was looked at, and where the results are."""
+    say(f"checkpoint  {as_seen_from_here(found.path)}")
+    if path is not None:
+        say(f"results     {as_seen_from_here(path)}")
+
+
+def as_seen_from_here(path: str) -> str:
+    """A path below the current folder without that folder; any other as it is."""
+    return os.path.relpath(path) if Path(path).is_relative_to(Path.cwd()) else path

@@ -1,0 +1,88 @@
+"""The typed config of a run that is there already, and what may still be changed about it."""
+
+# ruff: noqa: PLC0415
+# What is imported inside functions is what `chomp --help` does not need: it must answer at once.
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, Any
+
+from chomp.cli.run_template import RunTemplate
+from chomp.errors import ConfigError, message
+
+if TYPE_CHECKING:  # for annotations alone
+    from chomp.checkpoint.places import CheckpointPlace
+    from chomp.config import Difference
+
+_DERIVED = "derived"  # what `config_resolved.json` tells besides the config
+
+
+def run_config(
+    template: RunTemplate,
+    place: CheckpointPlace,
+    overrides: Sequence[str],
+    may_change: Sequence[str],
+) -> tuple[Any, tuple[str, ...]]:
+    """The template's `GrugRunConfig` of a run with overrides, and the fields they have changed.
+
+    Its `output_path` is where the run folder is now. Raises `ConfigError` for an override of
+    anything that no pattern of `may_change` names.
+    """
+    from chomp.config import apply_overrides, config_difference, config_from_mapping
+
+    content, source = _recorded(place)
+    own = config_from_mapping(template.part("GrugRunConfig"), content, source=source)
+    if place.run is not None:
+        # Where it was trained may be another machine.
+        own = replace(own, output_path=place.run)
+    config = apply_overrides(own, overrides)
+    differences = config_difference(own, config)
+    # By what has changed and not by what was typed: an alias or a whole section says it too.
+    for item in differences:
+        if not any(fnmatchcase(item.path, pattern) for pattern in may_change):
+            raise _refusal(item, may_change)
+    return config, tuple(item.path for item in differences)
+
+
+def _recorded(place: CheckpointPlace) -> tuple[dict[str, Any], str]:
+    """The config as the run folder has it, or else the checkpoint, and where that was."""
+    from chomp.checkpoint import StepFolder
+    from chomp.checkpoint.layout import unreadable_error
+    from chomp.checkpoint.places import some_at
+    from chomp.hooks.run_folder import RESOLVED_CONFIG
+    from chomp.storage import exists, join, read_json
+
+    location = None if place.run is None else join(place.run, RESOLVED_CONFIG)
+    if location is not None and exists(location):
+        content = read_json(location)
+        if not isinstance(content, dict):
+            raise ConfigError(
+                message(
+                    given=f"{location}, which holds a {type(content).__name__}",
+                    allowed="the config of a run, as training wrote it",
+                    fix="bring back a copy of the file, or remove it: checkpoints have one too",
+                )
+            )
+        return {key: value for key, value in content.items() if key != _DERIVED}, location
+    # A checkpoint that was copied out of its run: its metadata has the config it was saved under.
+    found = some_at(place)
+    readable = [item for item in found if isinstance(item, StepFolder)]
+    if not readable:
+        raise unreadable_error(found[0])  # type: ignore[arg-type]  # the others are unreadable
+    return readable[0].metadata.config, readable[0].path
+
+
+def _refusal(item: Difference, may_change: Sequence[str]) -> ConfigError:
+    is_trained = item.mark == "identity"
+    why = "part of what was trained" if is_trained else "without effect on this command"
+    return ConfigError(
+        message(
+            given=f"-o {item.path}={item.after}, which is {why}",
+            allowed=f"changes of {', '.join(may_change)}",
+            fix=f"leave it out: the run has {item.before}"
+            + (", and another value needs another run" if is_trained else ""),
+        )
+    )

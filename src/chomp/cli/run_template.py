@@ -1,0 +1,186 @@
+"""The template that a run was made with: its own copy, loaded under a name of its own.
+
+What the run folder has in `template/` is code, so it is run only where that is nobody's surprise.
+The sources are read once, and what was judged is what is run. Nothing is written beside them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.abc
+import importlib.machinery
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import CodeType, ModuleType
+from typing import Any
+
+from chomp.cli.template_source import compiled, own_package
+from chomp.errors import ConfigError, message, require
+
+TEMPLATE = "template"  # inside a run folder
+_PACKAGE = "run_template_"
+_TRAIN = "train"
+_CHECKOUT = "experiments"
+
+
+@dataclass(frozen=True)
+class RunTemplate:
+    """A template whose `train.py` was run, as importing it does."""
+
+    folder: Path
+    train: ModuleType
+
+    def part(self, name: str) -> Any:
+        """What `train.py` has under a name that the template contract promises."""
+        found = getattr(self.train, name, None)
+        if found is None:
+            raise ConfigError(
+                message(
+                    given=f"{self.folder / 'train.py'} without {name}",
+                    allowed="a template that has it, as experiments/grug/base does",
+                    fix=f"add {name} to a copy of the template, and pass that with --template",
+                )
+            )
+        return found
+
+
+def loaded_template(folder: Path, *, is_trusted: bool = False) -> RunTemplate:
+    """The template in a folder, under a package name that only these very sources have.
+
+    Raises `ConfigError` for code of another user that no template of this checkout equals, unless
+    it is trusted; for a folder that is no template; and for imports that cannot be found.
+    """
+    folder = folder.resolve()
+    sources = _sources(folder)
+    if not is_trusted:
+        _require_known(folder, sources)
+    # By content: two versions of one template live side by side, as do jit caches of each.
+    name = _PACKAGE + _digest(sources)[:12]
+    try:
+        _Templates.add(name, folder, sources)
+        return RunTemplate(folder, importlib.import_module(f"{name}.{_TRAIN}"))
+    except ImportError as error:
+        raise ConfigError(
+            message(
+                given=f"the template {folder} cannot be imported: {error}",
+                allowed="a template whose imports are its own files, chomp and installed packages",
+                fix="run the command in the checkout that the run was started from, or install "
+                "what is missing",
+            )
+        ) from error
+
+
+def _sources(folder: Path) -> dict[str, bytes]:
+    """The files of a template by module name, as they are now."""
+    found = {path.stem: path.read_bytes() for path in sorted(folder.glob("*.py"))}
+    require(
+        _TRAIN in found,
+        given=f"{folder}, where there is no {_TRAIN}.py"
+        if folder.is_dir()
+        else f"there is no folder {folder}",
+        allowed="the folder of a template, as every run folder has a copy of",
+        fix="pass the run folder, or a template with --template FOLDER",
+    )
+    return found
+
+
+def _digest(sources: Mapping[str, bytes]) -> str:
+    digest = hashlib.sha256()
+    for name, content in sorted(sources.items()):
+        # With its length, or the end of one file could pass for the beginning of the next.
+        digest.update(f"{name}\0{len(content)}\0".encode() + content)
+    return digest.hexdigest()
+
+
+def _require_known(folder: Path, sources: Mapping[str, bytes]) -> None:
+    if _is_mine(folder) or _is_in_checkout(sources):
+        return
+    raise ConfigError(
+        message(
+            given=f"{folder} is Python code of another user, which no template of this checkout "
+            f"equals, and this command would run it: {', '.join(f'{name}.py' for name in sources)}",
+            allowed="templates that this user wrote, or that this checkout has too",
+            fix="read those files, and pass --trust to run them",
+        )
+    )
+
+
+def _is_mine(folder: Path) -> bool:
+    """Whether this user owns the folder, who then put every file there, and the files."""
+    if not hasattr(os, "geteuid"):  # only POSIX tells
+        return False
+    # The effective user: that is who the code would run as.
+    return all(path.stat().st_uid == os.geteuid() for path in [folder, *folder.glob("*.py")])
+
+
+def _is_in_checkout(sources: Mapping[str, bytes]) -> bool:
+    return any(
+        {path.stem: path.read_bytes() for path in train.parent.glob("*.py")} == sources
+        for train in Path(_CHECKOUT).glob(f"**/{_TRAIN}.py")
+    )
+
+
+# A finder, since a template's functions may import its files when they are called.
+class _Templates(importlib.abc.MetaPathFinder):
+    """Finds the modules of loaded templates, now and when a function imports one later."""
+
+    def __init__(self) -> None:
+        self._loaders: dict[str, _TemplateLoader] = {}
+
+    @staticmethod
+    def add(name: str, folder: Path, sources: Mapping[str, bytes]) -> None:
+        """Make a template importable; one with these sources that is there already stays."""
+        if _templates not in sys.meta_path:
+            # First: nobody else knows these names, and some finders ask slow places.
+            sys.meta_path.insert(0, _templates)
+        if name not in _templates._loaders:
+            _templates._loaders[name] = _TemplateLoader(name, folder, sources)
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        """The spec of a template's package or of a module in it; None for all other names."""
+        package, _, module = fullname.partition(".")
+        loader = self._loaders.get(package)
+        if loader is None or (module and module not in loader.sources):
+            return None
+        location = loader.path_of(module or "__init__")
+        spec = importlib.machinery.ModuleSpec(fullname, loader, origin=location)
+        spec.has_location = True  # gives the module its __file__
+        # An empty search path: files that came since are no part of what was judged.
+        spec.submodule_search_locations = None if module else []
+        return spec
+
+
+class _TemplateLoader(importlib.abc.InspectLoader):
+    """Runs the sources of one template; unlike Python's own it keeps no bytecode."""
+
+    def __init__(self, name: str, folder: Path, sources: Mapping[str, bytes]) -> None:
+        self._name, self._folder = name, folder
+        # As UTF-8, which is what Python takes a file for that says nothing else.
+        self.sources = {module: text.decode("utf-8") for module, text in sources.items()}
+        self._package = own_package(self.sources, where=str(folder))
+
+    def path_of(self, module: str) -> str:
+        """The file of a module."""
+        return str(self._folder / f"{module}.py")
+
+    def get_source(self, fullname: str) -> str:
+        """The text of a file, as it was read; a package without a file of its own is empty."""
+        return self.sources.get(self._module(fullname), "")
+
+    def get_code(self, fullname: str) -> CodeType:
+        """The code of a file, its imports turned to this package."""
+        path = self.path_of(self._module(fullname))
+        source = self.get_source(fullname)
+        return compiled(source, path=path, package=self._package, renamed=self._name)
+
+    def _module(self, fullname: str) -> str:
+        return fullname.partition(".")[2] or "__init__"
+
+
+_templates = _Templates()

@@ -1,0 +1,102 @@
+"""The source of a template, made importable under another package name.
+
+A copy in a run folder still says `from experiments.grug.base.model import ...`, which would fetch
+the checkout's file. Here those statements, and no others, are turned to the copy's own package.
+Every line stays where it was, so tracebacks point into the copy.
+"""
+
+import ast
+import sys
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from types import CodeType
+
+from chomp.errors import ConfigError, message
+
+# Packages that a template imports and is never in.
+_NEVER_OWN = frozenset({"chomp", *sys.stdlib_module_names})
+
+
+def own_package(sources: Mapping[str, str], *, where: str) -> str | None:
+    """The package under which these files import each other; None if they do not.
+
+    `sources` is by module name. The package is told by the files alone: the checkout they were
+    copied from may be gone. Of several that would do (`jax.sharding`, beside a file of that name)
+    it is the one with most of the files in it.
+    """
+    found: dict[str, set[str]] = defaultdict(set)
+    for name, text in sources.items():
+        for package, module in _absolute_imports(ast.parse(text, filename=f"{where}/{name}.py")):
+            if module in sources and package.split(".")[0] not in _NEVER_OWN:
+                found[package].add(module)
+    # A package of somebody else has few of these names by chance; the template's own has most.
+    most = max(map(len, found.values()), default=0)
+    best = sorted(package for package, modules in found.items() if len(modules) == most)
+    if len(best) > 1:
+        raise ConfigError(
+            message(
+                given=f"{where}, whose files import each other under {' and '.join(best)}, "
+                "or so it seems",
+                allowed="a template whose files import each other under one package",
+                fix=f"rename the file {min(found[best[0]])}.py in a copy of the template, and pass "
+                "that with --template",
+            )
+        )
+    return best[0] if best else None
+
+
+def compiled(text: str, *, path: str, package: str | None, renamed: str) -> CodeType:
+    """The code of one file in which imports of `package` are imports of `renamed`."""
+    tree = ast.parse(text, filename=path)
+    if package is not None:
+        tree = ast.fix_missing_locations(_Renaming(package, renamed).visit(tree))
+    # Without the flags of this very file, such as `from __future__ import annotations`.
+    code: CodeType = compile(tree, path, "exec", dont_inherit=True)
+    return code
+
+
+def _absolute_imports(tree: ast.AST) -> Iterator[tuple[str, str]]:
+    """Each import as (package, module in it); for `from a import b`, b may be one."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from _split(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
+            # `from a.b import c`: b may be the file, or c.
+            yield from _split([node.module])
+            yield from ((node.module, alias.name) for alias in node.names)
+
+
+def _split(names: Iterable[str]) -> Iterator[tuple[str, str]]:
+    for name in names:
+        package, dot, module = name.rpartition(".")
+        if dot:
+            yield package, module
+
+
+class _Renaming(ast.NodeTransformer):
+    """Turns imports of a package, and names written out in full, to the package's other name."""
+
+    def __init__(self, package: str, renamed: str) -> None:
+        self._package, self._renamed = package, renamed
+
+    def visit_Import(self, node: ast.Import) -> ast.Import:
+        for alias in node.names:
+            alias.name = self._new(alias.name)
+        return node
+
+    def visit_ImportFrom(self, node: ast.ImportFrom) -> ast.ImportFrom:
+        # Relative ones find their own package as they are.
+        if node.level == 0 and node.module:
+            node.module = self._new(node.module)
+        return node
+
+    def visit_Attribute(self, node: ast.Attribute) -> ast.expr:
+        # What `import a.b.model` binds is `a`, and the file then says `a.b.model.Thing`.
+        if ast.unparse(node) == self._package:
+            return ast.copy_location(ast.Name(self._renamed, node.ctx), node)
+        self.generic_visit(node)
+        return node
+
+    def _new(self, name: str) -> str:
+        is_inside = name == self._package or name.startswith(f"{self._package}.")
+        return self._renamed + name[len(self._package) :] if is_inside else name

@@ -1,0 +1,101 @@
+"""`chomp generate`: texts of a checkpoint, by prompts and by how held-out texts begin."""
+
+import io
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.conftest import Chomp, Told
+
+MARK = "▸"
+
+
+def written(chomp: Chomp, *arguments: str) -> dict[str, Any]:
+    """What `chomp generate --json` prints, which is JSON and nothing else."""
+    told = chomp("generate", "run", *arguments, "--json")
+    assert told.code == 0, told.err
+    found: dict[str, Any] = json.loads(told.out)
+    return found
+
+
+def texts(found: dict[str, Any]) -> list[tuple[str, str]]:
+    """Prompts and what follows them."""
+    return [(sample["prompt"], sample["text"]) for sample in found["samples"]]
+
+
+def refused(told: Told, *words: str) -> None:
+    """The command failed, and said all there is to say about it."""
+    assert (told.code, told.out) == (2, "")
+    for word in (*words, "Allowed: ", "Fix: "):
+        assert word in told.err
+
+
+def test_without_a_prompt_it_writes_the_runs_own_sample_of_that_step(chomp: Chomp, trained: Path):
+    told = chomp("generate", "run")
+    assert told.code == 0, told.err
+    assert told.out == (trained / "samples/step-12.txt").read_text() + "\n"
+    assert "averaged weights of" in told.err
+    earlier = chomp("generate", "run/checkpoints/step-6")
+    assert earlier.out == (trained / "samples/step-6.txt").read_text() + "\n"
+
+
+def test_prompts_come_from_arguments_a_file_or_stdin_alike(
+    chomp: Chomp, trained: Path, monkeypatch: pytest.MonkeyPatch
+):
+    how = ["--max-tokens", "4", "--top-k", "1"]
+    found = written(chomp, "1 + 2 =", "After", *how)
+    assert [prompt for prompt, _ in texts(found)] == ["1 + 2 =", "After"]
+    assert found["weights"] == "ema"
+    assert found["how"] == {"temperature": 0.7, "top_k": 1, "top_p": None, "max_tokens": 4}
+    assert all(sample["num_tokens"] <= 4 for sample in found["samples"])
+    Path("prompts.txt").write_text("1 + 2 =\n\nAfter\n")
+    assert texts(written(chomp, "--file", "prompts.txt", *how)) == texts(found)
+    monkeypatch.setattr(sys, "stdin", io.StringIO("1 + 2 =\nAfter\n"))
+    assert texts(written(chomp, "-", *how)) == texts(found)
+
+
+def test_a_text_depends_on_its_prompt_and_seed_and_not_on_its_neighbours(
+    chomp: Chomp, trained: Path
+):
+    how = ["--max-tokens", "8", "--temperature", "1", "--top-k", "20"]
+    found = written(chomp, "zero", "one two three", "--num-samples", "3", *how)
+    assert [sample["seed"] for sample in found["samples"]] == [0, 1, 2] * 2
+    of_zero = [text for prompt, text in texts(found) if prompt == "zero"]
+    assert len(set(of_zero)) > 1
+    alone = written(chomp, "zero", "--seed", "1", *how)
+    assert texts(alone) == [("zero", of_zero[1])]
+
+
+def test_an_empty_prompt_goes_on_from_the_end_of_a_document(chomp: Chomp, trained: Path):
+    told = chomp("generate", "run", "", "--max-tokens", "4", "--weights", "params")
+    assert told.code == 0, told.err
+    assert told.out.startswith(MARK)
+    assert "\nweights of" in f"\n{told.err}"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "faults"),
+    [
+        (["x" * 60, "--max-tokens", "5"], ["60 tokens and 5 new", "max_seq_len=64", "tokens 4"]),
+        (["x" * 64], ["a prompt of 64 tokens", "shorten the prompt"]),
+        (["a", "--file", "b"], ["prompts and --file b"]),
+        (
+            ["a", "--num-samples", "2", "--temperature", "0"],
+            ["--num-samples 2", "temperature of 0"],
+        ),
+        (["a", "--top-p", "1.5"], ["top_p=1.5"]),
+        (["a", "-o", "eval.eval_batch_size=2"], ["without effect"]),
+    ],
+)
+def test_what_cannot_be_written_is_refused(
+    chomp: Chomp, trained: Path, arguments: list[str], faults: list[str]
+):
+    refused(chomp("generate", "run", *arguments), *faults)
+
+
+def test_a_file_without_prompts_is_refused(chomp: Chomp, trained: Path):
+    Path("empty.txt").write_text("\n\n")
+    refused(chomp("generate", "run", "--file", "empty.txt"), "empty.txt without a prompt")

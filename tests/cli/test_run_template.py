@@ -1,0 +1,147 @@
+"""A run's own copy of its template: which file is loaded, under which name, and whose code."""
+
+import os
+import sys
+import traceback
+from pathlib import Path
+
+import pytest
+
+from chomp.cli.run_template import loaded_template
+from chomp.errors import ConfigError
+
+# No such package can be imported: the checkout that the copies came from is gone.
+PACKAGE = "experiments.grug.vanished"
+MODEL = "VALUE = {value}\n\n\ndef fails():\n    raise RuntimeError('here')\n"
+# Each leaves a function `value` that gives what the model of the same folder holds.
+STYLES = {
+    "from package.model import": f"from {PACKAGE}.model import VALUE\ndef value(): return VALUE\n",
+    "from package import model": f"from {PACKAGE} import model\ndef value(): return model.VALUE\n",
+    "import as": f"import {PACKAGE}.model as m\ndef value(): return m.VALUE\n",
+    "import in full": f"import {PACKAGE}.model\ndef value(): return {PACKAGE}.model.VALUE\n",
+    "relative": "from .model import VALUE\ndef value(): return VALUE\n",
+    "when called": f"def value():\n    from {PACKAGE}.model import VALUE\n    return VALUE\n",
+}
+
+
+def template(folder: Path, train: str, *, value: int = 7, **others: str) -> Path:
+    """A template of a few lines in a folder."""
+    folder.mkdir(parents=True)
+    for name, text in {"model": MODEL.format(value=value), "train": train, **others}.items():
+        (folder / f"{name}.py").write_text(text)
+    return folder
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_a_copy_imports_its_own_files_however_they_are_imported(style: str, tmp_path: Path):
+    copy = template(tmp_path / "template", STYLES[style])
+    assert loaded_template(copy).part("value")() == 7
+
+
+def test_two_copies_of_one_template_live_side_by_side(tmp_path: Path):
+    train = STYLES["when called"]
+    first = loaded_template(template(tmp_path / "a", train, value=1))
+    second = loaded_template(template(tmp_path / "b", train, value=2))
+    assert (first.part("value")(), second.part("value")()) == (1, 2)
+
+
+def test_a_copy_is_not_the_checkouts_file_of_the_same_name(tmp_path: Path, monkeypatch):
+    checkout = template(tmp_path / "experiments/grug/vanished", "", value=1)
+    for folder in (checkout, checkout.parent, checkout.parents[1]):
+        (folder / "__init__.py").write_text("")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    copy = template(tmp_path / "template", STYLES["from package.model import"], value=2)
+    assert loaded_template(copy).part("value")() == 2
+    assert not any(name.startswith(PACKAGE) for name in sys.modules)
+
+
+def test_loading_leaves_other_modules_and_the_folder_as_they_were(tmp_path: Path):
+    copy = template(tmp_path / "template", STYLES["from package.model import"], value=3)
+    before = dict(sys.modules)
+    loaded_template(copy)
+    new = {name for name in sys.modules if name not in before}
+    assert {name.split(".")[0] for name in new} == {loaded_template(copy).train.__package__}
+    assert all(sys.modules[name] is module for name, module in before.items())
+    assert sorted(path.name for path in copy.iterdir()) == ["model.py", "train.py"]
+
+
+def test_an_error_in_a_copy_shows_its_own_file_and_line(tmp_path: Path):
+    train = f"\n\nfrom {PACKAGE}.model import fails\n"
+    copy = template(tmp_path / "template", train, value=4)
+    with pytest.raises(RuntimeError) as caught:
+        loaded_template(copy).part("fails")()
+    last = traceback.extract_tb(caught.value.__traceback__)[-1]
+    assert (last.filename, last.lineno) == (str(copy / "model.py"), 5)
+    assert last.line == "raise RuntimeError('here')"
+
+
+def test_a_file_named_like_a_library_does_not_stand_for_it(tmp_path: Path):
+    train = (
+        "from email.message import Message\nfrom json.decoder import JSONDecoder\n"
+        f"from {PACKAGE}.model import VALUE\nfrom {PACKAGE}.message import TEXT\n"
+        "def value(): return VALUE, TEXT, Message.__module__\n"
+    )
+    copy = template(tmp_path / "template", train, message="TEXT = 'own'\n")
+    assert loaded_template(copy).part("value")() == (7, "own", "email.message")
+
+
+def test_two_packages_that_could_both_be_the_templates_own_are_refused(tmp_path: Path):
+    train = f"from {PACKAGE}.model import VALUE\nfrom somebody.model import OTHER\n"
+    with pytest.raises(ConfigError, match=r"under experiments\.grug\.vanished and somebody"):
+        loaded_template(template(tmp_path / "template", train))
+
+
+def test_what_a_template_lacks_is_named(tmp_path: Path):
+    loaded = loaded_template(template(tmp_path / "template", "fresh_state = None\n"))
+    with pytest.raises(ConfigError, match=r"train\.py without scores_of.*--template"):
+        loaded.part("scores_of")
+
+
+def test_an_import_that_cannot_be_found_is_told_with_its_name(tmp_path: Path):
+    copy = template(tmp_path / "template", "import no_such_package\n")
+    with pytest.raises(ConfigError, match="cannot be imported: No module named 'no_such_package'"):
+        loaded_template(copy)
+
+
+@pytest.mark.parametrize("makes_folder", [True, False])
+def test_a_folder_without_a_train_file_is_no_template(makes_folder: bool, tmp_path: Path):
+    if makes_folder:
+        (tmp_path / "template").mkdir()
+    with pytest.raises(ConfigError, match="no train.py" if makes_folder else "no folder"):
+        loaded_template(tmp_path / "template")
+
+
+def ran_marker(folder: Path) -> str:
+    """Source that leaves a file when it is run."""
+    return f"from pathlib import Path\nPath({str(folder / 'ran')!r}).touch()\n"
+
+
+def test_code_of_another_user_is_not_run_unless_it_is_trusted(tmp_path: Path, monkeypatch):
+    copy = template(tmp_path / "template", ran_marker(tmp_path))
+    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match=r"would run it: model\.py, train\.py.*--trust"):
+        loaded_template(copy)
+    assert not (tmp_path / "ran").exists()
+    loaded_template(copy, is_trusted=True)
+    assert (tmp_path / "ran").exists()
+
+
+def test_code_of_another_user_that_equals_the_checkouts_is_run(tmp_path: Path, monkeypatch):
+    copy = template(tmp_path / "template", "x = 1\n")
+    template(tmp_path / "experiments/grug/mine", "x = 1\n")
+    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+    monkeypatch.chdir(tmp_path)
+    assert loaded_template(copy).part("x") == 1
+    (tmp_path / "experiments/grug/mine/model.py").write_text("# edited since\n")
+    with pytest.raises(ConfigError, match="of another user"):
+        loaded_template(copy)
+
+
+def test_the_name_of_a_copy_tells_its_sources_and_not_its_place(tmp_path: Path):
+    first = loaded_template(template(tmp_path / "a", "x = 1\n"))
+    moved = loaded_template(template(tmp_path / "b", "x = 1\n"))
+    other = loaded_template(template(tmp_path / "c", "x = 2\n"))
+    names = [loaded.train.__package__ for loaded in (first, moved, other)]
+    assert names[0] == names[1] != names[2]
+    assert all(len(name) == len("run_template_") + 12 for name in names)

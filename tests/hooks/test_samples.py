@@ -1,0 +1,193 @@
+"""Samples in the loop: how long they are, what begins them, and the names they are asked for by."""
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
+
+from chomp.config import apply_overrides, config_from_mapping, config_to_mapping
+from chomp.config.elsewhere import elsewhere_in
+from chomp.errors import ConfigError
+from chomp.hooks import SamplesConfig
+from chomp.hooks.run_folder import RunFolder
+from chomp.hooks.samples import SampleLengths, Samples
+from chomp.kernels.precision import Precision
+from chomp.mesh import BATCH_AXES
+from chomp.tokenize import ByteTokenizer
+from chomp.tracking import JsonlTracker, read_metrics
+from experiments.grug.base.launch import GrugBaseLaunchConfig
+from experiments.grug.base.train import GrugRunConfig
+
+TRAINING_PAGE = Path(__file__).parents[2] / "docs/training.md"
+
+
+# ---- How long ------------------------------------------------------------------------------
+
+
+def test_nulls_are_the_defaults_of_the_seed():
+    config = SamplesConfig()
+    assert config.resolved(seq_len=2048, max_seq_len=8192) == (1024, 144)
+    assert config.resolved(seq_len=2048, max_seq_len=8192, chunk_size=2048) == (1024, 2064)
+    assert config.resolved(seq_len=128, max_seq_len=128) == (64, 64)
+    assert SamplesConfig(max_tokens=0).resolved(seq_len=128, max_seq_len=128) == (64, 0)
+
+
+def test_a_models_chunk_size_is_taken_where_it_has_one():
+    class Chunked:
+        max_seq_len, chunk_size = 512, 64
+
+    class Whole:
+        max_seq_len = 512
+
+    assert SamplesConfig().resolved_for(Chunked(), seq_len=256) == (128, 80)
+    assert SamplesConfig().resolved_for(Whole(), seq_len=256) == (128, 144)
+
+
+lengths = st.none() | st.integers(1, 300)
+
+
+@given(lengths, lengths, st.integers(2, 300), st.integers(2, 300), st.none() | st.integers(1, 300))
+def test_what_was_asked_for_is_kept_or_refused_and_the_rest_is_cut(
+    prompt: int | None, following: int | None, seq_len: int, more: int, chunk: int | None
+):
+    config = SamplesConfig(prompt_tokens=prompt, max_tokens=following)
+    max_seq_len = seq_len + more
+    # A length that was left open takes one token at the least.
+    if (prompt or 1) + (following or 1) > max_seq_len:
+        with pytest.raises(ConfigError, match=rf"model\.max_seq_len={max_seq_len}"):
+            config.resolved(seq_len=seq_len, max_seq_len=max_seq_len, chunk_size=chunk)
+        return
+    found = config.resolved(seq_len=seq_len, max_seq_len=max_seq_len, chunk_size=chunk)
+    wanted = seq_len // 2, (chunk or 128) + 16
+    assert found.prompt_tokens == prompt or prompt is None
+    assert found.max_tokens == following or following is None
+    assert 0 < found.prompt_tokens <= max(prompt or 0, wanted[0])
+    assert 0 < found.max_tokens <= max(following or 0, wanted[1])
+    # Nothing is cut that had room.
+    is_full = sum(found) == max_seq_len
+    assert is_full or found == (prompt or wanted[0], following or wanted[1])
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        ({"max_tokens": -1}, r"samples\.max_tokens=-1"),
+        ({"every": 5, "max_tokens": 0}, r"samples\.every=5 with samples\.max_tokens=0"),
+        ({"every": 0}, "every=0"),  # null by its own name
+        ({"top_p": 1.5}, r"samples\.top_p=1\.5"),
+    ],
+)
+def test_settings_that_mean_nothing_are_refused(settings: dict[str, Any], text: str):
+    with pytest.raises(ConfigError, match=text):
+        SamplesConfig(**settings)
+
+
+# ---- By which name -------------------------------------------------------------------------
+
+NAMES = {
+    "train.generate_every": ("samples.every", 5),
+    "train.generate_input_len": ("samples.prompt_tokens", 6),
+    "train.generate_max_tokens": ("samples.max_tokens", 7),
+    "train.generate_temperature": ("samples.temperature", 0.5),
+    "train.generate_top_k": ("samples.top_k", 9),
+    "train.generate_top_p": ("samples.top_p", 0.25),
+    "train.eval_every": ("eval.steps_per_eval", 3),
+}
+
+
+def test_a_run_takes_the_names_of_the_seed_and_writes_its_own():
+    seed = [f"{name}={value}" for name, (_, value) in NAMES.items()]
+    own = [f"{name}={value}" for name, value in NAMES.values()]
+    expected = apply_overrides(GrugBaseLaunchConfig(), own)
+    assert apply_overrides(GrugBaseLaunchConfig(), seed) == expected
+    in_file = {name.removeprefix("train."): value for name, (_, value) in NAMES.items()}
+    assert config_from_mapping(GrugBaseLaunchConfig, {"train": in_file}).samples == expected.samples
+    assert not any("generate" in key for key in config_to_mapping(expected)["trainer"])
+    assert config_from_mapping(GrugBaseLaunchConfig, {"train": {"eval_every": 0}}).eval is not None
+
+
+def test_every_name_in_another_section_stands_on_the_page_beside_its_field():
+    for config in (GrugRunConfig, GrugBaseLaunchConfig):
+        found = {".".join(item.name): ".".join(item.field) for item in elsewhere_in(config)}
+        assert found == {name: field for name, (field, _) in NAMES.items()}
+    rows = [line for line in TRAINING_PAGE.read_text().splitlines() if line.startswith("| `train.")]
+    for name, (field, _) in NAMES.items():
+        assert any(f"`{name}`" in row and f"`{field}`" in row for row in rows), name
+
+
+# ---- What begins ---------------------------------------------------------------------------
+
+
+class Successor(eqx.Module):
+    """A model whose likeliest next token is the next number."""
+
+    scale: jax.Array
+
+    def init_cache(self, batch_size: int, max_len: int) -> jax.Array:
+        return jnp.zeros(batch_size, jnp.int32, out_sharding=P(BATCH_AXES))
+
+    def decode_step(self, cache: jax.Array, token_ids: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return self.scale * jax.nn.one_hot(token_ids + 1, 257), cache + 1
+
+
+class Texts:
+    """Held-out documents in memory."""
+
+    def __init__(self, *texts: str) -> None:
+        self.texts = texts
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.texts)
+
+    def beginning(self, num_tokens: int, number: int) -> list[int]:
+        return list(self.texts[number % len(self.texts)].encode()[:num_tokens])
+
+
+def samples_of(*datasets: Texts, folder: Path, mesh: Mesh, every: int | None = 2) -> Samples:
+    config = SamplesConfig(every=every, temperature=0.0)
+    return Samples(
+        config,
+        SampleLengths(2, 3),
+        datasets,
+        ByteTokenizer(),
+        JsonlTracker(folder / "metrics.jsonl", attempt=1),
+        folder=RunFolder(str(folder), 1),
+        mesh=mesh,
+        mp=Precision(),
+    )
+
+
+def test_the_first_dataset_with_documents_begins_each_sample_by_its_step(tmp_path, one_device_mesh):
+    texts = Texts("abx", "gh", "mn")
+    samples = samples_of(Texts(), texts, Texts("zz"), folder=tmp_path, mesh=one_device_mesh)
+    with jax.set_mesh(one_device_mesh):
+        models = {"current": Successor(jnp.float32(9)), "ema": None}
+        for step in (2, 4, 4, 5):
+            samples(models, step)
+    written = {path.name: path.read_text() for path in (tmp_path / "samples").iterdir()}
+    assert written == {"step-2.txt": "gh▸ijk", "step-4.txt": "mn▸opq", "step-5.txt": "mn▸opq"}
+    assert [step for step in range(1, 7) if samples.is_due(step)] == [2, 4, 6]
+    kept = [row["name"] for row in read_metrics(tmp_path / "metrics.jsonl")]
+    assert kept == ["sample-step-2", "sample-step-4", "sample-step-5"]
+
+
+@pytest.mark.parametrize("datasets", [(), (Texts(), Texts())])
+def test_without_a_held_out_document_there_is_one_warning_and_no_sample(
+    datasets, tmp_path, one_device_mesh, caplog
+):
+    with caplog.at_level(logging.WARNING):
+        samples = samples_of(*datasets, folder=tmp_path, mesh=one_device_mesh)
+        for step in (2, 4):
+            assert not samples.is_due(step)
+            samples({"current": None, "ema": None}, step)
+    assert caplog.text.count("no document is held out") == 1
+    assert not (tmp_path / "samples").exists()
