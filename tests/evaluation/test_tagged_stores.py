@@ -9,8 +9,14 @@ import jax
 import numpy as np
 import pytest
 
-from chomp.data import Document, LmComponentConfig, LmDataConfig, build_eval_datasets, encoded
-from chomp.data.dataset import EvalDataset
+from chomp.data import (
+    Document,
+    EvalDataset,
+    LmComponentConfig,
+    LmDataConfig,
+    build_eval_datasets,
+    encoded,
+)
 from chomp.data.store.writer import StoreWriter
 from chomp.errors import DataError
 from chomp.evaluation import TaggedEvaluator

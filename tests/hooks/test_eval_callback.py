@@ -5,8 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from chomp.data import GrugLmExample
-from chomp.data.dataset import EvalRows
+from chomp.data import EvalRows, GrugLmExample
 from chomp.evaluation import TaggedEvaluator
 from chomp.hooks import build_tagged_eval_callback
 from chomp.kernels.attention import AttentionMask

@@ -8,14 +8,7 @@ from chomp.data.config import (
     PackingConfig,
     PackingMode,
 )
-from chomp.data.dataset import (
-    EvalDataset,
-    EvalRows,
-    TrainDataset,
-    build_eval_datasets,
-    build_train_dataset,
-    mixture_of,
-)
+from chomp.data.dataset import TrainDataset, build_train_dataset, mixture_of
 from chomp.data.documents import (
     Document,
     LocatedDocument,
@@ -25,6 +18,7 @@ from chomp.data.documents import (
     documents_of_split,
     is_held_out,
 )
+from chomp.data.eval_dataset import EvalDataset, EvalRows, build_eval_datasets
 from chomp.data.examples import GrugLmExample
 from chomp.data.forecast import Forecast, forecast, forecast_table
 from chomp.data.loader import TrainLoader, build_train_loader, iter_from_step
