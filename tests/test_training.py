@@ -99,6 +99,7 @@ def test_tasks_are_run_on_the_averaged_weights_in_time_and_kept(straight_run):
             (straight_run / f"artifacts/lm_eval_harness_results.{row['step'] + 1}.json").read_text()
         )
         assert kept["metrics"].items() <= row.items()
+        assert (kept["weights"], kept["harness"]["tasks"]) == ("ema", ["colours", "echo"])
         assert row["lm_eval/averages/macro_avg_acc"] == row["lm_eval/colours/acc"]
         assert row["lm_eval/echo/exact_match"] == 0.0
     artifacts = [row["name"] for row in rows_of(straight_run) if row.get("kind") == "artifact"]

@@ -77,6 +77,10 @@ def test_numbers_afterwards_are_those_of_the_loop_to_the_bit(
     assert (found["step"], found["run_id"]) == (step, "tiny")
     assert found["checkpoint"].endswith(f"/run/checkpoints/step-{step}")
     assert found["data"]["sums"]["hash"] != found["data"]["words"]["hash"]
+    assert found["data"]["sums"]["tags"] == ["sums", "text/sums"]
+    assert (found["weights"], found["changed"], found["differs_from_run"]) == ("both", {}, [])
+    assert found["precision"] == {"params": "float32", "compute": "float32"}
+    assert len(found["template_hash"]) == 64
     assert found == json.loads((trained / f"artifacts/eval-step-{step}.json").read_text())
     # The record has them once more, at the same step of the same attempt; times stay the loop's.
     row, artifact = rows(trained)[-2:]
@@ -92,6 +96,8 @@ def test_a_service_that_the_run_is_sent_to_has_the_row_too(chomp: Chomp, trained
     (events,) = (trained / "tensorboard/attempt-1").iterdir()
     assert b"eval/text/sums/bpb" in events.read_bytes()
     assert rows(trained)[-2]["eval/loss"] == in_loop(trained)["eval/loss"]
+    # A part of what the run evaluates is logged, and is not the file of the whole.
+    assert [path.name for path in (trained / "artifacts").iterdir()] == ["eval-step-12-params.json"]
 
 
 def test_while_a_run_trains_its_record_has_the_row_and_wandb_is_left_to_the_run(
@@ -141,15 +147,52 @@ def test_what_the_template_in_the_run_folder_says_is_what_is_evaluated(
     assert not record.exists()
 
 
-def test_another_evaluation_of_the_same_step_has_a_file_of_its_own_and_no_row(
-    chomp: Chomp, trained: Path
+def test_numbers_that_are_not_the_runs_have_files_of_their_own_and_no_row(
+    chomp: Chomp, trained: Path, caplog: pytest.LogCaptureFixture
 ):
-    before = rows(trained)
-    found = evaluated(chomp, "run", "--weights", "params", "-o", "eval.max_eval_batches=1")
-    assert found["metrics"]["eval/tokens"] < in_loop(trained)["eval/tokens"]
-    (path,) = (trained / "artifacts").iterdir()
-    assert path.name.startswith("eval-step-12-")
+    before, loss = rows(trained), in_loop(trained)["eval/loss"]
+    shutil.copytree(trained / "template", "twice")
+    with Path("twice/train.py").open("a") as file:
+        file.write("\n\n_once = losses_of\n\n\ndef losses_of(mp, params, batch):\n")
+        file.write("    return 2.0 * _once(mp, params, batch)\n")
+    less = evaluated(chomp, "run", "--weights", "params", "-o", "eval.max_eval_batches=1")
+    assert less["metrics"]["eval/tokens"] < in_loop(trained)["eval/tokens"]
+    assert less["differs_from_run"] == ["eval.max_eval_batches is changed"]
+    doubled = evaluated(chomp, "run", "--weights", "params", "--template", "twice")
+    assert doubled["metrics"]["eval/loss"] == pytest.approx(2 * loss)
+    assert doubled["differs_from_run"] == ["another template"]
+    kernel = evaluated(chomp, "run", "--weights", "params", "-o", "model.attention=reference")
+    assert kernel["changed"] == {"model.attention": "reference"}
+    tagged = ["--weights", "params", "-o", "data.components.sums.tags=[words/x]"]
+    told = chomp("eval", "run", *tagged)
+    assert "record      left as it is: data.components.sums.tags is changed" in told.out
+    # `words` is data of its own here, which does not count what is in `words/x`.
+    assert "│ words          │" in told.out
+    assert "│ words/x        │" in told.out
+    # What is at the same path by now may be something else.
+    components = json.loads((trained / "config_resolved.json").read_text())["data"]["components"]
+    components["sums"]["validation_store"] = components["words"]["validation_store"]
+    edit_config(trained, data={"components": components})
+    moved = evaluated(chomp, "run", "--weights", "params")
+    assert moved["differs_from_run"] == ["other data in sums"]
+    assert "the held-out store of sums" in caplog.text
     assert rows(trained) == before
+    names = [path.name for path in (trained / "artifacts").iterdir()]
+    assert len(names) == 5
+    assert all(name.startswith("eval-step-12-") for name in names)
+
+
+def test_a_store_that_was_moved_is_named_and_then_as_good_as_before(chomp: Chomp, trained: Path):
+    components = json.loads((trained / "config_resolved.json").read_text())["data"]["components"]
+    shutil.copytree(components["sums"]["validation_store"], "moved")
+    components["sums"]["validation_store"] = "outputs/sums"
+    edit_config(trained, data={"components": components})
+    option = "data.components.sums.validation_store"
+    refused(chomp("eval", "run"), "started in", "there is none from here", f"-o {option}=PATH")
+    refused(chomp("generate", "run"), "started in", f"-o {option}=PATH")
+    found = evaluated(chomp, "run", "--weights", "params", "-o", f"{option}=moved")
+    assert found["differs_from_run"] == []
+    assert rows(trained)[-2]["eval/loss"] == in_loop(trained)["eval/loss"]
 
 
 # ---------------------------------------------------------------------------------------------
@@ -157,7 +200,7 @@ def test_another_evaluation_of_the_same_step_has_a_file_of_its_own_and_no_row(
 
 
 def test_files_are_evaluated_whole_as_the_store_of_the_same_documents_is(
-    chomp: Chomp, trained: Path
+    chomp: Chomp, trained: Path, caplog: pytest.LogCaptureFixture
 ):
     before, record = in_loop(trained), rows(trained)
     data = json.loads((trained / "config_resolved.json").read_text())["data"]
@@ -166,7 +209,7 @@ def test_files_are_evaluated_whole_as_the_store_of_the_same_documents_is(
     lines = "".join(json.dumps({"body": text}) + "\n" for text in texts)
     Path("sums.jsonl.gz").write_bytes(gzip.compress(lines.encode()))
     Path("folder").mkdir()
-    Path("folder/one.txt").write_text(texts[0])
+    Path("folder/one.log").write_text(texts[0])
     asked = ["run", "--weights", "params", "--text-key", "body"]
     asked += ["--data", "sums.jsonl.gz", "--data", f"the/store={store}", "--data", "folder"]
     found = evaluated(chomp, *asked)
@@ -175,6 +218,7 @@ def test_files_are_evaluated_whole_as_the_store_of_the_same_documents_is(
         assert metrics[f"eval/{name}/loss"] == before["eval/sums/loss"]
         assert metrics[f"eval/{name}/bpb_stderr"] == before["eval/sums/bpb_stderr"]
     assert metrics["eval/folder/documents"] == 1
+    assert "folder/one.log is read as plain text" in caplog.text
     assert found["data"]["sums"]["made_from"] == "sums.jsonl.gz"
     assert rows(trained) == record
     # The second time nothing is tokenized, and the file is the same one.
@@ -200,9 +244,18 @@ def test_data_that_cannot_be_evaluated_is_refused_before_anything_is_loaded(
     Path("mixed/a.jsonl").write_text("{}\n")
     Path("mixed/b.txt").write_text("b")
     Path("text.gz").write_bytes(b"")
+    Path("one.json").write_text("[]")
+    Path("EMPTY.JSONL").write_text("")
+    Path("ema.txt").write_text("text")
     refused(chomp("eval", "run", "--data", "nowhere*"), "no file at nowhere*")
     refused(chomp("eval", "run", "--data", "mixed"), "a.jsonl is JSON lines", "b.txt is text")
     refused(chomp("eval", "run", "--data", "text.gz"), "not JSON lines by its name")
+    refused(chomp("eval", "run", "--data", "one.json"), "each line of it is a record", ".jsonl")
+    refused(chomp("eval", "run", "--data", "EMPTY.JSONL"), "EMPTY.JSONL, which holds no document")
+    refused(chomp("eval", "run", "--data", "ema.txt"), "the name 'ema'", "=ema.txt")
+    for name in ("../../evil", "a//b"):
+        refused(chomp("eval", "run", "--data", f"{name}=ema.txt"), f"the name {name!r}")
+    refused(chomp("eval", "run", "--data", "mixed/a.jsonl", "--out", "mixed"), "is a folder")
     twice = ["--data", "mixed/a.jsonl", "--data", "a=mixed/b.txt"]
     refused(chomp("eval", "run", *twice), "the name a twice")
 
@@ -263,6 +316,8 @@ def test_another_tokenizer_is_refused_with_both_hashes(chomp: Chomp, trained: Pa
         ("model.num_layers=3", "part of what was trained"),
         ("train.steps=9", "without effect"),
         ("checkpoint.every=1", "without effect"),
+        ("train.eval_every=3", "eval.steps_per_eval=3, which is without effect"),
+        ("eval=null", "eval=None, which is without effect"),
         ("eval.max_eval_batch=1", "did you mean max_eval_batches"),
         ("mesh.data=3", "sizes whose product is 8"),
     ],
@@ -271,6 +326,14 @@ def test_what_cannot_be_changed_afterwards_is_refused(
     chomp: Chomp, trained: Path, override: str, fault: str
 ):
     refused(chomp("eval", "run", "-o", override), fault)
+
+
+def test_an_override_that_an_option_makes_void_is_refused(chomp: Chomp, trained: Path):
+    Path("a.txt").write_text("a")
+    tags = ["--data", "a.txt", "-o", "data.components.sums.tags=[b]"]
+    refused(chomp("eval", "run", *tags), "with --data, which takes its place")
+    averaged = ["--weights", "params", "-o", "eval.eval_ema=false"]
+    refused(chomp("eval", "run", *averaged), "eval.eval_ema with --weights")
 
 
 def test_a_mesh_of_another_machine_is_replaced_aloud(

@@ -76,6 +76,17 @@ def test_an_empty_prompt_goes_on_from_the_end_of_a_document(chomp: Chomp, traine
     assert "\nweights of" in f"\n{told.err}"
 
 
+def test_a_terminal_is_shown_what_it_would_obey_and_a_file_has_it_as_it_is(
+    chomp: Chomp, trained: Path, monkeypatch: pytest.MonkeyPatch
+):
+    asked = ["generate", "run", "a\x1b[2Jb", "--max-tokens", "4", "--weights", "params"]
+    assert chomp(*asked).out.startswith(f"a\x1b[2Jb{MARK}")
+    monkeypatch.setenv("FORCE_COLOR", "1")  # how rich is told of a terminal
+    told = chomp(*asked)
+    assert "a\ufffd[2Jb" in told.out
+    assert "\x1b[2J" not in told.out
+
+
 @pytest.mark.parametrize(
     ("arguments", "faults"),
     [
@@ -88,6 +99,7 @@ def test_an_empty_prompt_goes_on_from_the_end_of_a_document(chomp: Chomp, traine
         ),
         (["a", "--top-p", "1.5"], ["top_p=1.5"]),
         (["a", "-o", "eval.eval_batch_size=2"], ["without effect"]),
+        (["a", "--seed", str(2**32)], ["--seed", "4294967295"]),
     ],
 )
 def test_what_cannot_be_written_is_refused(

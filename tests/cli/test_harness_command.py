@@ -70,15 +70,33 @@ def test_results_are_shown_kept_and_logged_at_the_checkpoints_step(chomp: Chomp,
     assert row["lm_eval/averages/macro_avg_acc"] == result["value"]
     assert artifact["artifact_kind"] == "lm_eval_output"
 
-    # Other weights are other results: a file of their own, and no row under the same names.
+
+@pytest.mark.parametrize(
+    ("option", "why"),
+    [
+        (["--weights", "params"], "other weights than in the loop"),
+        (["--limit", "2"], "limit=2"),
+    ],
+)
+def test_results_of_other_weights_or_a_part_of_the_questions_are_not_in_the_record(
+    chomp: Chomp, trained: Path, option: list[str], why: str
+):
+    tasks = write_task(trained.parent / "tasks")
+    # Of an earlier time and half written: nothing is lost by it, and it is left as it is.
+    artifact = trained / "artifacts/lm_eval_harness_results.12.json"
+    artifact.parent.mkdir()
+    artifact.write_text('{"step": 12')
     record = (trained / "metrics.jsonl").read_text()
-    more = ["--weights", "params", "--limit", "2", "--num-fewshot", "1", "--json"]
-    told = chomp("harness", "run", "--tasks", "doubles", "--include-path", str(tasks), *more)
+    asked = ["--tasks", "doubles", "--include-path", str(tasks), "--max-length", "48"]
+    told = chomp("harness", "run", *asked, *option, "--json")
     assert told.code == 0, told.err
     found = json.loads(told.out)
-    assert [(row["num_samples"], row["num_fewshot"]) for row in found["results"]] == [(2, 1)]
-    assert len(list((trained / "artifacts").iterdir())) == 2
+    assert (found["differs_from_run"], found["harness"]["max_length"]) == ([why], 48)
+    assert [row["num_samples"] for row in found["results"]] == [2 if "--limit" in option else 6]
     assert (trained / "metrics.jsonl").read_text() == record
+    (other,) = set(artifact.parent.iterdir()) - {artifact}
+    assert other.name.startswith("lm_eval_harness_results.12-")
+    assert artifact.read_text() == '{"step": 12'
 
 
 def test_the_tasks_of_the_runs_own_config_need_not_be_named(chomp: Chomp, trained: Path):
@@ -91,6 +109,15 @@ def test_the_tasks_of_the_runs_own_config_need_not_be_named(chomp: Chomp, traine
     assert told.code == 0, told.err
     assert [row["num_samples"] for row in json.loads(told.out)["results"]] == [3]
     assert json.loads(Path("results.json").read_text()) == json.loads(told.out)
+    # As the loop asks it is the run's own; with another number of examples it is not.
+    record = read_metrics(trained / "metrics.jsonl")
+    assert record[-2]["lm_eval/doubles/acc"] == json.loads(told.out)["results"][0]["value"]
+    told = chomp("harness", "run", "--num-fewshot", "1", "--batch-size", "8")
+    assert told.code == 0, told.err
+    assert "record      left as it is: another num_fewshot" in told.out
+    assert read_metrics(trained / "metrics.jsonl") == record
+    off = chomp("harness", "run", "-o", "eval.harness=null")
+    refused(off, "eval.harness=None, which is without effect")
 
 
 def test_what_cannot_be_run_is_refused(
@@ -106,9 +133,16 @@ def test_what_cannot_be_run_is_refused(
         (["--tasks", "doubles"], ["without a place", "--include-path", "--with-defaults"]),
         (["--tasks", ","], ["--tasks with no name"]),
         ([], ["no tasks, and run has none"]),
+        (["--tasks", "doubles", "--include-path", tasks, "--out", "."], ["is a folder"]),
     ]
     for arguments, faults in asked:
         refused(chomp("harness", "run", *arguments), *faults)
+    Path(tasks, "doubles.jsonl").write_text("")
+    empty = chomp("harness", "run", "--tasks", "doubles", "--include-path", tasks)
+    refused(empty, "its test split is empty", "doubles.jsonl")
+    Path(tasks, "doubles.yaml").write_text("task: [doubles")
+    broken = chomp("harness", "run", "--tasks", "doubles", "--include-path", tasks)
+    refused(broken, "doubles.yaml could not be read: while parsing", "--include-path")
 
 
 def test_a_task_whose_data_is_on_a_hub_that_cannot_be_reached_is_told(

@@ -9,7 +9,13 @@ import numpy as np
 import pytest
 
 from chomp.errors import ConfigError
-from chomp.evaluation.harness import HarnessModel, HarnessResults, Request, run_tasks
+from chomp.evaluation.harness import (
+    HarnessModel,
+    HarnessResults,
+    Request,
+    load_tasks,
+    run_tasks,
+)
 from chomp.evaluation.requests import Cuts
 from chomp.tokenize import ByteTokenizer
 from tests.evaluation.harness_model import (
@@ -85,14 +91,16 @@ def test_local_tasks_give_the_numbers_computed_by_hand(one_device_mesh, folder):
 
 
 def test_few_shot_prompts_that_do_not_fit_are_counted_and_limits_hold(
-    one_device_mesh, folder, caplog
+    one_device_mesh, folder, caplog, capfd, monkeypatch, tmp_path
 ):
+    monkeypatch.chdir(tmp_path)
     model = harness(one_device_mesh)
     results = run_tasks(model, ["col*"], include_path=str(folder), num_fewshot=4, limit=3)
     assert results.cuts.truncated == 9  # all choices of three questions
     assert results.metrics()["lm_eval/truncated_requests"] == 9.0
     assert {(row.num_samples, row.num_fewshot) for row in results.rows} == {(3, 4)}
     assert "9 of 9 requests are longer" in caplog.text
+    assert "git" not in capfd.readouterr().err  # which lm-eval asks, in a checkout or not
 
 
 def test_a_generating_task_compares_what_the_sampler_wrote(one_device_mesh, folder):
@@ -127,6 +135,29 @@ def test_a_folder_that_is_not_there_or_none_at_all_is_refused(one_device_mesh, t
         run_tasks(harness(one_device_mesh), ["colours"])
     with pytest.raises(ConfigError, match="there is no folder"):
         run_tasks(harness(one_device_mesh), ["colours"], include_path=str(tmp_path / "none"))
+
+
+def test_files_that_are_passed_over_are_named(one_device_mesh, folder, caplog):
+    (folder / "broken.yaml").write_text("task: [broken\n")
+    (folder / "lonely.yaml").write_text("include: nowhere.yaml\ntask: lonely\n")
+    (folder / "short.yml").write_text("include: colours.yaml\ntask: short\n")
+    with pytest.raises(ConfigError, match=r"broken\.yaml could not be read: while parsing"):
+        run_tasks(harness(one_device_mesh), ["broken"], include_path=str(folder))
+    load_tasks(["col*"], include_path=str(folder))
+    assert "lonely.yaml is no task that could be asked: it includes nowhere.yaml" in caplog.text
+    assert "short.yml is no task" in caplog.text
+
+
+@pytest.mark.parametrize(("first", "words"), [("", "its test split is empty"), ("train: ", "test")])
+def test_a_split_without_a_record_is_named(folder, first, words):
+    (folder / "none.jsonl").write_text("")
+    before = f"{first}{folder / 'colours.jsonl'}, " if first else ""
+    files = f"{{data_files: {{{before}test: {folder / 'none.jsonl'}}}}}"
+    (folder / "none.yaml").write_text(
+        f"include: colours.yaml\ntask: none\ndataset_kwargs: {files}\n"
+    )
+    with pytest.raises(ConfigError, match=rf"the task none, .*{words}.*Allowed"):
+        load_tasks(["none"], include_path=str(folder))
 
 
 def test_code_beside_a_task_runs_only_when_allowed(one_device_mesh, folder):

@@ -40,21 +40,32 @@ def spreadsheet(
     def tagged(*wanted: str) -> list[Line]:
         return [line for line in lines if set(wanted) & set(tags[line.dataset])]
 
-    def ratio(cells: list[tuple[float, float]]) -> tuple[float, float] | None:
-        size = math.fsum(size for _, size in cells)
-        if size == 0:
+    def ratio(cells: list[tuple[str, float, float]]) -> tuple[float, float] | None:
+        total = math.fsum(size for _, _, size in cells)
+        if total == 0:
             return None
-        mean, n = math.fsum(amount for amount, _ in cells) / size, len(cells)
-        squares = math.fsum((amount - mean * size) ** 2 for amount, size in cells)
-        return mean, math.sqrt(n / (n - 1) * squares) / size if n > 1 else math.nan
+        mean = math.fsum(amount for _, amount, _ in cells) / total
+        rests: dict[str, list[float]] = {}
+        for dataset, amount, size in cells:
+            rests.setdefault(dataset, []).append(amount - mean * size)
+        # Those of one document are one dataset.
+        groups = [group for group in rests.values() if len(group) > 1]
+        alone = [group[0] for group in rests.values() if len(group) == 1]
+        squares = sum(
+            len(group) / (len(group) - 1) * sum((x - sum(group) / len(group)) ** 2 for x in group)
+            for group in [*groups, *([alone] if len(alone) > 1 else [])]
+        )
+        squares += alone[0] ** 2 if len(alone) == 1 else 0.0
+        return mean, math.sqrt(squares) / total if len(cells) > 1 else math.nan
 
     def loss(chosen: list[Line]) -> tuple[float, float] | None:
-        return ratio([(line.loss, line.tokens) for line in chosen])
+        return ratio([(line.dataset, line.loss, line.tokens) for line in chosen])
 
     def bits(chosen: list[Line]) -> tuple[float, float] | None:
         if not with_bytes:
             return None
-        return ratio([(line.bits, line.num_bytes) for line in chosen if line.num_bytes])
+        cells = [(line.dataset, line.bits, line.num_bytes) for line in chosen if line.num_bytes]
+        return ratio(cells)
 
     def put(prefix: str, chosen: list[Line]) -> None:
         found[f"{prefix}tokens"] = math.fsum(line.tokens for line in chosen)
@@ -148,6 +159,17 @@ def test_a_single_tag_has_no_macro_average_and_a_single_document_no_error():
     assert set(found) == {
         f"{tag}{name}" for tag in ("", "d/") for name in ("tokens", "documents", "loss")
     }
+
+
+def test_how_far_datasets_are_from_each_other_is_no_uncertainty():
+    near, far = (
+        [Line("d", loss, 10.0, 0.0, 0.0) for loss in losses] for losses in ([9, 11], [99, 101])
+    )
+    sums = {"near": sums_of(near, "d"), "far": sums_of(far, "d")}
+    found = tagged_metrics(sums, {"near": ["near"], "far": ["far"]}, with_bytes=False)
+    # By hand: residuals -1 and 1 in each; 2/1 * 2 for each of the two, over 40 tokens.
+    assert found["near/loss_stderr"] == pytest.approx(math.sqrt(4) / 20)
+    assert found["loss_stderr"] == pytest.approx(math.sqrt(8) / 40)
 
 
 def test_the_error_of_documents_that_are_alike_is_none_however_many_they_are():

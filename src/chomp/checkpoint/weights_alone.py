@@ -72,15 +72,9 @@ def load_weights(
     """
     leaves = {name: placed(leaf, mesh) for name, leaf in named_leaves(abstract_params).items()}
 
+    # By checkpoint: an older one that is fallen back to may have no average yet.
     def targets(found: StepFolder) -> dict[str, jax.ShapeDtypeStruct]:
-        # By checkpoint: an older one that is fallen back to may have no average yet.
-        fields = [_FIELDS[name] for name in choose(found)]
-        saved = found.metadata.arrays
-        return {
-            field + name: _as_saved(field + name, leaf, saved)
-            for field in fields
-            for name, leaf in leaves.items()
-        }
+        return _targets(found, choose(found), leaves)
 
     # Field by field: what the optimizer keeps is no business of a reader of weights.
     def check(found: StepFolder) -> None:
@@ -93,14 +87,28 @@ def load_weights(
     )
     if outcome.whole is None:
         raise _none_whole(place, outcome.skipped)
-    read = outcome.whole.leaves
+    return WeightsAlone(outcome.whole.found, _models(abstract_params, outcome.whole.leaves))
+
+
+def _targets(
+    found: StepFolder, names: Sequence[WeightsName], leaves: Mapping[str, jax.ShapeDtypeStruct]
+) -> dict[str, jax.ShapeDtypeStruct]:
+    """What to read of a checkpoint, by the names that its arrays have."""
+    saved = found.metadata.arrays
+    return {
+        field + name: _as_saved(field + name, leaf, saved)
+        for field in [_FIELDS[name] for name in names]
+        for name, leaf in leaves.items()
+    }
+
+
+def _models(abstract_params: Any, read: Mapping[str, Any]) -> dict[WeightsName, Any]:
     # An average is a tree of the same shape, so the weights' own serves for both.
-    models = {
+    return {
         kind: with_leaves(abstract_params, {n.removeprefix(field): x for n, x in own.items()})
         for kind, field in _FIELDS.items()
         if (own := within(read, field))
     }
-    return WeightsAlone(outcome.whole.found, models)
 
 
 def _as_saved(

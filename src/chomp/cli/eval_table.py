@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # for annotations alone
@@ -15,9 +15,13 @@ _TOKENS = "/tokens"
 _NAMES = ("loss", "bpb")
 
 
-def eval_table(metrics: Mapping[str, float], *, prefix: str, title: str) -> Table:
+def eval_table(
+    metrics: Mapping[str, float], *, prefix: str, title: str, carried: Collection[str]
+) -> Table:
     """The table of one model, whose metrics begin with `prefix`.
 
+    `carried` are the tags that datasets have themselves. Such a tag counts those datasets alone, so
+    nothing is shown below it: `words/x` beside `words` is a line with its whole name.
     An error of a mean over tags is not told: the tags' errors do not say how they go together.
     """
     from rich.table import Table
@@ -29,8 +33,9 @@ def eval_table(metrics: Mapping[str, float], *, prefix: str, title: str) -> Tabl
     own = {key.removeprefix(f"{prefix}/"): value for key, value in metrics.items()}
     # Every tag has a count of tokens, those without a loss too.
     tags = sorted(key.removesuffix(_TOKENS) for key in own if key.endswith(_TOKENS))
+    parents = {tag for tag in tags if tag not in carried}
     for tag in tags:
-        table.add_row(Text(_label(tag, tags)), *_cells(own, f"{tag}/"))
+        table.add_row(Text(_label(tag, parents)), *_cells(own, f"{tag}/"))
     table.add_section()
     table.add_row("all", *_cells(own, ""))
     if "macro_loss" in own:  # with a single tag it would say `all` again
@@ -39,11 +44,10 @@ def eval_table(metrics: Mapping[str, float], *, prefix: str, title: str) -> Tabl
     return table
 
 
-def _label(tag: str, tags: list[str]) -> str:
-    """The tag under its parent, where that has a line too."""
-    parent, _, last = tag.rpartition("/")
-    depth = sum(1 for end in range(len(tag)) if tag[end] == "/" and tag[:end] in tags)
-    return "  " * depth + last if parent in tags else tag
+def _label(tag: str, parents: Collection[str]) -> str:
+    """The tag below those that count it too, without their names."""
+    above = [tag[:end] for end in range(len(tag)) if tag[end] == "/" and tag[:end] in parents]
+    return "  " * len(above) + tag.removeprefix(f"{above[-1]}/" if above else "")
 
 
 def _cells(own: Mapping[str, float], prefix: str) -> list[str]:

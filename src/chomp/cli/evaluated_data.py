@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import glob
+import logging
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,8 +27,14 @@ if TYPE_CHECKING:  # for annotations alone
 _JSONL = (".jsonl", ".jsonl.gz", ".jsonl.zst")
 _PARQUET = (".parquet",)
 _COMPRESSED = (".gz", ".zst")
+_JSON = (".json",)
+_TEXT = (".txt", ".text", ".md")
 # All of a file is evaluated, so every document is in the held-out part.
 _EVERYTHING = 1.0
+# The first word of the metrics of averaged weights, which is none that data may be called.
+_AVERAGED = "ema"
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +50,7 @@ def named_data(given: Sequence[str]) -> list[NamedData]:
     """What each NAME=PATH or PATH means; raises for what is not there, and for equal names."""
     found = [_named(text) for text in given]
     for item in found:
+        _require_name(item)
         require(
             [other.name for other in found].count(item.name) == 1,
             given=f"--data with the name {item.name} twice",
@@ -50,6 +58,18 @@ def named_data(given: Sequence[str]) -> list[NamedData]:
             fix=f"name them, as in --data {item.name}/one={item.path}",
         )
     return found
+
+
+def _require_name(item: NamedData) -> None:
+    """Raise `ConfigError` for a name that cannot be a tag, and a folder of stores."""
+    parts = item.name.split("/")
+    require(
+        not {"", ".", ".."} & set(parts) and parts[0] != _AVERAGED,
+        given=f"--data {item.path} under the name {item.name!r}",
+        allowed="words joined by single slashes, the first not `ema`, where the metrics of "
+        "averaged weights are",
+        fix=f"name it, as in --data text/web={item.path}: that becomes eval/text/web/loss",
+    )
 
 
 def store_folders(
@@ -66,7 +86,23 @@ def store_folders(
         if planned and is_first():
             _build(list(steps.values()), prefix)
     built = {name: step.path for name, step in planned.items()}
-    return {item.name: built.get(item.name, item.path) for item in data}
+    folders = {item.name: built.get(item.name, item.path) for item in data}
+    for item in data:
+        _require_documents(item, folders[item.name])
+    return folders
+
+
+def _require_documents(item: NamedData, folder: str) -> None:
+    from chomp.data.store.token_store import read_manifest
+
+    if read_manifest(folder).num_documents == 0:
+        raise DataError(
+            message(
+                given=f"--data {item.name}={item.path}, which holds no document",
+                allowed="at least one document with a text: white space alone is none",
+                fix="correct the path, or write something into it",
+            )
+        )
 
 
 def _build(steps: Sequence[ExecutorStep], prefix: str) -> None:
@@ -130,21 +166,33 @@ def _source(item: NamedData) -> Source:
     # The very files that were listed: the pattern might match more by the time it is read.
     paths = tuple(map(glob.escape, item.files))
     kind = next(iter(kinds))
+    unknown = [file for file in item.files if not file.lower().endswith(_TEXT)]
+    if kind == "text" and unknown:
+        # A table or a program is text too, if that was meant.
+        _log.warning("%s is read as plain text, all of it one document", unknown[0])
     if kind == "JSON lines":
         return JsonlSource(paths=paths)
     return ParquetSource(paths=paths) if kind == "Parquet" else TextSource(paths=paths)
 
 
 def _kind(file: str) -> str:
-    if file.endswith(_JSONL):
+    name = file.lower()  # as in NEWS.JSONL
+    if name.endswith(_JSONL):
         return "JSON lines"
-    if file.endswith(_PARQUET):
+    if name.endswith(_PARQUET):
         return "Parquet"
     require(
-        not file.endswith(_COMPRESSED),
+        not name.endswith(_COMPRESSED),
         given=f"--data {file}, a compressed file that is not JSON lines by its name",
         allowed=f"text files, {', '.join(_JSONL)} and {_PARQUET[0]}",
         fix="decompress it, or rename it if it holds JSON lines",
+    )
+    require(
+        not name.endswith(_JSON),
+        given=f"--data {file}, whose name does not say whether each line of it is a record",
+        allowed=f"text files, {', '.join(_JSONL)} and {_PARQUET[0]}",
+        fix="rename it to .jsonl if each line is a JSON object; else write one line for each "
+        "document first",
     )
     return "text"
 

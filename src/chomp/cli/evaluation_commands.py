@@ -16,6 +16,7 @@ import typer
 from chomp.cli.config_arguments import Action, Overrides, Prefix
 
 if TYPE_CHECKING:  # for annotations alone
+    from chomp.checkpoint.weights_alone import WeightsName
     from chomp.cli.opened_run import GivenRun
 
 # The mark is typer's: it leaves the lines of the paragraph after it as they are.
@@ -70,6 +71,12 @@ class EvaluatedWeights(StrEnum):
     ema = "ema"
     both = "both"
 
+    def names(self) -> "tuple[WeightsName, ...]":
+        """The weights that are meant."""
+        if self is EvaluatedWeights.both:
+            return ("params", "ema")
+        return ("ema",) if self is EvaluatedWeights.ema else ("params",)
+
 
 class Weights(StrEnum):
     """Which weights of a checkpoint are asked."""
@@ -84,6 +91,9 @@ OneOfTheWeights = Annotated[
         help="The weights themselves, or their moving average; default: the average, if any."
     ),
 ]
+
+
+# The functions below are long and hold nothing: an option is an argument, and each has its help.
 
 
 def eval_(
@@ -120,7 +130,7 @@ def eval_(
         eval_run,
         _given(run, overrides, template, tokenizer, trust),
         data=data or [],
-        weights=None if weights is None else weights.value,
+        weights=None if weights is None else weights.names(),
         text_key=text_key,
         prefix=outputs_folder(prefix),
         out=out,
@@ -153,7 +163,7 @@ def generate(
         float | None,
         typer.Option(metavar="P", help="Only the likeliest tokens with this much probability."),
     ] = None,
-    seed: Annotated[int, typer.Option(metavar="S", min=0, help="Of the draws.")] = 0,
+    seed: Annotated[int, typer.Option(metavar="S", min=0, max=2**32 - 1, help="Of the draws.")] = 0,
     num_samples: Annotated[
         int, typer.Option(metavar="K", min=1, help="Texts for each prompt.")
     ] = 1,
@@ -210,6 +220,10 @@ def harness(
     batch_size: Annotated[
         int | None, typer.Option(metavar="B", min=1, help="Rows of packed requests.")
     ] = None,
+    max_length: Annotated[
+        int | None,
+        typer.Option(metavar="T", min=1, help="Tokens of a row; default: as in training."),
+    ] = None,
     weights: OneOfTheWeights = None,
     allow_code: Annotated[
         bool,
@@ -234,6 +248,7 @@ def harness(
         "num_fewshot": num_fewshot,
         "limit": limit,
         "batch_size": batch_size,
+        "max_length": max_length,
         "allow_code": allow_code or None,
     }
     return partial(

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from chomp.cli.opened_run import GivenRun, OpenedRun, opened_run
 from chomp.cli.prompts import Prompt, encoded_prompts, given_texts, held_out_prompt
-from chomp.cli.result_file import about_checkpoint, as_seen_from_here, print_json
+from chomp.cli.result_file import TITLES, about_checkpoint, as_seen_from_here, print_json
 from chomp.cli.rows_bar import rows_bar
 from chomp.errors import require
 
@@ -24,7 +24,6 @@ if TYPE_CHECKING:  # for annotations alone
     from chomp.hooks.samples import SampleLengths
 
 MAY_CHANGE = ("samples.*", "mesh.*", "model.attention", "data.components.*.validation_store")
-_TITLES = {"params": "weights", "ema": "averaged weights"}
 # Texts at once; more would not fit where one text has a cache of gigabytes.
 _BATCH_SIZE = 32
 _SEEDS = 2**32
@@ -133,30 +132,10 @@ def _samples(
     max_tokens: int,
 ) -> list[Sample]:
     """The texts, those of one prompt together: sample n of a prompt has the seed n further on."""
-    from chomp.evaluation import generate_batch
-
-    (weights,) = read.models.values()
-    model = run.mp.for_compute(weights)  # once, and not at every token
     # Sample 0 has the seed itself: without options that is the run's own sample.
     seeds = [(asked.seed + number) % _SEEDS for number in range(asked.num_samples)]
     wishes = [(prompt, seed) for prompt in prompts for seed in seeds]
-    # Prompts of like length go together best: what one has more than the shortest is fed singly.
-    order = sorted(range(len(wishes)), key=lambda at: -len(wishes[at][0].ids))
-    found: dict[int, list[int]] = {}
-    with rows_bar("generating", "texts") as on_texts:
-        for first in range(0, len(order), _BATCH_SIZE):
-            batch = order[first : first + _BATCH_SIZE]
-            texts = generate_batch(
-                model,
-                [wishes[at][0].ids for at in batch],
-                mesh=run.mesh,
-                max_tokens=max_tokens,
-                eos_id=run.tokenizer.eos_id,
-                seed=[wishes[at][1] for at in batch],
-                **how,
-            )
-            found |= zip(batch, texts, strict=True)
-            on_texts(len(found), len(order))
+    found = _continued(run, read, wishes, {**how, "max_tokens": max_tokens})
     return [
         Sample(
             prompt=prompt.text,
@@ -169,13 +148,42 @@ def _samples(
     ]
 
 
+def _continued(
+    run: OpenedRun,
+    read: WeightsAlone,
+    wishes: Sequence[tuple[Prompt, int]],
+    how: Mapping[str, Any],
+) -> dict[int, list[int]]:
+    """The new tokens of each prompt and seed, by their number."""
+    from chomp.evaluation import generate_batch
+
+    (weights,) = read.models.values()
+    model = run.mp.for_compute(weights)  # once, and not at every token
+    # Prompts of like length go together best: what one has more than the shortest is fed singly.
+    order = sorted(range(len(wishes)), key=lambda at: -len(wishes[at][0].ids))
+    found: dict[int, list[int]] = {}
+    with rows_bar("generating", "texts") as on_texts:
+        for first in range(0, len(order), _BATCH_SIZE):
+            batch = order[first : first + _BATCH_SIZE]
+            texts = generate_batch(
+                model,
+                [wishes[at][0].ids for at in batch],
+                mesh=run.mesh,
+                eos_id=run.tokenizer.eos_id,
+                seed=[wishes[at][1] for at in batch],
+                **how,
+            )
+            found |= zip(batch, texts, strict=True)
+            on_texts(len(found), len(order))
+    return found
+
+
 def _print_json(
     run: OpenedRun, read: WeightsAlone, samples: Sequence[Sample], how: Mapping[str, Any]
 ) -> None:
     (weights,) = read.models
     content = {
-        **about_checkpoint(run, read.found),
-        "weights": weights,
+        **about_checkpoint(run, read.found, weights),
         "how": dict(how),
         "samples": [asdict(sample) for sample in samples],
     }
@@ -187,12 +195,17 @@ def _show(read: WeightsAlone, samples: Sequence[Sample]) -> None:
     from rich.text import Text
 
     from chomp.hooks.run_folder import SAMPLE_MARK
+    from chomp.tracking.printable import printable
 
     (weights,) = read.models
     # On stderr: what is asked for is the text.
     notes, console = Console(stderr=True, soft_wrap=True), Console(soft_wrap=True)
-    notes.print(Text(f"{_TITLES[weights]} of {as_seen_from_here(read.found.path)}", style="dim"))
+    notes.print(Text(f"{TITLES[weights]} of {as_seen_from_here(read.found.path)}", style="dim"))
     for number, sample in enumerate(samples, start=1):
         if len(samples) > 1:
             notes.print(Text(f"{number} of {len(samples)}, seed {sample.seed}", style="dim"))
-        console.print(Text.assemble((sample.prompt, "bold"), SAMPLE_MARK, sample.text))
+        prompt, text = sample.prompt, sample.text
+        # In a pipe every byte stays; a terminal would obey some of what a model writes.
+        if console.is_terminal:
+            prompt, text = (printable(part, console.encoding) for part in (prompt, text))
+        console.print(Text.assemble((prompt, "bold"), SAMPLE_MARK, text))

@@ -14,28 +14,44 @@ from typing import TYPE_CHECKING, Any
 
 from chomp.cli.late_record import late_tracker
 from chomp.cli.opened_run import GivenRun, OpenedRun, opened_run
+from chomp.cli.own_results import harness_differences, what_is_asked
 from chomp.cli.result_file import (
-    ARTIFACTS,
+    TITLES,
     about_checkpoint,
     print_json,
     require_place,
     say_places,
+    short_hash,
     written,
 )
 from chomp.cli.terminal import print_table, say
-from chomp.errors import require
+from chomp.errors import ChompError, require
 
 if TYPE_CHECKING:  # for annotations alone
     from chomp.checkpoint.weights_alone import WeightsAlone, WeightsName
     from chomp.evaluation.harness import HarnessResults
     from chomp.hooks import HarnessConfig
+    from chomp.hooks.harness import Harness
 
-MAY_CHANGE = ("eval.harness", "eval.harness.*", "mesh.*", "logging.*", "model.attention")
-_TITLES = {"params": "weights", "ema": "averaged weights"}
-# As the loop names its own.
-_RESULTS = "lm_eval_harness_results"
-_ARTIFACT_KIND = "lm_eval_output"
-_HASH_CHARACTERS = 8
+# What may be said otherwise and has an effect here: all of the tasks but when the loop runs them.
+MAY_CHANGE = (
+    "eval",  # of a run that has none, as is the next
+    "eval.harness",
+    "eval.harness.tasks*",
+    "eval.harness.include_path",
+    "eval.harness.include_defaults",
+    "eval.harness.num_fewshot",
+    "eval.harness.limit",
+    "eval.harness.batch_size",
+    "eval.harness.max_length",
+    "eval.harness.allow_code",
+    "mesh.*",
+    "logging.project",
+    "logging.metrics_file",
+    "logging.wandb.*",
+    "logging.tensorboard.*",
+    "model.attention",
+)
 
 
 def harness_run(
@@ -49,14 +65,38 @@ def harness_run(
 ) -> int:
     """Run the tasks, show and keep what they gave; the exit code."""
     from chomp.checkpoint.weights_alone import best_weights, these_weights
-    from chomp.hooks.harness import Harness
+    from chomp.mesh import is_first
 
     _require_folder(asked.get("include_path"))
     run = opened_run(given, may_change=MAY_CHANGE)
     require_place(run, out)
     config = _config(run, tasks, asked)
     # Before the weights: a task that is not there should cost nobody the reading of them.
-    harness = Harness(
+    harness = _harness(run, config)
+    choose = best_weights if weights is None else partial(these_weights, names=(weights,))
+    read = run.weights(choose)
+    about = _about(run, read, harness, config)
+    # Before hours of tasks: a file that cannot be read must cost nobody their results.
+    name = _file_name(run, about) if out is None else ""
+    (model,) = read.models.values()
+    start = time.perf_counter()  # as the loop counts: tasks are loaded before
+    results = harness.results(model)
+    about["seconds"] = time.perf_counter() - start
+    content = {**about, **results.as_json()}
+    path = written(run, content, name=name, out=out)
+    if is_first() and is_json:
+        print_json(content)
+    elif is_first():
+        _show(read, results, about["seconds"])
+        say_places(read.found, path, about["differs_from_run"])
+    _log(run, about, results, path)  # last: a service may take its time
+    return 0
+
+
+def _harness(run: OpenedRun, config: HarnessConfig) -> Harness:
+    from chomp.hooks.harness import Harness
+
+    return Harness(
         config,
         run.from_template("scores_of"),
         model=run.config.model,
@@ -66,14 +106,6 @@ def harness_run(
         mp=run.mp,
         tokenizer=run.tokenizer,
     )
-    choose = best_weights if weights is None else partial(these_weights, names=(weights,))
-    read = run.weights(choose)
-    (model,) = read.models.values()
-    start = time.perf_counter()  # as the loop counts: tasks are loaded before
-    results = harness.results(model)
-    seconds = time.perf_counter() - start
-    _keep(run, read, config, results, seconds, out=out, is_json=is_json)
-    return 0
 
 
 def _require_folder(include_path: str | None) -> None:
@@ -110,75 +142,71 @@ def _config(run: OpenedRun, tasks: Sequence[str] | None, asked: Mapping[str, Any
     return HarnessConfig(**named, **asked)
 
 
-def _keep(
-    run: OpenedRun,
-    read: WeightsAlone,
-    config: HarnessConfig,
-    results: HarnessResults,
-    seconds: float,
-    *,
-    out: str | None,
-    is_json: bool,
-) -> None:
-    """Write the results, show them, and log them as the loop does."""
-    from chomp.config import config_to_mapping
-    from chomp.mesh import is_first
+def _about(
+    run: OpenedRun, read: WeightsAlone, harness: Harness, config: HarnessConfig
+) -> dict[str, Any]:
+    """What the file of results begins with: what the loop's says, and which checkpoint it was."""
+    from chomp.checkpoint.weights_alone import best_weights
 
-    found, (weights,) = read.found, read.models
-    content = {
-        **about_checkpoint(run, found),
-        "weights": weights,
-        "seconds": seconds,
-        "harness": config_to_mapping(config),
-        **results.as_json(),
+    (weights,) = read.models
+    is_usual = (weights,) == tuple(best_weights(read.found))
+    other = [] if is_usual else ["other weights than in the loop"]
+    return {
+        **about_checkpoint(run, read.found, weights),
+        **harness.about(read.found.metadata.step, weights),
+        "differs_from_run": [*harness_differences(run, config), *other],
     }
-    path = written(run, content, name=_file_name(run, content), out=out)
-    if is_first() and is_json:
-        print_json(content)
-    elif is_first():
-        _show(read, results, seconds, path)
-    _log(run, read, results, seconds, path)  # last: a service may take its time
 
 
-def _file_name(run: OpenedRun, content: Mapping[str, Any]) -> str:
-    """The loop's own name for results, unless that file has results of other tasks or weights."""
-    from chomp.config import fingerprint
-    from chomp.storage import exists, join, read_json
+def _file_name(run: OpenedRun, about: Mapping[str, Any]) -> str:
+    """The loop's own name for results, unless they are others or that file has others."""
+    from chomp.hooks.harness import results_name
+    from chomp.hooks.result_header import ARTIFACTS
+    from chomp.storage import exists, join
 
-    stem = f"{_RESULTS}.{content['step']}"
-    asked = [content["weights"], content["harness"]]
-    # The loop's file has no such fields, so it is never written over either.
-    path = None if run.folder is None else join(run.folder, ARTIFACTS, f"{stem}.json")
-    there = read_json(path) if path is not None and exists(path) else None
-    if isinstance(there, dict) and [there.get("weights"), there.get("harness")] != asked:
-        return f"{stem}-{fingerprint(asked)[:_HASH_CHARACTERS]}.json"
-    return f"{stem}.json"
+    stem, asked = results_name(about["step"]), _defined(about)
+    there = None if run.folder is None else join(run.folder, ARTIFACTS, f"{stem}.json")
+    is_free = there is None or not exists(there) or _defined_in(there) == asked
+    if is_free and not about["differs_from_run"]:
+        return f"{stem}.json"
+    more = [about["changed"], about["template_hash"]]
+    return f"{stem}-{short_hash([*asked, *more])}.json"
+
+
+def _defined(about: Mapping[str, Any]) -> list[Any]:
+    """What tells results from others of the run's own; the loop's files have it too."""
+    return [about["weights"], what_is_asked(about["harness"])]
+
+
+def _defined_in(path: str) -> list[Any] | None:
+    """Likewise of a file; None for one that is damaged, or not of this kind."""
+    from chomp.storage import read_json
+
+    try:
+        return _defined(read_json(path))
+    except (ChompError, LookupError, TypeError, AttributeError):
+        return None
 
 
 def _log(
-    run: OpenedRun, read: WeightsAlone, results: HarnessResults, seconds: float, path: str | None
+    run: OpenedRun, about: Mapping[str, Any], results: HarnessResults, path: str | None
 ) -> None:
-    """The results at the last completed step, if they are of the weights that the loop takes."""
-    from chomp.checkpoint.weights_alone import best_weights
-    from chomp.tracking import names
+    """The results at the last completed step of the run's record, if they are the run's own."""
+    from chomp.hooks.harness import log_results
 
-    step = read.found.metadata.step
-    # Results of other weights under the same names would look like a change of the model.
-    if step == 0 or tuple(read.models) != tuple(best_weights(read.found)):
+    step: int = about["step"]
+    if step == 0 or about["differs_from_run"]:
         return
     with late_tracker(run) as tracker:
-        metrics = {**results.metrics(), names.LM_EVAL_TOTAL_TIME: seconds}
-        tracker.log(metrics, step=step - 1)
-        if path is not None:
-            tracker.log_artifact(path, name=f"{_RESULTS}.{step}", kind=_ARTIFACT_KIND)
+        log_results(results, about["seconds"], tracker, path, completed_steps=step)
 
 
-def _show(read: WeightsAlone, results: HarnessResults, seconds: float, path: str | None) -> None:
+def _show(read: WeightsAlone, results: HarnessResults, seconds: float) -> None:
     from rich.table import Table
 
     (weights,) = read.models
     headings, *rows = results.table()
-    title = f"{_TITLES[weights]} of step {read.found.metadata.step}"
+    title = f"{TITLES[weights]} of step {read.found.metadata.step}"
     table = Table(title=title, title_justify="left")
     for number, heading in enumerate(headings):
         table.add_column(heading, justify="left" if number < 2 else "right")
@@ -186,4 +214,3 @@ def _show(read: WeightsAlone, results: HarnessResults, seconds: float, path: str
         table.add_row(*row)
     print_table(table)
     say(f"{seconds:.1f} s, compiling included")
-    say_places(read.found, path)

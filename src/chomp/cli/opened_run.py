@@ -10,14 +10,14 @@ the run folder is changed here.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from chomp.cli.run_config import run_config
-from chomp.cli.run_template import TEMPLATE, RunTemplate, loaded_template
+from chomp.cli.run_template import TEMPLATE, RunTemplate, loaded_template, template_digest
 from chomp.errors import ConfigError, DataError, message, require_at_most
 
 if TYPE_CHECKING:  # for annotations alone
@@ -53,8 +53,9 @@ class OpenedRun:
     path: str  # as it was given: a run or one of its checkpoints
     folder: str | None  # of the run; None: the checkpoint lies in none
     config: Any  # the template's GrugRunConfig, after overrides
-    changed: tuple[str, ...]  # the fields that overrides have changed
+    changed: Mapping[str, Any]  # the fields that overrides have changed, and their values
     template: RunTemplate
+    has_own_template: bool  # its sources are those of the run's own copy
     tokenizer: Tokenizer
     tokenizer_folder: str
     mesh: Mesh
@@ -117,6 +118,7 @@ def opened_run(given: GivenRun, *, may_change: Sequence[str]) -> OpenedRun:
         config=config,
         changed=changed,
         template=template,
+        has_own_template=_is_own(template, place),
         tokenizer=tokenizer,
         tokenizer_folder=tokenizer_folder,
         mesh=mesh,
@@ -137,6 +139,14 @@ def _template_folder(given: GivenRun, place: CheckpointPlace) -> Path:
             )
         )
     return Path(place.run, TEMPLATE)
+
+
+def _is_own(template: RunTemplate, place: CheckpointPlace) -> bool:
+    """Whether the run's own copy has the same sources: a copy of that copy is as good."""
+    own = None if place.run is None else Path(place.run, TEMPLATE)
+    if own is None or template.folder == own.resolve():
+        return own is not None
+    return own.is_dir() and template_digest(own) == template.digest
 
 
 def _tokenizer_folder(given: GivenRun, place: CheckpointPlace, config: Any) -> str:

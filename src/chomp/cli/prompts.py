@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from chomp.cli.held_out import held_out_datasets
 from chomp.cli.opened_run import OpenedRun
 from chomp.errors import DataError, message, require
 
@@ -57,11 +58,8 @@ def encoded_prompts(run: OpenedRun, texts: Sequence[str]) -> list[Prompt]:
 
 def held_out_prompt(run: OpenedRun, step: int, num_tokens: int) -> Prompt:
     """How the held-out text begins that the run's own sample of a step went on from."""
-    from chomp.data import build_eval_datasets
-
-    every, data = run.config.samples.every, run.config.data
-    datasets = build_eval_datasets(data, run.tokenizer, seq_len=run.config.trainer.seq_len)
-    with_text = [dataset for dataset in datasets if dataset.num_rows > 0]
+    every = run.config.samples.every
+    with_text = [dataset for dataset in held_out_datasets(run) if dataset.num_rows > 0]
     if not with_text:
         raise DataError(
             message(

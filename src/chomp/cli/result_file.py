@@ -6,49 +6,67 @@
 from __future__ import annotations
 
 import os
-import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from chomp.cli.opened_run import OpenedRun
 from chomp.cli.terminal import say
+from chomp.errors import require
 from chomp.tracking.lines import strict_json
 
 if TYPE_CHECKING:  # for annotations alone
     from chomp.checkpoint import StepFolder
 
-ARTIFACTS = "artifacts"  # inside a run folder
+# How people are told which weights results are of.
+TITLES = {"params": "weights", "ema": "averaged weights"}
+_HASH_CHARACTERS = 8  # of what defines results, in the name of their file
 
 
-def about_checkpoint(run: OpenedRun, found: StepFolder) -> dict[str, Any]:
-    """Which weights results are of, beyond doubt, and the software and devices that found them."""
+def about_checkpoint(run: OpenedRun, found: StepFolder, weights: str) -> dict[str, Any]:
+    """Which weights results are of, beyond doubt, and the software and devices that found them.
+
+    `weights` is `params`, `ema` or `both`.
+    """
     from chomp.config import fingerprint
-    from chomp.hooks import environment
+    from chomp.hooks.result_header import result_header
 
     metadata = found.metadata
+    header = result_header(
+        metadata.step, weights, tokenizer=run.tokenizer, mesh=run.mesh, mp=run.mp
+    )
     return {
         "run_id": metadata.run_id,
-        "step": metadata.step,
         "checkpoint": found.path,
         # Of all its arrays: two checkpoints with one hash hold the same numbers.
         "receipt_hash": fingerprint(metadata.receipt),
-        "tokenizer_hash": metadata.tokenizer_hash,
-        # Sums over more devices round otherwise, in the last digits.
-        "mesh": dict(run.mesh.shape),
-        "time": time.time(),
-        "versions": environment(),
+        "template_hash": run.template.digest,
+        "changed": dict(run.changed),
+        **header,
     }
 
 
+def short_hash(definition: Any) -> str:
+    """A few characters that tell results of one definition from those of another."""
+    from chomp.config import fingerprint
+
+    return fingerprint(definition)[:_HASH_CHARACTERS]
+
+
 def require_place(run: OpenedRun, out: str | None) -> None:
-    """Raise `StorageError` now, and not after the work, if results cannot be written."""
+    """Raise an error now, and not after the work, if results cannot be written."""
     from chomp.mesh import all_or_none, is_first
-    from chomp.storage import parent_of, require_writable_folder
+    from chomp.storage import is_folder, parent_of, require_writable_folder
 
     path = _place(run, "results.json", out)
     with all_or_none("looking for a place for the results"):
         if path is not None and is_first():
+            require(
+                not (path.endswith("/") or is_folder(path)),
+                given=f"--out {out}, which is a folder",
+                allowed="a file, which is written or written over",
+                fix=f"pass --out {path.rstrip('/')}/results.json",
+            )
             require_writable_folder(parent_of(path))
 
 
@@ -69,6 +87,7 @@ def written(
 
 
 def _place(run: OpenedRun, name: str, out: str | None) -> str | None:
+    from chomp.hooks.result_header import ARTIFACTS
     from chomp.storage import join
 
     if out is not None:
@@ -83,11 +102,13 @@ def print_json(content: Mapping[str, Any]) -> None:
     print(json_text(strict_json(content), name="the results", indent=2))
 
 
-def say_places(found: StepFolder, path: str | None) -> None:
-    """Say which checkpoint was looked at, and where the results are."""
+def say_places(found: StepFolder, path: str | None, differences: Sequence[str]) -> None:
+    """Say which checkpoint was looked at, where the results are, and why they are not logged."""
     say(f"checkpoint  {as_seen_from_here(found.path)}")
     if path is not None:
         say(f"results     {as_seen_from_here(path)}")
+    if differences:
+        say(f"record      left as it is: {', '.join(differences)}")
 
 
 def as_seen_from_here(path: str) -> str:

@@ -17,7 +17,9 @@ if TYPE_CHECKING:  # for annotations alone
     from chomp.checkpoint.places import CheckpointPlace
     from chomp.config import Difference
 
-_DERIVED = "derived"  # what `config_resolved.json` tells besides the config
+DERIVED = "derived"  # what `config_resolved.json` tells besides the config
+# Sections that say what is done beside training. Another value of theirs is no other model.
+_BESIDE_TRAINING = ("eval", "samples", "logging", "checkpoint", "mesh")
 
 
 def run_config(
@@ -25,11 +27,13 @@ def run_config(
     place: CheckpointPlace,
     overrides: Sequence[str],
     may_change: Sequence[str],
-) -> tuple[Any, tuple[str, ...]]:
+) -> tuple[Any, dict[str, Any]]:
     """The template's `GrugRunConfig` of a run with overrides, and the fields they have changed.
 
+    Those are by path, with the values that they have now.
+
     Its `output_path` is where the run folder is now. Raises `ConfigError` for an override of
-    anything that no pattern of `may_change` names.
+    anything that no pattern of `may_change` names, or of a whole section to null.
     """
     from chomp.config import apply_overrides, config_difference, config_from_mapping
 
@@ -42,9 +46,12 @@ def run_config(
     differences = config_difference(own, config)
     # By what has changed and not by what was typed: an alias or a whole section says it too.
     for item in differences:
-        if not any(fnmatchcase(item.path, pattern) for pattern in may_change):
+        is_known = any(fnmatchcase(item.path, pattern) for pattern in may_change)
+        # A command that is given turns nothing off: what it does was asked for.
+        is_turned_off = item.after is None and isinstance(item.before, dict)
+        if is_turned_off or not is_known:
             raise _refusal(item, may_change)
-    return config, tuple(item.path for item in differences)
+    return config, {item.path: item.after for item in differences}
 
 
 def _recorded(place: CheckpointPlace) -> tuple[dict[str, Any], str]:
@@ -66,7 +73,7 @@ def _recorded(place: CheckpointPlace) -> tuple[dict[str, Any], str]:
                     fix="bring back a copy of the file, or remove it: checkpoints have one too",
                 )
             )
-        return {key: value for key, value in content.items() if key != _DERIVED}, location
+        return {key: value for key, value in content.items() if key != DERIVED}, location
     # A checkpoint that was copied out of its run: its metadata has the config it was saved under.
     found = some_at(place)
     readable = [item for item in found if isinstance(item, StepFolder)]
@@ -76,7 +83,7 @@ def _recorded(place: CheckpointPlace) -> tuple[dict[str, Any], str]:
 
 
 def _refusal(item: Difference, may_change: Sequence[str]) -> ConfigError:
-    is_trained = item.mark == "identity"
+    is_trained = item.mark == "identity" and item.path.split(".")[0] not in _BESIDE_TRAINING
     why = "part of what was trained" if is_trained else "without effect on this command"
     return ConfigError(
         message(

@@ -32,6 +32,7 @@ class RunTemplate:
     """A template whose `train.py` was run, as importing it does."""
 
     folder: Path
+    digest: str  # of its sources: two templates with one digest are the same
     train: ModuleType
 
     def part(self, name: str) -> Any:
@@ -59,10 +60,11 @@ def loaded_template(folder: Path, *, is_trusted: bool = False) -> RunTemplate:
     if not is_trusted:
         _require_known(folder, sources)
     # By content: two versions of one template live side by side, as do jit caches of each.
-    name = _PACKAGE + _digest(sources)[:12]
+    digest = _digest(sources)
+    name = _PACKAGE + digest[:12]
     try:
         _Templates.add(name, folder, sources)
-        return RunTemplate(folder, importlib.import_module(f"{name}.{_TRAIN}"))
+        return RunTemplate(folder, digest, importlib.import_module(f"{name}.{_TRAIN}"))
     except ImportError as error:
         raise ConfigError(
             message(
@@ -72,6 +74,11 @@ def loaded_template(folder: Path, *, is_trusted: bool = False) -> RunTemplate:
                 "what is missing",
             )
         ) from error
+
+
+def template_digest(folder: Path) -> str:
+    """SHA-256 of the sources of the template in a folder, which are not run."""
+    return _digest(_sources(folder))
 
 
 def _sources(folder: Path) -> dict[str, bytes]:

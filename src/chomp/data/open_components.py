@@ -15,7 +15,7 @@ from chomp.data.packing import LongDocuments
 from chomp.data.rows import ConcatRows, RowBatch, Rows
 from chomp.data.shuffle import RowOrder
 from chomp.data.sources.source import source_fingerprint
-from chomp.data.store.token_store import PARTS, TokenStore
+from chomp.data.store.token_store import TokenStore
 from chomp.data.streams.stream import StreamRows
 from chomp.errors import DataError, StorageError, message
 from chomp.tokenize import Tokenizer
@@ -48,9 +48,7 @@ class StoreComponent:
 
     def fingerprint(self) -> str:
         """SHA-256 of what the store is made from and of its content, wherever its files were."""
-        manifest = self.rows.store.manifest
-        content = {name: sums for name, sums in manifest.checksums.items() if name != PARTS}
-        return fingerprint([manifest.identity, content])
+        return self.rows.store.manifest.fingerprint()
 
 
 class StreamComponent:

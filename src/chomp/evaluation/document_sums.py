@@ -35,10 +35,12 @@ class DocumentSums:
     tokens: Float64[np.ndarray, " D"]  # sums of weights
     bits: Float64[np.ndarray, " D"]  # of tokens that stand for bytes
     num_bytes: Float64[np.ndarray, " D"]  # behind those tokens
+    # The dataset of each document, by number; None: all are of one.
+    datasets: Int[np.ndarray, " D"] | None = None
 
     @staticmethod
     def joined(parts: Iterable["DocumentSums"]) -> "DocumentSums":
-        """The documents of all parts, which have none in common."""
+        """The documents of all parts, each a dataset; they have none in common."""
         found = list(parts)
 
         def column(name: str) -> Float64[np.ndarray, " D"]:
@@ -49,6 +51,7 @@ class DocumentSums:
             tokens=column("tokens"),
             bits=column("bits"),
             num_bytes=column("num_bytes"),
+            datasets=np.repeat(np.arange(len(found)), [part.num_documents for part in found]),
         )
 
     @property
@@ -64,32 +67,49 @@ class DocumentSums:
     @property
     def loss_per_token(self) -> Ratio | None:
         """Nats per token; None without tokens."""
-        return _ratio(self.loss, self.tokens)
+        return self._ratio(self.loss, self.tokens)
 
     @property
     def bits_per_byte(self) -> Ratio | None:
         """Total bits over total bytes; None without bytes."""
-        # One without says nothing about bits per byte, so it is none of the n of its error.
-        has_bytes = self.num_bytes != 0
-        return _ratio(self.bits[has_bytes], self.num_bytes[has_bytes])
+        return self._ratio(self.bits, self.num_bytes)
+
+    def _ratio(
+        self, amounts: Float64[np.ndarray, " D"], sizes: Float64[np.ndarray, " D"]
+    ) -> Ratio | None:
+        """R = sum of amounts / sum of sizes, with the standard error of a ratio estimator."""
+        has_size = sizes > 0
+        size = float(sizes[has_size].sum())
+        if not size > 0:
+            return None
+        # An infinite loss has to come out as such, and its error as NaN; neither warns.
+        with np.errstate(invalid="ignore"):
+            value = float(amounts[has_size].sum()) / size
+            residuals = (amounts - value * sizes)[has_size]
+        if len(residuals) < 2:
+            return Ratio(value, None)
+        datasets = np.zeros(len(sizes), np.int64) if self.datasets is None else self.datasets
+        return Ratio(value, math.sqrt(_variance_of_sum(residuals, datasets[has_size])) / size)
 
 
-def _ratio(amounts: Float64[np.ndarray, " D"], sizes: Float64[np.ndarray, " D"]) -> Ratio | None:
-    """R = sum of amounts / sum of sizes, with the standard error of a ratio estimator.
+def _variance_of_sum(
+    residuals: Float64[np.ndarray, " D"], datasets: Int[np.ndarray, " D"]
+) -> float:
+    """The variance of the sum of residuals, documents being drawn and datasets being fixed.
 
-    With n documents: sqrt(n / (n - 1) * sum((amount - R * size)^2)) / sum of sizes (Cochran,
-    Sampling Techniques, chapter 6, for documents drawn from a population without end).
+    For each dataset of n documents n / (n - 1) * sum((residual - their mean)^2): the combined ratio
+    estimate over strata (Cochran, Sampling Techniques, chapter 6). How far datasets are from each
+    other is no uncertainty. Datasets of a single document tell nothing of their own spread, so they
+    are taken together as one; a lone one counts with its whole residual, which is too much rather
+    than too little.
     """
-    size, count = float(sizes.sum()), len(sizes)
-    if size == 0:
-        return None
-    # An infinite loss has to come out as such, and its error as NaN: neither is worth a warning.
-    with np.errstate(invalid="ignore"):
-        value = float(amounts.sum()) / size
-        squares = float(np.square(amounts - value * sizes).sum())
-    if count < 2:
-        return Ratio(value, None)
-    return Ratio(value, math.sqrt(count / (count - 1) * squares) / size)
+    counts = np.bincount(datasets)
+    datasets = np.where(counts[datasets] == 1, len(counts), datasets)
+    counts = np.bincount(datasets)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        means = np.where(counts > 1, np.bincount(datasets, residuals) / counts, 0.0)
+        factors = counts / np.maximum(counts - 1, 1)
+        return float((factors[datasets] * np.square(residuals - means[datasets])).sum())
 
 
 class DocumentLedger:

@@ -90,8 +90,10 @@ class TaggedEvaluator:
         # The limit is by the size asked for: the rows must not depend on the number of devices.
         limit = None if max_batches is None else max_batches * batch_size
         self._rows = {item.name: chosen_rows(item.num_rows, limit) for item in datasets}
-        # Rows are padded anyway, so any size is rounded up to what the mesh can cut.
-        self._batch_size = -(-batch_size // batch_shards(mesh)) * batch_shards(mesh)
+        # No larger than the rows there are, which would be padding; then rounded up to what the
+        # mesh can cut, since rows are padded anyway.
+        rows = min(batch_size, max(map(len, self._rows.values())))
+        self._batch_size = -(-rows // batch_shards(mesh)) * batch_shards(mesh)
         self._bytes_per_token = bytes_per_token
         self._prefix = prefix
         self._has_told_empty = False

@@ -13,7 +13,10 @@ from chomp.evaluation import TaggedEvaluator
 from chomp.hooks.clock import Phase
 from chomp.hooks.harness_config import HarnessConfig
 from chomp.tokenize import Tokenizer, bytes_per_token
-from chomp.tracking import Tracker, with_short_keys
+from chomp.tracking import METRICS, Tracker, with_short_keys
+
+# What evaluation under such a prefix would write over.
+_OTHER_METRICS = {metric.name.split("/")[0] for metric in METRICS} - {"eval"}
 
 EvalCallback = Callable[[Mapping[str, Any], int], dict[str, float]]
 
@@ -37,6 +40,13 @@ class GrugEvalConfig(Config):
 
     def __post_init__(self) -> None:
         require_positive(self, "steps_per_eval", "eval_batch_size", "max_eval_batches")
+        words = self.prefix.split("/")
+        require(
+            all(words) and words[0] not in _OTHER_METRICS,
+            given=f"eval.prefix={self.prefix!r}",
+            allowed="words joined by single slashes, the first none that other metrics begin with",
+            fix="leave it at `eval`, or choose a word of your own",
+        )
 
     def prefixes(self, *, has_average: bool) -> dict[str, str]:
         """What the metrics of each evaluated model begin with, by the model's name."""

@@ -5,10 +5,12 @@ Needs the extra `harness`, so it is imported only where a config names tasks.
 
 import time
 from collections.abc import Callable, Mapping
+from importlib.metadata import version
 from typing import Any
 
 from jax.sharding import Mesh
 
+from chomp.config import config_to_mapping
 from chomp.data import LmDataConfig
 from chomp.errors import require_at_most
 from chomp.evaluation.harness import (
@@ -22,6 +24,7 @@ from chomp.evaluation.harness import (
 from chomp.hooks.clock import Phase
 from chomp.hooks.harness_config import HarnessConfig
 from chomp.hooks.open_data import TrainedModel
+from chomp.hooks.result_header import ARTIFACTS, result_header
 from chomp.hooks.start_report import row_limits
 from chomp.kernels.precision import Precision
 from chomp.mesh import all_or_none, is_first
@@ -30,8 +33,13 @@ from chomp.tokenize import Tokenizer
 from chomp.tracking import Tracker, names
 from chomp.tracking.lines import strict_json
 
-ARTIFACTS = "artifacts"
-_ARTIFACT_KIND = "lm_eval_output"
+# What services are told of the file of results.
+ARTIFACT_KIND = "lm_eval_output"
+
+
+def results_name(completed_steps: int) -> str:
+    """What the results of a step are called: the file, without `.json`, and the artifact."""
+    return f"lm_eval_harness_results.{completed_steps}"
 
 
 class Harness:
@@ -54,7 +62,9 @@ class Harness:
         Everything that can be wrong with a task is, here: before hours of training.
         """
         row_len = config.max_length or seq_len
-        require_at_most("harness.max_length", row_len, "model.max_seq_len", model.max_seq_len)
+        require_at_most(
+            "harness.max_length (--max-length)", row_len, "model.max_seq_len", model.max_seq_len
+        )
         limits = row_limits(model, data, seq_len=row_len, mp=mp, mesh=mesh)
         self._config, self._mesh, self._mp, self._tokenizer = config, mesh, mp, tokenizer
         self._scorer = RequestScorer(
@@ -89,6 +99,14 @@ class Harness:
         model = HarnessModel(weights, self._scorer, tokenizer=tokenizer, generate=generate)
         return run_loaded_tasks(model, self._tasks)
 
+    def about(self, step: int, weights: str) -> dict[str, Any]:
+        """What a file of results begins with: of these weights after `step` steps."""
+        header = result_header(
+            step, weights, tokenizer=self._tokenizer, mesh=self._mesh, mp=self._mp
+        )
+        asked = {"harness": config_to_mapping(self._config), "lm_eval": version("lm_eval")}
+        return {**header, **asked}
+
 
 class HarnessTasks:
     """Runs the tasks when they are due and whenever it is called, and keeps what they gave.
@@ -112,27 +130,42 @@ class HarnessTasks:
         if completed_steps == self._last:
             return
         self._last = completed_steps
+        name = "params" if models["ema"] is None else "ema"
         weights = models["current"] if models["ema"] is None else models["ema"]
         start = time.perf_counter()
         results = self._harness.results(weights)
         seconds = time.perf_counter() - start
-        keep_results(results, seconds, self._tracker, self._folder, completed_steps)
+        about = {**self._harness.about(completed_steps, name), "seconds": seconds}
+        keep_results(results, about, self._tracker, self._folder)
 
 
 def keep_results(
-    results: HarnessResults, seconds: float, tracker: Tracker, folder: str, completed_steps: int
+    results: HarnessResults, about: Mapping[str, Any], tracker: Tracker, folder: str
 ) -> str:
-    """Log the results at the last of `completed_steps`, and write them to the file that comes back.
+    """Log the results at the last completed step, and write them to the file that comes back.
 
-    Of several processes, the first writes.
+    `about` has the completed `step`s and the `seconds` that it took, among what the file is to
+    begin with. Of several processes, the first writes.
     """
-    path = join(folder, ARTIFACTS, f"lm_eval_harness_results.{completed_steps}.json")
+    name = results_name(about["step"])
+    path = join(folder, ARTIFACTS, f"{name}.json")
     if is_first():
         make_folder(join(folder, ARTIFACTS))
-        about = {"completed_steps": completed_steps, "seconds": seconds}
         write_json_atomic(path, strict_json({**about, **results.as_json()}))
+    log_results(results, about["seconds"], tracker, path, completed_steps=about["step"])
+    return path
+
+
+def log_results(
+    results: HarnessResults,
+    seconds: float,
+    tracker: Tracker,
+    path: str | None,
+    *,
+    completed_steps: int,
+) -> None:
+    """Log the results at the last completed step, and their file where they have one."""
     metrics = {**results.metrics(), names.LM_EVAL_TOTAL_TIME: seconds}
     tracker.log(metrics, step=completed_steps - 1)
-    name = f"lm_eval_harness_results.{completed_steps}"
-    tracker.log_artifact(path, name=name, kind=_ARTIFACT_KIND)
-    return path
+    if path is not None:
+        tracker.log_artifact(path, name=results_name(completed_steps), kind=ARTIFACT_KIND)

@@ -60,6 +60,7 @@ from chomp.tracking import (
     without_secrets,
 )
 from chomp.tracking import LoggingConfig as LoggingConfig
+from chomp.tracking.printable import printable
 
 ORIGINAL_CONFIG = "config_original.yaml"
 RESOLVED_CONFIG = "config_resolved.json"
@@ -213,7 +214,8 @@ def print_run_table(path: str, console: Console | None = None) -> None:
     console.print(_facts(path, steps, summary_of(rows)))
     sample = _newest_sample(path)
     if sample is not None:
-        console.print(Panel(Text(sample), title=_SAMPLE_TITLE, title_align="left"))
+        shown = Text(printable(sample, console.encoding))
+        console.print(Panel(shown, title=_SAMPLE_TITLE, title_align="left"))
 
 
 def record_of(path: str) -> str:

@@ -20,6 +20,7 @@ from chomp.storage import read_text
 from chomp.tracking import names
 from chomp.tracking.bar import TrainingBar
 from chomp.tracking.pace import Pace
+from chomp.tracking.printable import printable
 from chomp.tracking.protocol import MetricValue
 
 _logger = logging.getLogger(__name__)
@@ -82,7 +83,7 @@ class ConsoleTracker:
         """
         if kind != "sample" or name.endswith(f"-{self._total_steps}"):
             return
-        text = _printable(read_text(path), self._console.encoding)
+        text = printable(read_text(path), self._console.encoding)
         if self._bar is not None:
             self._print(Panel(Text(text), title=Text(name), title_align="left"))
         else:
@@ -164,14 +165,6 @@ def clock(seconds: float | None) -> str:
     if seconds is None or not 0 <= seconds < _MAX_SHOWN_SECONDS:
         return "-"
     return str(timedelta(seconds=round(seconds)))
-
-
-def _printable(text: str, encoding: str) -> str:
-    """The text without what a terminal would obey, or the console's encoding cannot say."""
-    # A model of bytes may well write an escape sequence.
-    signs = text.replace("\r\n", "\n")
-    shown = "".join(sign if sign.isprintable() or sign in "\n\t" else "\ufffd" for sign in signs)
-    return shown.encode(encoding, "replace").decode(encoding)
 
 
 def _bar_fields(texts: Mapping[str, str]) -> dict[str, str]:

@@ -109,6 +109,9 @@ def _write_store(config: StoreBuildConfig, tokenizer: Tokenizer, identity: Store
 def _refuse_nothing(config: StoreBuildConfig) -> None:
     """Nothing to train on is an error; nothing held out is said, and evaluation goes without."""
     if config.split == "validation":
+        # With everything held out it is files that somebody names to evaluate, who says it better.
+        if config.validation_fraction == 1.0:
+            return
         log.warning(
             "no document of component %r is held out: evaluation will have nothing of it. More "
             "documents, or a larger validation_fraction, would change that.",

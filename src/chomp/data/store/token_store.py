@@ -72,6 +72,11 @@ class StoreManifest:
         """SHA-256 of everything but `own_hash`."""
         return fingerprint({**asdict(self), "own_hash": ""})
 
+    def fingerprint(self) -> str:
+        """SHA-256 of what the store is made from and of its content, wherever its files were."""
+        content = {name: sums for name, sums in self.checksums.items() if name != PARTS}
+        return fingerprint([self.identity, content])
+
 
 class TokenStore:
     """A finished store, open for reading."""

@@ -1,8 +1,9 @@
 """Tasks by name, run through lm-eval's own evaluator."""
 
+import logging
 import os
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache, partial
@@ -10,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from lm_eval import simple_evaluate
+from lm_eval import evaluator, simple_evaluate
 from lm_eval.tasks import TaskManager
 from lm_eval.utils import env as templates
 
@@ -19,11 +20,14 @@ from chomp.errors import ConfigError, message, require
 from chomp.evaluation.harness.language_model import HarnessModel
 from chomp.evaluation.harness.results import HarnessResults
 from chomp.evaluation.harness.serving import END, FAILED, told
+from chomp.evaluation.harness.task_files import require_no_code, unreadable_files
 from chomp.evaluation.requests import Cuts
 from chomp.mesh import is_first
 
 # Draws for standard errors without a formula (perplexity, F1); accuracies have one.
 BOOTSTRAP_ITERATIONS = 1000
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,9 +95,12 @@ def load_tasks(
     """
     _require_possible(tasks, include_path, include_defaults, num_fewshot, limit)
     if include_path is not None and not allow_code:
-        _require_no_code(include_path)
+        require_no_code(include_path)
     manager = TaskManager(include_path=include_path, include_defaults=include_defaults)
-    names = [found for name in tasks for found in _found(manager, name)]
+    unread = {} if include_path is None else unreadable_files(include_path)
+    names = [found for name in tasks for found in _found(manager, name, unread)]
+    for path, fault in unread.items():
+        _log.warning("%s is no task that could be asked: %s", path, fault)
     return LoadedTasks(
         items=tuple(_loaded(manager, list(dict.fromkeys(names)), allow_code)),
         manager=manager,
@@ -150,37 +157,29 @@ def _require_possible(
         include_path is not None or include_defaults,
         given="no folder of tasks",
         allowed="a folder of YAML files, or lm-eval's own tasks",
-        fix="pass include_path, or include_defaults=True",
+        fix="pass --include-path (include_path), or --with-defaults (include_defaults=true)",
     )
     require(
         include_path is None or Path(include_path).is_dir(),
-        given=f"include_path={include_path}, where there is no folder",
+        given=f"the folder of tasks {include_path}, where there is no folder",
         allowed="a folder of lm-eval task files (.yaml)",
         fix="correct the path",
     )
 
 
-def _require_no_code(include_path: str) -> None:
-    """Raise `ConfigError` if a file below names Python, which lm-eval would import unasked."""
-    for path in sorted(Path(include_path).rglob("*")):
-        is_yaml = path.suffix in (".yaml", ".yml") and path.is_file()
-        require(
-            not is_yaml or b"!function" not in path.read_bytes(),
-            given=f"{path}, which names Python functions (!function)",
-            allowed="tasks that are data alone, unless code is allowed",
-            fix="read the code and pass allow_code=True, or move the file out of the folder",
-        )
-
-
-def _found(manager: Any, name: str) -> list[str]:
+def _found(manager: Any, name: str, unread: Mapping[str, str]) -> list[str]:
     known = manager.all_tasks
     matches: list[str] = manager.match_tasks([name])
     some = ", ".join(known[:8]) + (f" and {len(known) - 8} more" if len(known) > 8 else "")
+    # It may well be in a file that lm-eval has passed over.
+    listed = "".join(f"\n  {path} could not be read: {fault}" for path, fault in unread.items())
     require(
         len(matches) > 0,
-        given=f"the task {name}{did_you_mean(nearest(name, known))}",
+        given=f"the task {name}{did_you_mean(nearest(name, known))}{listed}"
+        + ("\n" if listed else ""),
         allowed=some or "none: the folder holds no task",
-        fix="correct the name, or pass the folder that holds the task as include_path",
+        fix="correct the name, or pass the folder that holds the task as --include-path "
+        "(include_path)",
     )
     return matches
 
@@ -194,22 +193,32 @@ def _loaded(manager: Any, names: list[str], allow_code: bool) -> list[Any]:
             found = manager.load([name])
         # Whatever it is that a hub, a file or a library could not do: the task is what to name.
         except Exception as error:
-            raise ConfigError(
-                message(
-                    given=f"the task {name}, whose data or definition could not be loaded: "
-                    f"{type(error).__name__}: {error}",
-                    allowed="data in local files (dataset_path: json, with data_files), or a hub "
-                    "that can be reached",
-                    fix="correct the task's file; without a network, save its data as JSON lines "
-                    "and name them in data_files, with an absolute path",
-                )
-            ) from error
+            raise _not_loaded(manager, name, error) from error
         for task, built in found["tasks"].items():
             _require_runnable(name, task, built, seen, allow_code)
         groups = found.get("groups", {})
         # A group holds the groups below it. A tag is no group: it stands for its tasks.
         loaded += [groups[name]] if name in groups else found["tasks"].values()
     return loaded
+
+
+def _not_loaded(manager: Any, name: str, error: Exception) -> ConfigError:
+    fault = f"{type(error).__name__}: {error}"
+    # How `datasets` says that the first split has no record; of another it names the split.
+    if isinstance(error, StopIteration):
+        settings = getattr(manager.task_index.get(name), "cfg", None) or {}
+        files = (settings.get("dataset_kwargs") or {}).get("data_files", "its data")
+        split, path = next(iter(files.items())) if isinstance(files, dict) else ("train", files)
+        fault = f"its {split} split is empty: there is no record in {path}"
+    return ConfigError(
+        message(
+            given=f"the task {name}, whose data or definition could not be loaded: {fault}",
+            allowed="data in local files (dataset_path: json, with data_files), or a hub "
+            "that can be reached",
+            fix="correct the task's file; without a network, save its data as JSON lines "
+            "and name them in data_files, with an absolute path",
+        )
+    )
 
 
 def _require_runnable(
@@ -226,7 +235,8 @@ def _require_runnable(
         allow_code or not getattr(built, "UNSAFE_CODE", False),
         given=f"the task {task}, which runs a model's answers as programs",
         allowed="tasks that run nothing, unless code is allowed",
-        fix="pass allow_code=True where such programs can do no harm, or leave the task out",
+        fix="pass --allow-code (allow_code=true) where such programs can do no harm, or leave the "
+        "task out",
     )
 
 
@@ -237,15 +247,18 @@ def _undisturbed() -> Iterator[None]:
     It seeds the global generators, and draws for standard errors in forked processes, which a
     process that runs JAX does not survive. It also compiles a task's templates anew for every
     document, which is most of its own time (0.4 ms a request, 0.1 without; November 2026): for
-    the while, what was compiled is kept.
+    the while, what was compiled is kept. And it asks git for a commit that no result here tells,
+    which outside of a checkout prints an error.
     """
     drawn, drawn_by_numpy = random.getstate(), np.random.get_state()
     before = os.environ.get("DISABLE_MULTIPROC")
     os.environ["DISABLE_MULTIPROC"] = "1"
     templates.from_string = lru_cache(maxsize=1024)(templates.from_string)
+    commit_of, evaluator.get_git_commit_hash = evaluator.get_git_commit_hash, lambda: None
     try:
         yield
     finally:
+        evaluator.get_git_commit_hash = commit_of
         del templates.from_string  # the one of its class is there again
         random.setstate(drawn)
         np.random.set_state(drawn_by_numpy)
