@@ -29,6 +29,9 @@ _LANES = (
 )
 # Below this numpy is faster than a compiler, which would run once for each shape.
 _SMALL_BYTES = 256 * 1024
+# Programs under way at a time. A CPU device takes 32 and then makes a thread wait that a process of
+# several devices needs for its share of a sum: with Gloo, two processes of two devices hung.
+_MOST_UNDER_WAY = 16
 
 
 def receipt_of(leaves: Mapping[str, Any]) -> dict[str, str]:
@@ -82,9 +85,13 @@ def sums_on_device(leaf: Shaped[Array, "..."]) -> UInt32[Array, " 5"]:
 
 def _sums_of(leaves: Mapping[str, Any]) -> dict[str, list[int]]:
     """Leaf -> its four sums, and how many of its elements are not finite (modulo 2^32)."""
-    # All are under way before the first is waited for.
-    started = {name: _started(leaf) for name, leaf in leaves.items()}
-    return {name: [int(n) for n in np.asarray(sums)] for name, sums in started.items()}
+    found: dict[str, list[int]] = {}
+    names = list(leaves)
+    for first in range(0, len(names), _MOST_UNDER_WAY):
+        # Several are under way before the first is waited for.
+        started = {name: _started(leaves[name]) for name in names[first : first + _MOST_UNDER_WAY]}
+        found |= {name: [int(n) for n in np.asarray(sums)] for name, sums in started.items()}
+    return found
 
 
 def _started(leaf: Any) -> Any:
