@@ -12,15 +12,15 @@ from chomp.executor import ExecutorStep, plan_steps, read_status, run_plan
 
 Start = Callable[..., subprocess.Popen[str]]
 
-# A diamond of steps. Each notes its start in one file that all processes share.
-DIAMOND = """
+# Twenty steps that need up to three others each. Each notes its start in one file of all processes.
+TWENTY = """
 import os, sys
 from chomp import storage
 from chomp.executor import (
     ExecutorStep, output_path_of, plan_steps, run_plan, this_output_path, versioned
 )
 
-log, prefix, go, *force = sys.argv[1:]
+log, prefix, go, at_once, *force = sys.argv[1:]
 
 def work(config):
     storage.append_line(log, config["name"])
@@ -28,19 +28,16 @@ def work(config):
         assert storage.exists(path + "/made"), path
     storage.write_text_atomic(config["out"] + "/made", "")
 
-def step(name, *needs):
-    config = {"name": versioned(name), "out": this_output_path(),
-              "needs": [output_path_of(need) for need in needs]}
-    return ExecutorStep(name, work, config)
-
-bottom = step("bottom")
-sides = [step(name, bottom) for name in ("left", "right", "back")]
-top = step("top", *sides)
-plan = plan_steps([top], prefix=prefix, force=force)
+steps = []
+for i in range(20):
+    needs = [output_path_of(steps[j]) for j in {i // 2, i // 3, i - 1} if 0 <= j < i]
+    config = {"name": versioned(f"s{i}"), "out": this_output_path(), "needs": needs[: i % 4]}
+    steps.append(ExecutorStep(f"s{i}", work, config))
+plan = plan_steps(steps, prefix=prefix, force=force)
 print("ready", flush=True)
 while not os.path.exists(go):
     pass
-failures = run_plan(plan, lambda item: item.step.fn(item.config))
+failures = run_plan(plan, lambda item: item.step.fn(item.config), max_concurrent=int(at_once))
 print([(failure.planned.title, str(failure.error)) for failure in failures], flush=True)
 """
 
@@ -53,10 +50,13 @@ from chomp.executor import ExecutorStep, plan_steps, run_plan, this_output_path
 def work(config):
     storage.append_line(config["out"] + "/runs", "first")
     print("running", flush=True)
-    sys.stdin.read()
+    sys.stdin.readline()
+
+def tell_wait(item, holder):
+    print("waiting for", holder.process.pid, flush=True)
 
 plan = plan_steps([ExecutorStep("own", work, {"out": this_output_path()})], prefix=sys.argv[1])
-run_plan(plan, lambda item: item.step.fn(item.config))
+print(run_plan(plan, lambda item: item.step.fn(item.config), on_wait=tell_wait), flush=True)
 """
 
 
@@ -65,27 +65,44 @@ def line_from(process: subprocess.Popen[str]) -> str:
     return process.stdout.readline().strip()
 
 
-def race(start: Start, folder: Path, count: int, *force: str) -> Counter[str]:
-    """How often each step was begun by `count` processes that were let loose at once."""
+def race(start: Start, folder: Path, *force: str) -> Counter[str]:
+    """How often each step was begun by processes let loose at once: by one, two, four at a time."""
     log, go = folder / "log", folder / "go"
     log.write_text("")
     go.unlink(missing_ok=True)
-    processes = [start(DIAMOND, log, folder / "outputs", go, *force) for _ in range(count)]
+    processes = [start(TWENTY, log, folder / "outputs", go, most, *force) for most in (1, 2, 4)]
     for process in processes:
         assert line_from(process) == "ready"
     go.touch()
-    assert [line_from(process) for process in processes] == ["[]"] * count
+    assert [line_from(process) for process in processes] == ["[]"] * 3
     return Counter(log.read_text().split())
 
 
 def test_processes_at_once_run_each_step_once(tmp_path: Path, start: Start):
-    once = dict.fromkeys(["bottom", "left", "right", "back", "top"], 1)
-    assert race(start, tmp_path, 3) == once
+    once = {f"s{i}": 1 for i in range(20)}
+    assert race(start, tmp_path) == once
     # Again from the start: the earlier results are in the way of all three.
-    again = race(start, tmp_path, 3, ".")
-    assert again == once
+    assert race(start, tmp_path, ".") == once
     asides = [name for name in os.listdir(tmp_path / "outputs") if ".replaced-" in name]
-    assert len(asides) == 5
+    assert len(asides) == 20
+
+
+def test_who_waits_for_a_step_succeeds_its_killed_holder(tmp_path: Path, start: Start):
+    holder = start(BLOCK, tmp_path)
+    assert line_from(holder) == "running"
+    waiter = start(BLOCK, tmp_path)
+    assert line_from(waiter) == f"waiting for {holder.pid}"
+    holder.send_signal(signal.SIGKILL)
+    assert line_from(waiter) == "running"
+    assert waiter.stdin is not None
+    waiter.stdin.write("end\n")
+    waiter.stdin.flush()
+    assert line_from(waiter) == "[]"
+    [path] = tmp_path.glob("own-*")
+    status = read_status(str(path))
+    assert status is not None
+    assert (status.state, status.attempt, status.pid) == ("SUCCESS", 2, waiter.pid)
+    assert storage.read_text(path / "runs") == "first\nfirst\n"
 
 
 def test_a_step_whose_process_was_killed_is_continued(tmp_path: Path, start: Start):

@@ -1,6 +1,7 @@
 """Write the golden files anew: `uv run --group test python -m tests.golden.regenerate`.
 
-Only for a change that is meant to alter numerics; the difference is reviewed with the change.
+Only for a change that is meant to alter numerics, or what a step's identity is; the difference is
+reviewed with the change.
 """
 
 import json
@@ -8,6 +9,8 @@ import tempfile
 from pathlib import Path
 
 import jax
+
+from tests.golden.identity_steps import IDENTITIES, identities, text
 
 CURVE = Path(__file__).with_name("base_20_steps.json")
 
@@ -31,3 +34,5 @@ def base_curve() -> list[float]:
 if __name__ == "__main__":
     CURVE.write_text(json.dumps({"loss": base_curve()}, indent=1) + "\n")
     print(f"wrote {CURVE}")
+    IDENTITIES.write_text(text(identities()))
+    print(f"wrote {IDENTITIES}")

@@ -34,7 +34,7 @@ class _Said(NamedTuple):
     also: tuple[str, ...] = ()
     zero_is_null: bool = False
     mark: Mark = "identity"
-    is_versioned: bool = True
+    is_versioned: bool | None = None
 
 
 _PLAIN_FIELD = _Said()
@@ -113,7 +113,7 @@ def setting(
     zero_is_null: bool = ...,
     mark: Mark = ...,
     doc: str = ...,
-    is_versioned: bool = ...,
+    is_versioned: bool | None = ...,
 ) -> T: ...
 
 
@@ -126,7 +126,7 @@ def setting(
     zero_is_null: bool = ...,
     mark: Mark = ...,
     doc: str = ...,
-    is_versioned: bool = ...,
+    is_versioned: bool | None = ...,
 ) -> T: ...
 
 
@@ -138,7 +138,7 @@ def setting(
     zero_is_null: bool = ...,
     mark: Mark = ...,
     doc: str = ...,
-    is_versioned: bool = ...,
+    is_versioned: bool | None = ...,
 ) -> Any: ...
 
 
@@ -151,7 +151,7 @@ def setting(
     zero_is_null: bool = False,
     mark: Mark = "identity",
     doc: str = "",
-    is_versioned: bool = True,
+    is_versioned: bool | None = None,
 ) -> Any:
     """A dataclass field with alternative spellings, a mark and a line of documentation.
 
@@ -160,8 +160,9 @@ def setting(
     the nearest config around that has the first part (`also=("train.eval_every",)`); where
     `zero_is_null`, a 0 under such a name is null, for a seed in which 0 turns a thing off.
     A mark on a nested config or a container covers all of it.
-    `is_versioned=False` keeps a field out of the identity of an executor's step even where its
-    config is versioned: for what is asked of one start of a run, and says nothing of the run.
+    `is_versioned` says whether the field counts in the identity of an executor's step where its
+    config is versioned. By default all but cosmetic ones do. True: a cosmetic one too, such as the
+    path of data. False: not even another, which was asked of one start and says nothing of the run.
     """
     # Mistakes in a class are bugs, so they are TypeErrors and keep their traceback.
     if mark not in MARKS:
@@ -189,7 +190,13 @@ def mark_of(field: "dataclasses.Field[Any]") -> Mark:
 
 def is_versioned(field: "dataclasses.Field[Any]") -> bool:
     """Whether a dataclass field counts where its config is versioned; a plain one does."""
-    return _said(field).is_versioned
+    counts = _said(field).is_versioned
+    return mark_of(field) != "cosmetic" if counts is None else counts
+
+
+def is_of_one_start(field: "dataclasses.Field[Any]") -> bool:
+    """Whether a dataclass field is asked of one start of a run: `is_versioned=False`."""
+    return _said(field).is_versioned is False
 
 
 @cache  # resolving string annotations evaluates them, which is slow

@@ -37,7 +37,8 @@ class TokenizerConfig(Config):
     # Special tokens by id or by text. None: the usual end, and no beginning.
     eos: int | str | None = None
     bos: int | str | None = None
-    path: str | None = setting(default=None, mark="cosmetic")  # the content counts, not the place
+    # To a run its content counts and not the place; to a step, which does not look, the place.
+    path: str | None = setting(default=None, mark="cosmetic", is_versioned=True)
 
     def __post_init__(self) -> None:
         require(

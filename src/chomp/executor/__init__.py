@@ -1,6 +1,8 @@
 """Experiments as content-addressed steps: describe, plan, run. Knows no runner of its own."""
 
-from chomp.executor.plan import PlannedStep, plan_steps
+from chomp.executor.plan import plan_steps
+from chomp.executor.planned import PlannedStep
+from chomp.executor.resources import Resources
 from chomp.executor.run import StepFailure, run_plan
 from chomp.executor.status import StepState, StepStatus, read_status
 from chomp.executor.step import (
@@ -9,21 +11,26 @@ from chomp.executor.step import (
     OutputName,
     Versioned,
     output_path_of,
+    pseudo_dependency_of,
     this_output_path,
     versioned,
 )
+from chomp.executor.step_run import Runner
 
 __all__ = [
     "ExecutorStep",
     "InputName",
     "OutputName",
     "PlannedStep",
+    "Resources",
+    "Runner",
     "StepFailure",
     "StepState",
     "StepStatus",
     "Versioned",
     "output_path_of",
     "plan_steps",
+    "pseudo_dependency_of",
     "read_status",
     "run_plan",
     "this_output_path",

@@ -4,76 +4,59 @@ Planning only reads. Steps come in an order in which dependencies stand before t
 a step that nobody needs any more (its only dependants are done) is left out, unless it is forced.
 """
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeGuard
+from typing import NamedTuple, TypeGuard
 
-from chomp.errors import ConfigError, LaunchError, message
+from chomp.executor.clashes import refuse_clash, refuse_unequal
+from chomp.executor.counted import uncounted
+from chomp.executor.earlier import EarlierRuns
 from chomp.executor.identity import Identities, Identity, plain_part
+from chomp.executor.matching import matching
 from chomp.executor.order import in_order
+from chomp.executor.pins import identities_at
+from chomp.executor.planned import Action, PlannedStep
 from chomp.executor.reasons import (
     changes_since,
     not_allowed,
-    plain_differences,
     record_differences,
-    short,
     told_changes,
     why_new,
 )
-from chomp.executor.source import function_name, source_hashes, template_folder
+from chomp.executor.source import source_hashes, template_folder
 from chomp.executor.status import LOCK, StepStatus, read_info, read_status
-from chomp.executor.step import ExecutorStep, InputName, OutputName, markers, replaced, unversioned
+from chomp.executor.step import ExecutorStep, InputName, OutputName, markers, replaced
 from chomp.storage import Lease, is_folder, join, normalise
-
-Action = Literal["run", "skip", "wait"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class PlannedStep:
-    """One step with its place on disk and what is to be done about it."""
-
-    step: ExecutorStep
-    identity: Identity
-    path: str
-    config: Any  # the step's config with every marker replaced
-    plain_config: Any  # the same as plain data
-    dependencies: tuple[str, ...]  # output folders
-    sources: Mapping[str, str]  # the template's files when the plan was made, as SHA-256
-    action: Action
-    reason: str
-    is_forced: bool
-    found: StepStatus | None  # what the folder said when the plan was made
-    # What differs from the recorded run although the identity is the same.
-    differences: tuple[str, ...]
-    # The identity of the run in the folder, if that is another and is to be gone on with as this.
-    continues: str | None = None
-
-    @property
-    def title(self) -> str:
-        """Name and hash, as in the output path."""
-        return f"{self.step.name}-{self.identity.hash}"
 
 
 def plan_steps(
     steps: Iterable[ExecutorStep],
     *,
     prefix: str,
+    only: Sequence[str] = (),
     force: Sequence[str] = (),
     allow: Sequence[str] = (),
 ) -> list[PlannedStep]:
     """The plan for `steps` and all they depend on. `force`: patterns of names to run again.
 
+    `only`: patterns of names to plan, with what these need that is not there; of the rest nothing.
     `allow`: dotted fields that may differ from what a folder holds, which is then gone on with; it
     would be moved aside otherwise.
     Equal steps are one step. The last of `steps` stands last, unless another one needs it.
     """
     roots = list(steps)
-    identities = Identities()
-    for step in roots:
-        identities.of(step)
-    forced = _matching(force, identities.steps())
+    identities = identities_at(prefix)
+
+    def with_needs(some: Sequence[ExecutorStep]) -> list[ExecutorStep]:
+        return list(in_order(some, lambda step: identities.of(step).dependencies))
+
+    everything = with_needs(roots)
+    if only:
+        chosen = matching("--only", only, everything)
+        roots = [step for step in everything if step.name in chosen]
+        everything = with_needs(roots)
+    names = matching("--force", force, everything)
+    forced = [step for step in everything if step.name in names]
     planner = _Planner(prefix, identities, forced, allow)
     # A done step does not lead to those it was made from, so forced ones are started from, too.
     hidden = [step for step in forced if step not in roots]
@@ -106,6 +89,7 @@ class _Planner:
         self._forced = set(forced)
         self._decisions: dict[str, _Decision] = {}
         self._sources: dict[Path, dict[str, str]] = {}
+        self._earlier = EarlierRuns()
         self.planned: dict[str, PlannedStep] = {}  # by output folder, as the decisions
 
     def needs(self, step: ExecutorStep) -> tuple[ExecutorStep, ...]:
@@ -113,7 +97,7 @@ class _Planner:
         identity, path = self._identities.of(step), self._path(step)
         if path not in self._decisions:
             self._decisions[path] = self._decision(step, identity, path)
-        _refuse_clash(self._decisions[path].step, step, self._identities, path)
+        refuse_clash(self._decisions[path].step, step, self._identities, path)
         # A finished step needs its dependencies no more, whatever has become of them.
         return identity.dependencies if self._decisions[path].action == "run" else ()
 
@@ -124,7 +108,7 @@ class _Planner:
         plain = plain_part(step, config)
         if path in self.planned:
             # Merged in silence, two steps that differ in a forgotten field would be one result.
-            _refuse_unequal(self.planned[path], step, plain)
+            refuse_unequal(self.planned[path], step, identity, plain)
             return
         decision = self._decisions[path]
         is_forced = step in self._forced
@@ -133,8 +117,12 @@ class _Planner:
         starts_over = is_forced or is_other
         info = None if starts_over else read_info(path)
         marked = [place for place, _ in markers(step.config)]
-        # What was asked of a start that does not come: nothing else would tell that it is ignored.
-        asked = list(unversioned(step.config)) if decision.action == "skip" else []
+        # What was asked of a start that does not come is told: nothing else says it is ignored.
+        uncovered = [
+            place
+            for place, is_of_one_start in uncounted(step.config)
+            if decision.action == "skip" or not is_of_one_start
+        ]
         self.planned[path] = PlannedStep(
             step=step,
             identity=identity,
@@ -147,7 +135,7 @@ class _Planner:
             reason=decision.reason,
             is_forced=is_forced,
             found=decision.found,
-            differences=record_differences(info, plain, marked, sources, asked) if info else (),
+            differences=record_differences(info, plain, marked, sources, uncovered) if info else (),
             continues=decision.continues,
         )
 
@@ -183,13 +171,17 @@ class _Planner:
             return "run", "forced"
         if _is_other(found, identity):
             return "run", f"its folder holds {found.identity}, which is moved aside"
+        pinned = _told_pin(step, identity)
         if found is not None and found.state == "SUCCESS":
-            return "skip", "done"
+            return "skip", f"done{pinned}"
         if (held := self._held(path)) is not None:
             return held
-        if found is not None:
-            return "run", _why_again(found)
-        return "run", why_new(step.name, identity, path)
+        why = (
+            why_new(step.name, identity, path, self._earlier)
+            if found is None
+            else _why_again(found)
+        )
+        return "run", f"{why}{pinned}"
 
     def _held(self, path: str) -> tuple[Action, str] | None:
         # Whatever the status: who has just taken the lock has not written one yet.
@@ -211,72 +203,15 @@ def _is_other(found: StepStatus | None, identity: Identity) -> TypeGuard[StepSta
     return found is not None and found.identity != identity.hash
 
 
+def _told_pin(step: ExecutorStep, identity: Identity) -> str:
+    if identity.own_hash == identity.hash:
+        return ""
+    return f" (pinned: {step.name}-{identity.own_hash} counts as {step.name}-{identity.hash})"
+
+
 def _why_again(found: StepStatus) -> str:
     if found.state == "DEP_FAILED":
         return "a step it depends on had failed"
     if found.state == "RUNNING":
         return f"attempt {found.attempt} was killed; it continues"
     return f"attempt {found.attempt} ended as {found.state.lower()}; it continues"
-
-
-def _refuse_clash(
-    one: ExecutorStep, other: ExecutorStep, identities: Identities, path: str
-) -> None:
-    if identities.of(one).hash != identities.of(other).hash:
-        raise LaunchError(
-            message(
-                given=f"two different steps, {one.name!r} and {other.name!r}, with one output "
-                f"folder, {path}",
-                allowed="one step per folder",
-                fix=f"give {other.name!r} another name or override_output_path",
-            )
-        )
-
-
-def _refuse_unequal(planned: PlannedStep, step: ExecutorStep, plain_config: Any) -> None:
-    """Raise if a step that shares the identity of a planned one would not do the same."""
-    told = [
-        f"{d.path} ({short(d.before)} and {short(d.after)})"
-        for d in plain_differences(planned.plain_config, plain_config)
-    ]
-    functions = [function_name(planned.step.fn), function_name(step.fn)]
-    told += [" and ".join(functions)] if functions[0] != functions[1] else []
-    if told:
-        raise LaunchError(
-            message(
-                given=f"two steps {planned.title} that differ in {', '.join(told)}",
-                allowed="steps that are equal, or different in what is versioned or in name",
-                fix="mark what differs with versioned(...), or give one another name",
-            )
-        )
-
-
-def _matching(patterns: Sequence[str], steps: Sequence[ExecutorStep]) -> list[ExecutorStep]:
-    """The steps with a name that some pattern is found in; each pattern must be of use."""
-    found: list[ExecutorStep] = []
-    for text in patterns:
-        pattern = _pattern(text)
-        matches = [step for step in steps if pattern.search(step.name)]
-        if not matches:
-            raise ConfigError(
-                message(
-                    given=f"--force {text!r}, which is found in no step's name",
-                    allowed=f"a part of one of {', '.join(sorted({s.name for s in steps}))}",
-                    fix="correct the pattern, or leave it out",
-                )
-            )
-        found += matches
-    return list(dict.fromkeys(found))
-
-
-def _pattern(text: str) -> re.Pattern[str]:
-    try:
-        return re.compile(text)
-    except re.error as error:
-        raise ConfigError(
-            message(
-                given=f"--force {text!r}, which is no regular expression ({error})",
-                allowed="a regular expression that matches step names",
-                fix="write for example --force grug/base",
-            )
-        ) from error

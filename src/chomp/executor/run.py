@@ -1,46 +1,26 @@
-"""Running a plan: one lease and one status per step, failures kept to their own branch.
+"""Running a plan: dependencies first, several steps at once if asked, failures kept to a branch.
 
 How a step is run (in this process, in another, on a cluster) is the business of the `runner` that
-is handed in. Nothing is written to a step's folder by a process that does not hold its lease.
+is handed in. What another process is running is left for later as long as there is other work.
 """
 
-import dataclasses
-import errno
-import time
-import traceback
+import threading
 from collections.abc import Callable
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 
-from chomp.errors import RunInterrupted, StorageError, message
-from chomp.executor.plan import PlannedStep
-from chomp.executor.source import function_name
-from chomp.executor.status import (
-    ERROR,
-    LOCK,
-    StepInfo,
-    StepState,
-    StepStatus,
-    read_info,
-    read_status,
-    started_status,
-    write_info,
-    write_status,
+from chomp.errors import RunInterrupted, require
+from chomp.executor.planned import PlannedStep
+from chomp.executor.step_run import (
+    OnStart,
+    OnWait,
+    Runner,
+    StepHeld,
+    StepRunner,
+    note_failed_dependency,
 )
-from chomp.storage import (
-    Lease,
-    LeaseHolder,
-    join,
-    make_folder,
-    remove_tree,
-    rename_folder,
-    write_text_atomic,
-)
-
-Runner = Callable[[PlannedStep], None]
-OnWait = Callable[[PlannedStep, LeaseHolder], None]
-
-# Two processes that move one folder aside can get in each other's way once, not time and again.
-_TRIES_FOR_A_FOLDER = 5
 
 
 @dataclass(frozen=True)
@@ -55,193 +35,122 @@ def run_plan(
     plan: list[PlannedStep],
     runner: Runner,
     *,
-    on_start: Callable[[PlannedStep], None] = lambda planned: None,
+    max_concurrent: int = 1,
+    on_start: OnStart = lambda planned: None,
     on_wait: OnWait = lambda planned, holder: None,
     on_failure: Callable[[StepFailure], None] = lambda failure: None,
+    ask_to_stop: Callable[[], None] = lambda: None,
     lock_timeout_s: float | None = None,
 ) -> list[StepFailure]:
     """Run what the plan says to run, in order; the failures come back, the rest is done.
 
     A step held by another process is waited for, without a limit by default: a process that died
-    is replaced. `on_wait` is told once, before that. An interruption ends the whole run at once.
+    is replaced. `on_wait` is told once, before that. An interruption ends the whole run.
+    With `max_concurrent` above 1, steps that need not wait for each other run at the same time,
+    each in a thread; `on_start` and `on_wait` are called there. An interruption of one of them is
+    told to the others by `ask_to_stop`, and raised when they have ended.
     """
-    # By folder and not by step: a dependant may hold an equal step of its own.
-    failures: dict[str, StepFailure] = {}
-    for planned in plan:
-        if planned.action == "skip":
-            continue
-        failed = [path for path in planned.dependencies if path in failures]
-        # What another process is running had its dependencies when it began.
-        if failed and planned.action == "run":
-            _note_failed_dependency(planned, failed[0])
-            failure = StepFailure(planned, None)
-        else:
-            error = _run_step(planned, runner, on_start, on_wait, lock_timeout_s)
-            if error is None:
-                continue
-            failure = StepFailure(planned, error)
-        failures[planned.path] = failure
-        on_failure(failure)
-    return list(failures.values())
+    require(
+        max_concurrent >= 1,
+        given=f"max_concurrent={max_concurrent}",
+        allowed="1 or more",
+        fix="give the number of steps that may run at the same time",
+    )
+    agenda = _Agenda(plan, on_failure)
+    steps = StepRunner(
+        runner=runner,
+        on_start=on_start,
+        on_wait=on_wait,
+        lock_timeout_s=lock_timeout_s,
+        is_stopping=threading.Event(),
+    )
+    if max_concurrent == 1:
+        # In this thread: signal handlers, which a training run sets, belong to the main one.
+        while (chosen := agenda.take()) is not None:
+            agenda.settle(chosen[0], partial(steps.run, *chosen))
+    else:
+        _run_at_once(agenda, steps, max_concurrent, ask_to_stop)
+    return agenda.failures
 
 
-def _run_step(
-    planned: PlannedStep,
-    runner: Runner,
-    on_start: Callable[[PlannedStep], None],
-    on_wait: OnWait,
-    timeout_s: float | None,
-) -> BaseException | None:
-    try:
-        while True:
-            with _lease_on(planned, on_wait, timeout_s) as lease:
-                status = read_status(planned.path)
-                if _is_in_the_way(planned, status):
-                    _move_aside(planned.path)
-                    continue  # the lease went with the folder; the new folder needs a new one
-                # Another process may have finished it since the plan was made.
-                if not _is_done(planned, status):
-                    on_start(planned)
-                    _run_held(planned, runner, lease, status)
-                return None
-    except RunInterrupted:
-        raise
-    # A step that calls sys.exit has not done its work, and must not end the others'.
-    except (Exception, SystemExit) as error:
-        return error
+class _Agenda:
+    """What of a plan is still to be done, and what of it can be done now."""
 
+    def __init__(self, plan: list[PlannedStep], on_failure: Callable[[StepFailure], None]) -> None:
+        self.failures: list[StepFailure] = []
+        self._on_failure = on_failure
+        # By folder and not by step: a dependant may hold an equal step of its own.
+        self._open = {planned.path: planned for planned in plan if planned.action != "skip"}
+        self._taken: set[str] = set()
+        self._held: set[str] = set()  # by another process, when they were last looked at
 
-def _lease_on(planned: PlannedStep, on_wait: OnWait, timeout_s: float | None) -> Lease:
-    """The lease on the step's folder, which is made if need be."""
-    told = False
+    def take(self) -> tuple[PlannedStep, bool] | None:
+        """The next step that can be done, and whether to wait for it; None if there is none now.
 
-    def tell_once(holder: LeaseHolder, waited_s: float) -> None:
-        nonlocal told
-        if not told:
-            on_wait(planned, holder)
-        told = True
+        Waited for is what another process was found to hold, once nothing else can be done.
+        """
+        ready = [planned for planned in self._open.values() if self._is_ready(planned)]
+        if not ready:
+            return None
+        free = [planned for planned in ready if planned.path not in self._held]
+        chosen = (free or ready)[0]
+        self._taken.add(chosen.path)
+        return chosen, not free
 
-    for tries_left in reversed(range(_TRIES_FOR_A_FOLDER)):
-        make_folder(planned.path)
+    def settle(self, planned: PlannedStep, ended: Callable[[], BaseException | None]) -> None:
+        """Note how a step that was taken has ended: as `ended` says, which may raise."""
         try:
-            lock = join(planned.path, LOCK)
-            return Lease.acquire(lock, timeout_s=timeout_s, on_wait=tell_once)
-        except StorageError as error:
-            # The folder was moved aside by another process while this one waited for its lock.
-            if error.errno != errno.ENOENT or not tries_left:
-                raise
-    raise AssertionError("the last try returns or raises")
+            error = ended()
+        except StepHeld:
+            self._taken.remove(planned.path)
+            self._held.add(planned.path)
+            return
+        # Time has passed: who held a step may be done with it.
+        self._held.clear()
+        del self._open[planned.path]
+        if error is not None:
+            self._note(StepFailure(planned, error))
+            self._fail_dependants(planned.path)
+
+    def _is_ready(self, planned: PlannedStep) -> bool:
+        # What another process is running had its dependencies when it began.
+        has_needs = planned.action == "wait" or self._open.keys().isdisjoint(planned.dependencies)
+        return has_needs and planned.path not in self._taken
+
+    def _fail_dependants(self, path: str) -> None:
+        failed = {path}
+        # In the order of the plan, so that those come later which need one of these.
+        for planned in list(self._open.values()):
+            because = [each for each in planned.dependencies if each in failed]
+            if because and planned.action == "run":
+                del self._open[planned.path]
+                failed.add(planned.path)
+                note_failed_dependency(planned, because[0])
+                self._note(StepFailure(planned, None))
+
+    def _note(self, failure: StepFailure) -> None:
+        self.failures.append(failure)
+        self._on_failure(failure)
 
 
-def _is_done(planned: PlannedStep, status: StepStatus | None) -> bool:
-    # What is continued as another run is not done, however it ended as that one.
-    this = planned.identity.hash
-    return status is not None and status.identity == this and status.state == "SUCCESS"
-
-
-def _is_in_the_way(planned: PlannedStep, status: StepStatus | None) -> bool:
-    """Whether what the folder holds is neither the result nor something to continue."""
-    if status is None:
-        return False
-    if status.identity != planned.identity.hash:
-        return status.identity != planned.continues
-    # A run that began after the plan was made is one more run, which is what `force` asked for.
-    is_known = planned.found is not None and planned.found.started == status.started
-    return planned.is_forced and is_known
-
-
-def _move_aside(path: str) -> None:
-    """Move an earlier result out of the way; nothing is deleted."""
-    # A time and not a number counted up, which two processes could both arrive at.
-    aside = f"{path}.replaced-{time.time_ns()}"
-    rename_folder(path, aside)
-    remove_tree(join(aside, LOCK))
-
-
-def _run_held(
-    planned: PlannedStep, runner: Runner, lease: Lease, earlier: StepStatus | None
+def _run_at_once(
+    agenda: _Agenda, steps: StepRunner, most: int, ask_to_stop: Callable[[], None]
 ) -> None:
-    status = started_status(earlier, planned.identity.hash)
-    write_status(planned.path, status)
-    try:
-        write_info(planned.path, _info(planned, status, earlier))
-        runner(planned)
-        # The fence: whoever slept through the takeover of its lease must not say "done".
-        if not lease.still_held():
-            raise _lost_lease(planned)
-    except (RunInterrupted, KeyboardInterrupt) as stop:
-        _record_end(planned, lease, status, "INTERRUPTED", stop)
-        raise
-    except BaseException as error:
-        _record_end(planned, lease, status, "FAILED", error)
-        raise
-    write_status(planned.path, dataclasses.replace(status, state="SUCCESS", finished=time.time()))
-
-
-def _record_end(
-    planned: PlannedStep, lease: Lease, status: StepStatus, state: StepState, error: BaseException
-) -> None:
-    """Record how a step ended early; trouble with that becomes a note on the error itself."""
-    text = f"{type(error).__name__}: {error}" if state == "FAILED" else str(error) or "interrupted"
-    ended = dataclasses.replace(status, state=state, finished=time.time(), error=text)
-    try:
-        if not lease.still_held():
-            return  # the folder is another process's by now
-        # The status first: on a disk that is nearly full it is the one that matters.
-        write_status(planned.path, ended)
-        if state == "FAILED":
-            trace = "".join(traceback.format_exception(error))
-            write_text_atomic(join(planned.path, ERROR), trace)
-    except StorageError as trouble:
-        error.add_note(f"This end is not recorded in the step's folder: {trouble}")
-
-
-def _info(planned: PlannedStep, status: StepStatus, earlier: StepStatus | None) -> StepInfo:
-    # A result that was begun with other source stays one: else `--strict` would pass it later.
-    begun = read_info(planned.path) if earlier is not None else None
-    return StepInfo(
-        name=planned.step.name,
-        identity=planned.identity.hash,
-        values=planned.identity.values,
-        fn=function_name(planned.step.fn),
-        config=planned.plain_config,
-        description=planned.step.description,
-        dependencies=list(planned.dependencies),
-        output_path=planned.path,
-        sources=dict(planned.sources) if begun is None else begun.sources,
-        started=status.started,
-    )
-
-
-def _note_failed_dependency(planned: PlannedStep, dependency: str) -> None:
-    try:
-        make_folder(planned.path)
-        lease = Lease.try_acquire(join(planned.path, LOCK))
-        if lease is None:
-            return  # another process is at it, and will say itself what becomes of it
-        with lease:
-            earlier = read_status(planned.path)
-            is_other = earlier is not None and earlier.identity != planned.identity.hash
-            if earlier is not None and (is_other or earlier.state == "SUCCESS"):
-                return  # a result that was to be replaced stays what it is
-            begun = started_status(earlier, planned.identity.hash)
-            status = dataclasses.replace(
-                begun,
-                state="DEP_FAILED",
-                attempt=begun.attempt - 1,  # nothing was tried
-                finished=begun.started,
-                error=f"{dependency} failed",
-            )
-            write_status(planned.path, status)
-    except StorageError:
-        pass  # the folder cannot be written; the dependency's own failure is reported
-
-
-def _lost_lease(planned: PlannedStep) -> StorageError:
-    return StorageError(
-        message(
-            given=f"another process took over {planned.path} while this one was running it",
-            allowed="one process per step",
-            fix="leave it to the other process; this result is not marked as done",
-        )
-    )
+    running: dict[Future[BaseException | None], PlannedStep] = {}
+    with ThreadPoolExecutor(most, thread_name_prefix="step") as pool:
+        try:
+            while True:
+                while len(running) < most and (chosen := agenda.take()) is not None:
+                    running[pool.submit(steps.run, *chosen)] = chosen[0]
+                if not running:
+                    return
+                for future in wait(running, return_when=FIRST_COMPLETED).done:
+                    agenda.settle(running.pop(future), future.result)
+        except BaseException:
+            steps.is_stopping.set()
+            ask_to_stop()
+            # Waited for: a step that is left alone would go on without a lease.
+            for future, planned in running.items():
+                with suppress(RunInterrupted, KeyboardInterrupt):
+                    agenda.settle(planned, future.result)
+            raise

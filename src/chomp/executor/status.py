@@ -4,6 +4,7 @@
 .executor_info     name, function, config, identity values, template source
 .executor_lock     the lease of whoever is running it
 .executor_error    traceback of the last failure
+.executor_log      what it printed, where it ran in a process of its own
 """
 
 import os
@@ -19,6 +20,7 @@ STATUS = ".executor_status"
 INFO = ".executor_info"
 LOCK = ".executor_lock"
 ERROR = ".executor_error"
+LOG = ".executor_log"
 
 StepState = Literal["RUNNING", "SUCCESS", "FAILED", "INTERRUPTED", "DEP_FAILED"]
 

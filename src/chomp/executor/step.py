@@ -1,7 +1,8 @@
 """A step, and the markers its config may hold until it runs.
 
 A marker stands where its value will be: `versioned(x)` for x itself, and part of the step's
-identity; `this_output_path()` for the step's own folder; `output_path_of(step)` for another's.
+identity; `this_output_path()` for the step's own folder; `output_path_of(step)` for another's, and
+`pseudo_dependency_of(step)` for one that need not be there.
 """
 
 from __future__ import annotations
@@ -12,11 +13,14 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, TypeVar, cast
 
-from chomp.config.fields import is_versioned
 from chomp.config.paths import KeyPath, dotted
 from chomp.errors import ConfigError, message, require
+from chomp.executor.resources import Resources
 
 T = TypeVar("T")
+
+# What most of a config consists of. Asked for first: plans of a thousand steps walk over it often.
+LEAVES = (str, int, float, type(None))
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,6 +35,7 @@ class ExecutorStep:
     config: Any
     description: str = ""
     override_output_path: str | None = None
+    resources: Resources | None = None  # None: those of an ordinary step
 
     def __post_init__(self) -> None:
         require(
@@ -45,6 +50,12 @@ class ExecutorStep:
             given=f"step {self.name!r} with fn={self.fn!r}",
             allowed="a function of one argument, the config",
             fix="pass the function itself, not its result",
+        )
+        require(
+            self.resources is None or isinstance(self.resources, Resources),
+            given=f"step {self.name!r} with resources={self.resources!r}",
+            allowed="Resources(...), or None for those of an ordinary step",
+            fix="write for example resources=Resources(gpus=1)",
         )
 
     def __truediv__(self, sub: str) -> str:
@@ -82,6 +93,7 @@ class InputName:
 
     step: ExecutorStep | None
     sub: str | None
+    is_needed: bool = True  # False: a pseudo-dependency, which is not waited for
 
     @staticmethod
     def hardcoded(path: str) -> str:
@@ -107,6 +119,14 @@ def output_path_of(step: ExecutorStep, sub: str | None = None) -> str:
     return cast(str, InputName(step, sub))
 
 
+def pseudo_dependency_of(step: ExecutorStep, sub: str | None = None) -> str:
+    """The same path as `output_path_of`, in the identity too; but `step` need not have run.
+
+    It is neither planned nor waited for: for what is used if it is there, or was used long ago.
+    """
+    return cast(str, InputName(step, sub, is_needed=False))
+
+
 def markers(
     value: Any, path: KeyPath = ()
 ) -> Iterator[tuple[KeyPath, Versioned | OutputName | InputName]]:
@@ -122,27 +142,9 @@ def markers(
                 fix="write output_path_of(step), or step / 'a path inside it'",
             )
         )
-    for part, child in _children(value):
-        yield from markers(child, (*path, part))
-
-
-def unversioned(value: Any, path: KeyPath = ()) -> Iterator[KeyPath]:
-    """The paths of fields that are no part of an identity, though a value that holds them is.
-
-    Below a list nothing is left out: there the identity has the list as a whole.
-    """
-    if isinstance(value, OutputName | InputName):
-        return  # another step's fields are that step's business
-    if isinstance(value, Versioned):
-        yield from unversioned(value.value, path)
-    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-        left_out = {field.name for field in dataclasses.fields(value) if not is_versioned(field)}
-        for name, child in _children(value):
-            inner = (*path, name)
-            yield from [inner] if name in left_out else unversioned(child, inner)
-    elif isinstance(value, Mapping):
-        for part, child in _children(value):
-            yield from unversioned(child, (*path, part))
+    for part, child in children(value):
+        if not isinstance(child, LEAVES):
+            yield from markers(child, (*path, part))
 
 
 def inputs(value: Any) -> Iterator[InputName]:
@@ -159,11 +161,13 @@ def replaced(value: Any, replacement: Callable[[InputName | OutputName], Any]) -
 
     What holds no marker comes back as it is; the rest is rebuilt, mappings as dicts.
     """
+    if isinstance(value, LEAVES):
+        return value
     if isinstance(value, Versioned):
         return replaced(value.value, replacement)
     if isinstance(value, OutputName | InputName):
         return replacement(value)
-    old = list(_children(value))
+    old = list(children(value))
     new = [(part, replaced(child, replacement)) for part, child in old]
     if all(after is before for (_, before), (_, after) in zip(old, new, strict=True)):
         return value
@@ -178,7 +182,7 @@ def replaced(value: Any, replacement: Callable[[InputName | OutputName], Any]) -
     return dataclasses.replace(value, **{str(part): item for part, item in new})
 
 
-def _children(value: Any) -> Iterator[tuple[str | int, Any]]:
+def children(value: Any) -> Iterator[tuple[str | int, Any]]:
     """What a config value consists of, with the name of each part; nothing for a leaf."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         # Derived fields are left out: their class makes them anew from the others.
