@@ -23,6 +23,13 @@ RUN_ELSEWHERE = {
     "uv run experiments/grug/base/launch.py -o train.steps=500 -o optim.lr=3e-3": (
         "tests/test_quickstart.py, with other values"
     ),
+    "uv run experiments/grug/base/launch.py --on process --max-concurrent 2": (
+        "tests/launch/test_process_runner.py and tests/cli/test_train_runners.py, on smaller runs"
+    ),
+    "uv run chomp launch local --processes 2 --devices-per-process 2 -- "
+    "python experiments/grug/base/launch.py": "tests/launch/test_launch_local.py, on a smaller run",
+    "uv run experiments/grug/base/launch.py --sweep optim.lr=1e-3,3e-3 --sweep train.seed=0,1 "
+    "--on process --max-concurrent 2": "tests/launch/test_launch_command.py, on a smaller file",
     "uv run --group test infra/pre-commit.py --all-files": "tests/test_pre_commit.py and .ci/run",
     "uv run --group test infra/pre-commit.py --fix": "tests/test_pre_commit.py",
     "uv run --group test infra/pre-commit.py --only types": "tests/test_pre_commit.py",

@@ -25,7 +25,7 @@ def folder_of(name: str, prefix: Path) -> Path:
 
 
 def times(folder: Path) -> dict[Path, int]:
-    return {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
+    return {path: path.stat().st_mtime_ns for path in (folder, *folder.rglob("*"))}
 
 
 def state_of(name: str, prefix: Path) -> str:
@@ -51,12 +51,14 @@ def test_steps_run_once_and_the_report_comes_each_time(launch: Run, tmp_path: Pa
         "train (new)",
         f"report: outputs/{train.name} True",
     ]
+    before = times(outputs)
     again = launch()
     assert (again.returncode, again.stderr) == (0, "")
     assert again.stdout.splitlines() == [
         f"Already done: train is at outputs/{train.name}",
         f"report: outputs/{train.name} True",
     ]
+    assert times(outputs) == before, "a prefix that cannot be written will do"
     assert (train / "runs").read_text() == "ran\n"
 
 
@@ -196,7 +198,11 @@ def test_a_bug_in_a_step_keeps_its_traceback_and_its_repair_is_listed(launch: Ru
     assert "Traceback (most recent call last)" in broken.stderr
     assert "ZeroDivisionError: a bug [/in] the step" in broken.stderr
     train = folder_of("train", tmp_path / "outputs")
-    assert broken.stderr.splitlines()[-1].endswith(f"its folder is outputs/{train.name}")
+    assert broken.stderr.splitlines()[-3:] == [
+        f"Error: {train.name} failed; its folder is outputs/{train.name}",
+        "Failed: 1 of 2 steps",
+        f"  {train.name}: see outputs/{train.name}/.executor_error",
+    ]
     assert "report:" not in broken.stdout
     assert state_of("tokens", tmp_path / "outputs") == "SUCCESS"
     assert "ZeroDivisionError" in storage.read_text(train / ".executor_error")
@@ -206,6 +212,66 @@ def test_a_bug_in_a_step_keeps_its_traceback_and_its_repair_is_listed(launch: Ru
     assert "trouble: recorded 'bug', now ''" in repaired.stderr
     assert "train (attempt 1 ended as failed; it continues)" in repaired.stdout
     assert "report:" in repaired.stdout
+
+
+def test_the_end_names_every_step_that_failed_and_every_one_that_needed_it(
+    launch: Run, launch_file: Path, tmp_path: Path
+):
+    text = launch_file.read_text()
+    bad = "def tokens(config):\n    raise DataError('no text')\n\n\ndef other(config):\n"
+    launch_file.write_text(
+        text.replace("def tokens(config):\n", bad).replace(
+            "return [ExecutorStep(launch.name",
+            "return [ExecutorStep('fine', other, config), ExecutorStep('free', other, "
+            "{'out': this_output_path()}), ExecutorStep(launch.name",
+        )
+    )
+    ended = launch()
+    assert ended.returncode == 1
+    names = {name: folder_of(name, tmp_path / "outputs").name for name in ("tokens", "train")}
+    fine = folder_of("fine", tmp_path / "outputs").name
+    because = f"not run, since a step it depends on failed ({names['tokens']})"
+    assert ended.stderr.splitlines() == [
+        f"Error: {names['tokens']}: no text",
+        "Failed: 1 of 4 steps, 2 more not run",
+        f"  {names['tokens']}: see outputs/{names['tokens']}/.executor_error",
+        f"  {fine}: {because}",
+        f"  {names['train']}: {because}",
+    ]
+    assert [state_of(name, tmp_path / "outputs") for name in ("free", "train")] == [
+        "SUCCESS",
+        "DEP_FAILED",
+    ]
+
+
+def test_only_runs_what_matches_and_reports_on_the_last_step_alone(launch: Run, tmp_path: Path):
+    done = launch("--only", "tok")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines() == ["tokens make tokens  (new)"]
+    again = launch("--only", "tok")
+    tokens = folder_of("tokens", tmp_path / "outputs").name
+    assert again.stdout.splitlines() == [f"Already done: tokens is at outputs/{tokens}"]
+    assert "report:" in launch("--only", "train").stdout
+
+
+def test_steps_in_processes_of_their_own_give_the_same_folders_and_reports(
+    launch: Run, tmp_path: Path
+):
+    done = launch("--max-concurrent", "2")
+    assert done.returncode == 0, done.stderr
+    train = folder_of("train", tmp_path / "outputs")
+    tokens = folder_of("tokens", tmp_path / "outputs")
+    assert done.stdout.splitlines() == [
+        f"tokens make tokens  (new)  log: outputs/{tokens.name}/.executor_log",
+        f"train (new)  log: outputs/{train.name}/.executor_log",
+        f"report: outputs/{train.name} True",
+    ]
+    assert (train / ".executor_log").exists()
+    assert "Already done" in launch().stdout
+    failed = launch("--on", "process", "-o", "trouble=data", "-o", "lr=0.3")
+    assert failed.returncode == 1
+    assert failed.stderr.splitlines()[-1].endswith("/.executor_log")
+    assert "no documents" in failed.stderr
 
 
 @pytest.mark.parametrize(
@@ -229,7 +295,8 @@ def test_each_end_has_its_exit_code_and_its_record(
 def test_an_expected_error_is_one_line_without_a_traceback(launch: Run, tmp_path: Path):
     ended = launch("-o", "trouble=data")
     assert ended.returncode == 1
-    [line] = ended.stderr.splitlines()
+    [line, *_] = ended.stderr.splitlines()
+    assert "Traceback" not in ended.stderr
     assert line.startswith("Error: train-")
     assert line.endswith(": no documents [bold]at all[/bold]" + "." * 100)
     assert "Traceback" in storage.read_text(
@@ -245,6 +312,11 @@ def test_an_expected_error_is_one_line_without_a_traceback(launch: Run, tmp_path
         (["-o", "lr=fast"], "lr='fast'"),
         (["--force", "nothing"], "found in no step's name"),
         (["--attention", "fastest"], "Allowed: one of 'auto', 'reference'"),
+        (["--only", "nothing"], "--only 'nothing', which is found in no step's name"),
+        (["--on", "moon"], "--on moon. Allowed: one of local, process, ray"),
+        (["--max-concurrent", "0"], "--max-concurrent 0"),
+        (["--on", "local", "--max-concurrent", "2"], "Fix: use --on process"),
+        (["--dry-run", "--only", "tokens"], "--dry-run with --only tokens, which leaves out train"),
     ],
 )
 def test_a_wrong_command_line_ends_with_two_and_one_message(
@@ -264,8 +336,27 @@ def test_help_says_what_the_launch_file_does(launch: Run):
     shown = launch("--help")
     assert shown.returncode == 0
     flags = ["--plan", "--dry-run", "--set", "--attention", "--force", "--prefix", "--strict"]
+    flags += ["--only", "--on", "--max-concurrent", "--allow", "--restarts"]
     for words in ["Train something small.", *flags]:
         assert words in shown.stdout
+
+
+def test_a_gang_is_refused_where_steps_run_in_this_process(
+    launch: Run, launch_file: Path, tmp_path: Path
+):
+    text = launch_file.read_text()
+    text = text.replace("import ExecutorStep,", "import ExecutorStep, Resources,")
+    launch_file.write_text(
+        text.replace(
+            "ExecutorStep(launch.name, train, config)",
+            "ExecutorStep(launch.name, train, config, resources=Resources(processes=2))",
+        )
+    )
+    ended = launch()
+    assert (ended.returncode, ended.stdout) == (1, "")
+    assert "step 'train' asks for 2 processes" in ended.stderr
+    assert "Fix: add --on process" in ended.stderr
+    assert os.listdir(tmp_path) == ["template"]
 
 
 def test_a_launch_file_without_steps_is_an_error(launch: Run):
@@ -286,6 +377,16 @@ def test_a_prefix_that_cannot_be_written_is_told_before_anything_runs(
     [line] = ended.stderr.splitlines()
     assert line.startswith(f"Error: cannot make {prefix}: ")
     assert "Fix: " in line
+
+
+def test_a_prefix_where_nothing_can_be_locked_is_refused_before_anything_runs(
+    launch: Run, tmp_path: Path
+):
+    ended = launch("--prefix", f"simplecache::file://{tmp_path}/outputs")
+    assert (ended.returncode, ended.stdout) == (1, "")
+    assert "cannot lock" in ended.stderr
+    assert "Fix: keep lock files in a folder that all contenders have mounted." in ended.stderr
+    assert os.listdir(tmp_path) == ["template"]
 
 
 def test_a_bug_in_the_launch_file_keeps_its_traceback(launch: Run, launch_file: Path):
@@ -327,3 +428,16 @@ def test_a_process_that_waits_for_another_says_for_whom(
             process.communicate()
     for name in ("tokens", "train"):
         assert (folder_of(name, tmp_path / "outputs") / "runs").read_text() == "ran\n"
+
+
+def test_a_sweep_runs_each_point_once_and_ends_with_a_table(launch: Run, tmp_path: Path):
+    swept = launch("--sweep", "lr=0.1,0.2,0.3")
+    assert (swept.returncode, swept.stderr) == (0, "")
+    trained = [line for line in swept.stdout.splitlines() if line.startswith("train ")]
+    assert len(trained) == 3
+    assert "sweep, by train/loss" in swept.stdout  # nothing was evaluated
+    assert swept.stdout.count("success") == 3  # and nothing logged: the state of each
+    assert launch("-o", "lr=0.2").stdout.startswith("Already done: train is at ")
+    refused = launch("--sweep", "lr=0.1", "--dry-run")
+    assert refused.returncode == 2
+    assert "a sweep with --dry-run" in refused.stderr

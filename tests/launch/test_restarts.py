@@ -115,29 +115,3 @@ def test_a_preempted_run_goes_on_in_a_new_process(tmp_path):
     assert "Starting again, 1 of 2 times." in said
     assert {json.loads(line)["attempt"] for line in record.read_text().splitlines()} == {1, 2}
     assert (tmp_path / "run/checkpoints/step-3000").is_dir()
-
-
-def test_one_of_several_processes_is_refused_before_it_waits_for_a_lock(tmp_path):
-    file = tmp_path / "launch.py"
-    file.write_text(
-        "from dataclasses import dataclass\n"
-        "from chomp.executor import ExecutorStep\n"
-        "from chomp.launch import executor_main\n"
-        "@dataclass(frozen=True)\n"
-        "class Settings:\n    width: int = 1\n"
-        "def nothing(config):\n    pass\n"
-        "executor_main(lambda c: [ExecutorStep(name='a', fn=nothing, config=c)], Settings())\n"
-    )
-    gang = {"JAX_NUM_PROCESSES": "2", "JAX_PROCESS_ID": "1"}
-    done = subprocess.run(
-        [sys.executable, str(file), "--prefix", str(tmp_path / "out")],
-        env={**os.environ, **gang},
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert done.returncode == 1, done.stderr
-    assert "JAX_NUM_PROCESSES=2" in done.stderr
-    assert "Allowed: " in done.stderr
-    assert "Fix: unset" in done.stderr
-    assert not (tmp_path / "out").exists()

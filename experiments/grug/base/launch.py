@@ -27,7 +27,7 @@ from chomp.data import (
     with_data_steps,
 )
 from chomp.errors import require, require_at_most
-from chomp.executor import ExecutorStep, this_output_path, versioned
+from chomp.executor import ExecutorStep, Resources, this_output_path, versioned
 from chomp.hooks import LoggingConfig, SamplesConfig
 from chomp.launch import executor_main
 from chomp.mesh import MeshConfig
@@ -113,6 +113,7 @@ class GrugBaseLaunchConfig(Config):
     )
     logging: LoggingConfig = setting(default_factory=LoggingConfig, mark="cosmetic")
     mesh: MeshConfig = setting(default_factory=MeshConfig, mark="cosmetic")
+    resources: Resources = setting(default_factory=Resources, mark="cosmetic")
     output_path: str = ""  # filled in by the executor
 
 
@@ -126,10 +127,9 @@ def run_config(launch: GrugBaseLaunchConfig) -> GrugRunConfig:
         allowed="a model vocabulary that holds every id of the tokenizer",
         fix=f"set model.vocab_size={tokenizer.vocab_size}",
     )
-    lengths = (launch.trainer.seq_len, "model.max_seq_len", launch.model.max_seq_len)
-    require_at_most("train.seq_len", *lengths)
-    launch.optimizer.schedule(launch.trainer.steps)  # refuses a warmup longer than the run
     trainer = launch.trainer
+    require_at_most("train.seq_len", trainer.seq_len, "model.max_seq_len", launch.model.max_seq_len)
+    launch.optimizer.schedule(trainer.steps)  # refuses a warmup longer than the run
     batches = BatchSchedule(trainer.batch_size, trainer.grad_accum)
     mixture_of(launch.data, batches, total_steps=trainer.steps)  # refuses weights that never come
     return validated(
@@ -137,7 +137,7 @@ def run_config(launch: GrugBaseLaunchConfig) -> GrugRunConfig:
             model=launch.model,
             data=launch.data,
             optimizer=launch.optimizer,
-            trainer=launch.trainer,
+            trainer=trainer,
             eval=launch.eval,
             samples=launch.samples,
             checkpoint=launch.checkpoint,
@@ -185,6 +185,7 @@ def steps(launch: GrugBaseLaunchConfig) -> list[ExecutorStep]:
             description="train the model",
             fn=train_base,
             config=config,
+            resources=launch.resources,
         )
     ]
 

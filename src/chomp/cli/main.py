@@ -16,10 +16,11 @@ from typing import Annotated
 import typer
 
 from chomp import __version__
-from chomp.cli import evaluation_commands, train_command, verify_command
+from chomp.cli import evaluation_commands, pin_command, train_command, verify_command
 from chomp.cli.checkpoint_commands import checkpoint_app
 from chomp.cli.config_arguments import Action
 from chomp.cli.data_commands import data_app
+from chomp.cli.launch_command import launch_app
 from chomp.cli.metrics_commands import metrics_app
 from chomp.errors import ChompError, ConfigError, RunInterrupted, message
 
@@ -49,6 +50,12 @@ app.command(
     help="lm-eval tasks on a checkpoint (extra `harness`).",
     epilog=evaluation_commands.HARNESS_EXAMPLES,
 )(evaluation_commands.harness)
+app.command(
+    "pin",
+    help="Let one identity of a step count as another, whose result is kept.",
+    epilog=pin_command.EXAMPLES,
+)(pin_command.pin)
+app.add_typer(launch_app, name="launch")
 app.add_typer(data_app, name="data")
 app.add_typer(metrics_app, name="metrics")
 app.add_typer(checkpoint_app, name="checkpoint")

@@ -18,6 +18,7 @@ Examples:
   chomp train configs/base_smoke.yaml -o train.steps=50 --run-dir runs/longer
   chomp train configs/base_smoke.yaml -o train.steps=80 --allow train.steps --run-dir runs/longer
   chomp train configs/base_smoke.yaml --restarts 10
+  chomp train configs/base_smoke.yaml --on process --max-concurrent 2
   chomp train experiments/grug/base/launch.py
 """
 
@@ -52,6 +53,17 @@ def train(
             help="Go on with an earlier run though this field of its schedule has changed.",
         ),
     ] = None,
+    on: Annotated[
+        str | None,
+        typer.Option(
+            metavar="WHERE",
+            help="Where steps run: local (this process, the default), process (processes of this "
+            "machine) or ray (a cluster).",
+        ),
+    ] = None,
+    max_concurrent: Annotated[
+        int | None, typer.Option(metavar="N", help="Steps that may run at the same time.")
+    ] = None,
     restarts: Annotated[
         int, typer.Option(metavar="N", help="Start again up to N times after exit code 75.")
     ] = 0,
@@ -72,4 +84,6 @@ def train(
         force=force or [],
         allow=allow or [],
         is_dry_run=dry_run,
+        on=on,
+        max_concurrent=max_concurrent,
     )

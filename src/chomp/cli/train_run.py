@@ -29,11 +29,17 @@ def train_run(
     force: Sequence[str],
     allow: Sequence[str],
     is_dry_run: bool,
+    on: str | None = None,
+    max_concurrent: int | None = None,
 ) -> int:
     """Train, continue, or say that it is done; the exit code."""
     from chomp.launch.allowed import allowed_fields, allowed_overrides
     from chomp.launch.launching import LaunchOptions, launched, require_dry_run
 
+    # Before the launch file is loaded, which takes seconds: it refuses what cannot be.
+    options = LaunchOptions(
+        prefix=given.outputs, is_dry_run=is_dry_run, on=on, max_concurrent=max_concurrent
+    )
     _require_trainable(given)
     with _no_bytecode() if is_dry_run else nullcontext():
         overrides = (*given.overrides, *allowed_overrides(allow))
@@ -42,13 +48,12 @@ def train_run(
             require_dry_run(launch.dry_run, fix="leave out --dry-run, or write such a function")
         allowed = allowed_fields(launch.steps[-1], allow)
         planned = _planned(given, launch.steps, run_dir, force, allowed)
-        options = LaunchOptions(prefix=given.outputs, is_dry_run=is_dry_run)
         return launched(planned, options, report=_report, dry_run=launch.dry_run)
 
 
 def default_run_dir(given: GivenConfig, step: ExecutorStep) -> str:
     """The folder of a run that is given none: by project, config and what the run is."""
-    from chomp.executor.identity import Identities
+    from chomp.executor.pins import identities_at
     from chomp.executor.step import replaced
     from chomp.storage import join
 
@@ -64,7 +69,7 @@ def default_run_dir(given: GivenConfig, step: ExecutorStep) -> str:
         fix="change logging.project, or pass --run-dir",
     )
     folder = join(RUNS, project) if project is not None else RUNS
-    return join(folder, f"{stem}-{Identities().of(step).hash}")
+    return join(folder, f"{stem}-{identities_at(given.outputs).of(step).hash}")
 
 
 def _require_trainable(given: GivenConfig) -> None:
@@ -89,14 +94,14 @@ def _planned(
 ) -> list[PlannedStep]:
     """The plan for the steps, the last of which is the run and goes to a folder of its own."""
     from chomp.executor import plan_steps
-    from chomp.executor.identity import Identities
+    from chomp.executor.pins import identities_at
     from chomp.launch.allowed import in_earlier_folder, refuse_other_run
 
     *before, last = steps
     folder = default_run_dir(given, last) if run_dir is None else run_dir
     run = replace(last, override_output_path=folder)
     if run_dir is None:
-        run = in_earlier_folder(run, folder, Identities(), allowed)
+        run = in_earlier_folder(run, folder, identities_at(given.outputs), allowed)
     planned = plan_steps([*before, run], prefix=given.outputs, force=force, allow=allowed)
     refuse_other_run(planned[-1], allowed, elsewhere="choose another --run-dir")
     _refuse_other_files(planned[-1])

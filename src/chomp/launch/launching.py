@@ -3,21 +3,26 @@
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-from chomp.errors import ChompError, LaunchError, message, require
-from chomp.executor import PlannedStep, read_status, run_plan
+from chomp.errors import ChompError, require
+from chomp.executor import PlannedStep, Runner, read_status, run_plan
+from chomp.launch.runners import ChosenRunner, chosen_name, runner_named
 from chomp.launch.telling import (
     refuse_differences,
     tell_differences,
     tell_done,
     tell_failure,
+    tell_failures,
     tell_nothing_run,
     tell_plan,
     tell_start,
     tell_wait,
 )
+from chomp.launch.together import is_spokesman, run_together
 from chomp.storage import require_writable_folder
+from chomp.storage.guarded import require_guardable
 
 Report = Callable[[str], None]
 # Takes the config of the last step with every path filled in, and whether its data is there.
@@ -34,6 +39,11 @@ class LaunchOptions:
     is_plan: bool = False
     is_dry_run: bool = False
     is_strict: bool = False
+    on: str | None = None  # the runner; None: the one that `max_concurrent` needs
+    max_concurrent: int | None = None  # steps at the same time; None: what the runner thinks fit
+
+    def __post_init__(self) -> None:
+        chosen_name(self.on, self.max_concurrent)  # refused in a plan, too
 
 
 def outputs_folder(prefix: str | None) -> str:
@@ -54,7 +64,8 @@ def launched(
     """
     if options.is_strict:
         refuse_differences(planned)
-    tell_differences(planned)
+    if is_spokesman():
+        tell_differences(planned)
     last = planned[-1]
     if options.is_plan or options.is_dry_run:
         tell_plan(planned)
@@ -62,8 +73,13 @@ def launched(
             dry_run(last.config, is_data_ready(planned))
         tell_nothing_run("a dry run" if options.is_dry_run else "the plan")
         return 0
-    if code := run_planned(planned, prefix=options.prefix):
+    code = run_planned(
+        planned, prefix=options.prefix, on=options.on, max_concurrent=options.max_concurrent
+    )
+    if code:
         return code
+    if not is_spokesman():
+        return 0
     if last.action == "skip":
         tell_done(last)
     if report is not None:
@@ -71,38 +87,62 @@ def launched(
     return 0
 
 
-def run_planned(planned: list[PlannedStep], *, prefix: str) -> int:
+def run_planned(
+    planned: list[PlannedStep],
+    *,
+    prefix: str,
+    on: str | None = None,
+    max_concurrent: int | None = None,
+) -> int:
     """Run what is not there yet, and tell of it; the exit code, 0 if all of it is there now."""
+    name = chosen_name(on, max_concurrent)
+
+    def run_as_first(run: Runner) -> int:
+        _require_local(name)
+        return _ran(planned, prefix, ChosenRunner(run=run))
+
+    # Before all else: processes of one launch that disagree about what is there must not part.
+    if (code := run_together(planned, run_as_first)) is not None:
+        return code
+    if all(item.action == "skip" for item in planned):
+        return 0  # and no cluster is asked for anything
+    with runner_named(name, planned, max_concurrent=max_concurrent) as runner:
+        return _ran(planned, prefix, runner)
+
+
+def _ran(planned: list[PlannedStep], prefix: str, runner: ChosenRunner) -> int:
     to_do = [item for item in planned if item.action != "skip"]
     if not to_do:
         return 0
-    _refuse_gang()
     # Now, and not after the first step has worked for an hour.
     chosen = [item.path for item in to_do if item.step.override_output_path is not None]
     for folder in (prefix, *chosen):
+        require_guardable(folder)  # where nothing can be locked, two would run one step
         require_writable_folder(folder)
     failures = run_plan(
-        planned, _run_here, on_start=tell_start, on_wait=tell_wait, on_failure=tell_failure
+        planned,
+        runner.run,
+        max_concurrent=runner.max_concurrent,
+        on_start=partial(tell_start, has_log=runner.has_logs),
+        on_wait=tell_wait,
+        on_failure=tell_failure,
+        ask_to_stop=runner.ask_to_stop,
     )
     if not failures:
         return 0
+    tell_failures(failures, of=len(to_do))
     # The first is never that of a dependant, which would come after its dependency.
     first = failures[0].error
     return first.exit_code if isinstance(first, ChompError) else 1
 
 
-def _refuse_gang() -> None:
-    """Raise `LaunchError` where this is one of several processes that are to train together."""
-    count = os.environ.get("JAX_NUM_PROCESSES", "1")
-    if count != "1":
-        raise LaunchError(
-            message(
-                given=f"JAX_NUM_PROCESSES={count} with a command that runs steps: each process "
-                "would wait for the lock of the other's step",
-                allowed="one process here; several that call the template's run_grug themselves",
-                fix="unset JAX_NUM_PROCESSES and JAX_PROCESS_ID, or call run_grug in each process",
-            )
-        )
+def _require_local(name: str) -> None:
+    require(
+        name == "local",
+        given=f"steps that are to run by {name!r}, in a launch of several processes",
+        allowed="steps that run in those processes",
+        fix="leave out --on and --max-concurrent, or start the launch file once",
+    )
 
 
 def is_data_ready(planned: Sequence[PlannedStep]) -> bool:
@@ -121,8 +161,3 @@ def require_dry_run(dry_run: DryRun | None, *, fix: str) -> None:
         allowed="--dry-run where the launch file has a function dry_run(config, is_data_ready)",
         fix=fix,
     )
-
-
-def _run_here(planned: PlannedStep) -> None:
-    """The local runner: call the step's function in this process."""
-    planned.step.fn(planned.config)

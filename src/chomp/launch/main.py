@@ -5,33 +5,23 @@ Any other exception is a bug, in a step or in the launch file, and keeps its tra
 """
 
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Annotated, Generic, TypeVar
-
-import typer
+from typing import Generic, TypeVar
 
 from chomp.config import apply_overrides
 from chomp.config.fields import ConfigClass
-from chomp.errors import ChompError, ConfigError, LaunchError, RunInterrupted, message
+from chomp.errors import ChompError, LaunchError, RunInterrupted, message, require
 from chomp.executor import ExecutorStep, PlannedStep, plan_steps
-from chomp.executor.identity import Identities
-from chomp.launch.allowed import (
-    allowed_fields,
-    allowed_overrides,
-    in_earlier_folder,
-    refuse_other_run,
-)
-from chomp.launch.launching import (
-    DryRun,
-    LaunchOptions,
-    Report,
-    launched,
-    outputs_folder,
-    require_dry_run,
-)
+from chomp.executor.pins import identities_at
+from chomp.launch.allowed import allowed_fields, in_earlier_folder, refuse_other_run
+from chomp.launch.command_line import CommandLine, parsed_command_line
+from chomp.launch.launching import DryRun, Report, launched, require_dry_run
 from chomp.launch.restarts import require_restartable, restarted, this_command
+from chomp.launch.sweep import Point, Sweep, grid_of, points_in_file, sweep_of
+from chomp.launch.sweep_table import tell_sweep
 from chomp.launch.telling import tell_error, tell_stop, tell_warnings_only
+from chomp.launch.together import is_spokesman
 from chomp.storage import join
 
 L = TypeVar("L", bound=ConfigClass)
@@ -49,17 +39,6 @@ class _LaunchFile(Generic[L]):
     description: str
     report: Report | None
     dry_run: DryRun | None
-
-
-@dataclass(frozen=True, kw_only=True)
-class _CommandLine:
-    """What the command line asked for."""
-
-    overrides: Sequence[str]
-    force: Sequence[str]
-    allow: Sequence[str]
-    restarts: int
-    options: LaunchOptions
 
 
 def executor_main(
@@ -86,7 +65,7 @@ def executor_main(
 def _exit_code(file: _LaunchFile[L]) -> int:
     tell_warnings_only()
     try:
-        asked = _parsed(file.description)
+        asked = parsed_command_line(file.description)
         return _launched(file, asked) if asked else 0
     except RunInterrupted as stop:
         tell_stop(str(stop))
@@ -99,92 +78,7 @@ def _exit_code(file: _LaunchFile[L]) -> int:
         return error.exit_code
 
 
-def _parsed(description: str) -> _CommandLine | None:
-    """What is asked for, or None once help was shown.
-
-    Only parsing happens inside typer, which has its own ideas about KeyboardInterrupt, EOFError
-    and exit codes.
-    """
-
-    def command(
-        plan: Annotated[bool, typer.Option("--plan", help="Show the steps, run nothing.")] = False,
-        dry_run: Annotated[
-            bool,
-            typer.Option("--dry-run", help="Check the config and show what a run would take."),
-        ] = False,
-        overrides: Annotated[
-            list[str] | None,
-            typer.Option("--set", "-o", metavar="KEY=VALUE", help="Change a dotted config field."),
-        ] = None,
-        attention: Annotated[
-            str | None,
-            typer.Option(
-                metavar="NAME", help="Attention backend to force: -o model.attention=NAME."
-            ),
-        ] = None,
-        force: Annotated[
-            list[str] | None,
-            typer.Option(
-                metavar="REGEX",
-                help="Run matching steps again from the start; earlier results are moved aside.",
-            ),
-        ] = None,
-        allow: Annotated[
-            list[str] | None,
-            typer.Option(
-                metavar="FIELD",
-                help="Go on with an earlier run though this field of its schedule has changed.",
-            ),
-        ] = None,
-        prefix: Annotated[
-            str | None,
-            typer.Option(help="Where outputs go; default: CHOMP_PREFIX, or outputs/."),
-        ] = None,
-        strict: Annotated[
-            bool,
-            typer.Option("--strict", help="Refuse a result whose source or settings differ."),
-        ] = False,
-        restarts: Annotated[
-            int,
-            typer.Option(metavar="N", help="Start again up to N times after exit code 75."),
-        ] = 0,
-    ) -> _CommandLine:
-        return _CommandLine(
-            overrides=[
-                *(overrides or []),
-                *([] if attention is None else [f"model.attention={attention}"]),
-                *allowed_overrides(allow or []),
-            ],
-            force=force or [],
-            allow=allow or [],
-            restarts=restarts,
-            options=LaunchOptions(
-                prefix=outputs_folder(prefix),
-                is_plan=plan,
-                is_dry_run=dry_run,
-                is_strict=strict,
-            ),
-        )
-
-    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-    app.command(help=description)(command)
-    try:
-        parsed = app(standalone_mode=False)
-    except Exception as error:
-        # Wrong flags: typer raises these out of its own or an installed click, by version.
-        if not hasattr(error, "format_message"):
-            raise
-        raise ConfigError(
-            message(
-                given=error.format_message().rstrip("."),
-                allowed="the options that --help lists",
-                fix="correct the command line",
-            )
-        ) from error
-    return parsed if isinstance(parsed, _CommandLine) else None
-
-
-def _launched(file: _LaunchFile[L], asked: _CommandLine) -> int:
+def _launched(file: _LaunchFile[L], asked: CommandLine) -> int:
     """Plan, try out or run, as the options say; the exit code."""
     options = asked.options
     require_restartable(asked.restarts, asked.force)
@@ -194,11 +88,53 @@ def _launched(file: _LaunchFile[L], asked: _CommandLine) -> int:
         require_dry_run(file.dry_run, fix="use --plan, or pass dry_run= to executor_main")
     # Overrides come before steps: what the steps are may depend on any field.
     config = apply_overrides(file.config, asked.overrides)
-    planned = _planned(list(file.steps_of(config)), asked)
-    return launched(planned, options, report=file.report, dry_run=file.dry_run)
+    if asked.sweep or asked.sweep_file is not None:
+        return _swept(sweep_of(file.steps_of, config, _points(asked)), asked)
+    steps = list(file.steps_of(config))
+    planned = _planned(steps, asked)
+    if _ends_with(planned, steps):
+        return launched(planned, options, report=file.report, dry_run=file.dry_run)
+    # Without the last step there is nothing that the launch file could say anything of.
+    require(
+        not options.is_dry_run,
+        given=f"--dry-run with --only {' '.join(asked.only)}, which leaves out {steps[-1].name}",
+        allowed="--dry-run of the last step, which is what a launch file can try out",
+        fix="use --plan, or leave out --only",
+    )
+    return launched(planned, options)
 
 
-def _planned(steps: list[ExecutorStep], asked: _CommandLine) -> list[PlannedStep]:
+def _points(asked: CommandLine) -> list[Point]:
+    """The runs that a sweep asks for, as overrides."""
+    refused = [
+        ("--allow", asked.allow),
+        ("--dry-run", asked.options.is_dry_run),
+        ("both --sweep and --sweep-file", asked.sweep and asked.sweep_file),
+    ]
+    for option, is_given in refused:
+        require(
+            not is_given,
+            given=f"a sweep with {option}",
+            allowed="a sweep by --sweep or by --sweep-file, planned or run",
+            fix="leave it out, or launch that run by itself with -o",
+        )
+    return grid_of(asked.sweep) if asked.sweep_file is None else points_in_file(asked.sweep_file)
+
+
+def _swept(sweep: Sweep, asked: CommandLine) -> int:
+    """Plan or run a sweep, and say what came of each run; the exit code."""
+    prefix = asked.options.prefix
+    planned = plan_steps(sweep.steps, prefix=prefix, only=asked.only, force=asked.force)
+    code = launched(planned, asked.options)
+    if not asked.options.is_plan and is_spokesman():
+        identities, there = identities_at(prefix), {item.path: item for item in planned}
+        paths = [join(prefix, f"{run.name}-{identities.of(run).hash}") for run in sweep.runs]
+        runs = dict(zip(sweep.points, map(there.get, paths), strict=True))
+        tell_sweep({point: run for point, run in runs.items() if run is not None}, asked.sweep_by)
+    return code
+
+
+def _planned(steps: list[ExecutorStep], asked: CommandLine) -> list[PlannedStep]:
     """The plan, whose last step may go on in the folder of an earlier run."""
     if not steps:
         raise LaunchError(
@@ -212,10 +148,18 @@ def _planned(steps: list[ExecutorStep], asked: _CommandLine) -> list[PlannedStep
     allowed = allowed_fields(last, asked.allow)
     is_named_by_hash = last.override_output_path is None
     if is_named_by_hash:
-        identities = Identities()
+        identities = identities_at(prefix)
         path = join(prefix, f"{last.name}-{identities.of(last).hash}")
         last = in_earlier_folder(last, path, identities, allowed)
-    planned = plan_steps([*steps[:-1], last], prefix=prefix, force=asked.force, allow=allowed)
-    if is_named_by_hash:  # then only --allow has made it another run than its name says
+    planned = plan_steps(
+        [*steps[:-1], last], prefix=prefix, only=asked.only, force=asked.force, allow=allowed
+    )
+    # Then only --allow has made it another run than its name says.
+    if is_named_by_hash and _ends_with(planned, steps):
         refuse_other_run(planned[-1], allowed, elsewhere="choose another --prefix")
     return planned
+
+
+def _ends_with(planned: list[PlannedStep], steps: list[ExecutorStep]) -> bool:
+    """Whether the last step is in the plan; --only may have left it out."""
+    return planned[-1].step.name == steps[-1].name

@@ -8,13 +8,15 @@ import logging
 import re
 import traceback
 from collections.abc import Sequence
+from contextlib import suppress
 
 from rich.console import Console
 from rich.text import Text
 
-from chomp.errors import ChompError, LaunchError, message
+from chomp.errors import ChompError, LaunchError, StorageError, message
 from chomp.executor import PlannedStep, StepFailure
-from chomp.storage import LeaseHolder
+from chomp.executor.status import ERROR, LOG
+from chomp.storage import LeaseHolder, exists, join
 
 _console = Console(soft_wrap=True)
 _errors = Console(stderr=True, soft_wrap=True)
@@ -50,9 +52,10 @@ def tell_nothing_run(what: str) -> None:
     _console.print(f"This is {what}; nothing was run.")
 
 
-def tell_start(planned: PlannedStep) -> None:
-    """A step begins."""
+def tell_start(planned: PlannedStep, *, has_log: bool = False) -> None:
+    """A step begins. `has_log`: what it prints is not seen here, so say where it is."""
     parts = [planned.step.description, f"({planned.reason})"]
+    parts += [f"log: {join(planned.path, LOG)}"] if has_log else []
     _say(_console, "bold", planned.step.name, "  ".join(filter(None, parts)))
 
 
@@ -82,16 +85,34 @@ def tell_error(error: ChompError) -> None:
 
 
 def tell_failure(failure: StepFailure) -> None:
-    """A step failed; others may go on. A bug is told with its traceback."""
+    """A step failed; others may go on. A bug is told with its traceback, a dependant at the end."""
     planned, error = failure.planned, failure.error
     if error is None:
-        _say(_errors, "red", "Not run:", f"{planned.title}, since a step it depends on failed")
-    elif isinstance(error, ChompError):
+        return
+    if isinstance(error, ChompError):
         _say(_errors, "red", "Error:", f"{planned.title}: {_with_notes(error)}")
     else:
         # Python's own, since rich would cut lines and hide what a bug report needs.
         traceback.print_exception(error)
         _say(_errors, "red", "Error:", f"{planned.title} failed; its folder is {planned.path}")
+
+
+def tell_failures(failures: Sequence[StepFailure], *, of: int) -> None:
+    """The end of a run that was not all well: every step that failed, and where to look."""
+    titles = {failure.planned.path: failure.planned.title for failure in failures}
+    lines = []
+    for failure in failures:
+        planned = failure.planned
+        needs = [titles[path] for path in planned.dependencies if path in titles]
+        if failure.error is None:
+            end = f"not run, since a step it depends on failed ({needs[0]})"
+        else:
+            end = f"see {_log_of(planned)}"
+        lines.append(f"  {planned.title}: {end}")
+    failed = sum(failure.error is not None for failure in failures)
+    rest = f", {len(failures) - failed} more not run" if failed < len(failures) else ""
+    head = f"{failed} of {of} step{'s' * (of > 1)}{rest}"
+    _say(_errors, "red", "Failed:", "\n".join([head, *lines]))
 
 
 def tell_differences(planned: Sequence[PlannedStep]) -> None:
@@ -138,6 +159,15 @@ def _say(console: Console, style: str, label: str, text: str) -> None:
 
 def _with_notes(error: ChompError) -> str:
     return "\n".join([str(error), *getattr(error, "__notes__", [])])
+
+
+def _log_of(planned: PlannedStep) -> str:
+    """What tells most of how a step ended: what it printed, else its traceback, else its folder."""
+    with suppress(StorageError):  # a folder that cannot be read is why it failed, perhaps
+        for name in (LOG, ERROR):
+            if exists(join(planned.path, name)):
+                return join(planned.path, name)
+    return planned.path
 
 
 def _differing(planned: Sequence[PlannedStep]) -> list[PlannedStep]:

@@ -9,6 +9,7 @@ without a sign of life, or after CHOMP_HEARTBEAT_S.
 import atexit
 import logging
 import os
+import re
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -22,6 +23,10 @@ ADDRESS = "JAX_COORDINATOR_ADDRESS"
 COUNT = "JAX_NUM_PROCESSES"
 INDEX = "JAX_PROCESS_ID"
 HEARTBEAT = "CHOMP_HEARTBEAT_S"
+SLURM_COUNT = "SLURM_NTASKS"
+# What `srun` tells each of its processes, and JAX asks for. A batch script has not all of them.
+_SLURM = ("SLURM_JOB_ID", "SLURM_STEP_NODELIST", "SLURM_PROCID", "SLURM_LOCALID", SLURM_COUNT)
+_GPUS_EACH = "SLURM_GPUS_PER_TASK"
 # The others lose their connections with process 0, so it leaves last; but not much later.
 _LAST_WORDS_S = 3.0
 _LEAVING = "leaving"
@@ -35,8 +40,9 @@ def join_processes(environ: Mapping[str, str] | None = None) -> bool:
     """Whether this process is now one of several, as the environment (or a launcher) says.
 
     JAX_COORDINATOR_ADDRESS (host and port of process 0), JAX_NUM_PROCESSES and JAX_PROCESS_ID make
-    it one; to be called before JAX looks for devices. Waits for the others for up to 300 s. A
-    launcher that called `jax.distributed.initialize` itself has done all this.
+    it one, or else SLURM's `srun`, if it started more than one; to be called before JAX looks for
+    devices. Waits for the others for up to 300 s. A launcher that called
+    `jax.distributed.initialize` itself has done all this.
     """
     if jax.distributed.is_initialized():
         return jax.process_count() > 1
@@ -44,7 +50,7 @@ def join_processes(environ: Mapping[str, str] | None = None) -> bool:
     given = {name: environ[name] for name in (ADDRESS, COUNT, INDEX) if environ.get(name)}
     # The address alone is no wish of ours: clusters that JAX knows by itself set it.
     if COUNT not in given and INDEX not in given:
-        return False
+        return _joined_by_slurm(environ)
     count, index = _placed(given)
     if count > 1:
         jax.distributed.initialize(
@@ -72,6 +78,44 @@ def leaving_on_error() -> Iterator[None]:
         if jax.process_count() > 1:
             _leave_at_exit(error)
         raise
+
+
+def _joined_by_slurm(environ: Mapping[str, str]) -> bool:
+    """Join the other processes of an `srun`; False where there are none."""
+    count = environ.get(SLURM_COUNT, "1")
+    if not count.isdigit() or int(count) < 2:
+        return False
+    missing = [name for name in _SLURM if not environ.get(name)]
+    if missing:
+        # `salloc`, and a batch script by itself: one process, whatever the job was given.
+        log.warning(
+            "%s=%s, but this process was not started by srun (no %s): it runs alone",
+            SLURM_COUNT,
+            count,
+            ", ".join(missing),
+        )
+        return False
+    # JAX reads the rest of SLURM's variables: the first node, and a port by the job.
+    jax.distributed.initialize(
+        cluster_detection_method="slurm",
+        local_device_ids=_own_gpus(environ),
+        heartbeat_timeout_seconds=_heartbeat_s(environ),
+    )
+    log.info("process %s of %s, by SLURM's srun", environ["SLURM_PROCID"], count)
+    return True
+
+
+def _own_gpus(environ: Mapping[str, str]) -> list[int] | None:
+    """All GPUs that SLURM shows this process, if it shows them to no other; None: JAX decides.
+
+    JAX takes one, by the number of the process on its machine. That is right where the processes of
+    a machine see the same ones, and leaves GPUs idle (or finds none) where each sees its own.
+    """
+    if environ.get("JAX_LOCAL_DEVICE_IDS"):  # somebody has decided
+        return None
+    shown = [name for name in environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
+    is_alone = re.fullmatch(r"1(\(x\d+\))?", environ.get("SLURM_STEP_TASKS_PER_NODE", ""))
+    return [*range(len(shown))] if shown and (is_alone or _GPUS_EACH in environ) else None
 
 
 def _leave_at_exit(error: BaseException) -> None:

@@ -1,0 +1,151 @@
+"""The options of a launch file's command line, parsed: what was asked for, nothing done yet."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated
+
+import typer
+
+from chomp.errors import ConfigError, message
+from chomp.launch.allowed import allowed_overrides
+from chomp.launch.launching import LaunchOptions, outputs_folder
+from chomp.launch.sweep_table import DEFAULT_METRIC
+
+
+@dataclass(frozen=True, kw_only=True)
+class CommandLine:
+    """What the command line asked for."""
+
+    overrides: Sequence[str]
+    only: Sequence[str]
+    force: Sequence[str]
+    allow: Sequence[str]
+    restarts: int
+    sweep: Sequence[str]  # axes of a grid
+    sweep_file: str | None
+    sweep_by: str
+    options: LaunchOptions
+
+
+def parsed_command_line(description: str) -> CommandLine | None:
+    """What is asked for, or None once help was shown.
+
+    Only parsing happens inside typer, which has its own ideas about KeyboardInterrupt, EOFError
+    and exit codes.
+    """
+
+    def command(
+        plan: Annotated[bool, typer.Option("--plan", help="Show the steps, run nothing.")] = False,
+        dry_run: Annotated[
+            bool,
+            typer.Option("--dry-run", help="Check the config and show what a run would take."),
+        ] = False,
+        overrides: Annotated[
+            list[str] | None,
+            typer.Option("--set", "-o", metavar="KEY=VALUE", help="Change a dotted config field."),
+        ] = None,
+        attention: Annotated[
+            str | None,
+            typer.Option(
+                metavar="NAME", help="Attention backend to force: -o model.attention=NAME."
+            ),
+        ] = None,
+        only: Annotated[
+            list[str] | None,
+            typer.Option(
+                metavar="REGEX",
+                help="Run matching steps alone, and what they need that is not there.",
+            ),
+        ] = None,
+        force: Annotated[
+            list[str] | None,
+            typer.Option(
+                metavar="REGEX",
+                help="Run matching steps again from the start; earlier results are moved aside.",
+            ),
+        ] = None,
+        allow: Annotated[
+            list[str] | None,
+            typer.Option(
+                metavar="FIELD",
+                help="Go on with an earlier run though this field of its schedule has changed.",
+            ),
+        ] = None,
+        prefix: Annotated[
+            str | None,
+            typer.Option(help="Where outputs go; default: CHOMP_PREFIX, or outputs/."),
+        ] = None,
+        strict: Annotated[
+            bool,
+            typer.Option("--strict", help="Refuse a result whose source or settings differ."),
+        ] = False,
+        on: Annotated[
+            str | None,
+            typer.Option(
+                metavar="WHERE",
+                help="Where steps run: local (this process, the default), process (processes of "
+                "this machine) or ray (a cluster).",
+            ),
+        ] = None,
+        max_concurrent: Annotated[
+            int | None,
+            typer.Option(metavar="N", help="Steps that may run at the same time."),
+        ] = None,
+        restarts: Annotated[
+            int,
+            typer.Option(metavar="N", help="Start again up to N times after exit code 75."),
+        ] = 0,
+        sweep: Annotated[
+            list[str] | None,
+            typer.Option(
+                metavar="KEY=A,B,...",
+                help="A run for each value; of several such options, for each combination.",
+            ),
+        ] = None,
+        sweep_file: Annotated[
+            str | None,
+            typer.Option(metavar="FILE", help="A run for each mapping in a YAML list."),
+        ] = None,
+        sweep_by: Annotated[
+            str, typer.Option(metavar="METRIC", help="What a sweep's table is sorted by.")
+        ] = DEFAULT_METRIC,
+    ) -> CommandLine:
+        return CommandLine(
+            overrides=[
+                *(overrides or []),
+                *([] if attention is None else [f"model.attention={attention}"]),
+                *allowed_overrides(allow or []),
+            ],
+            only=only or [],
+            force=force or [],
+            allow=allow or [],
+            restarts=restarts,
+            sweep=sweep or [],
+            sweep_file=sweep_file,
+            sweep_by=sweep_by,
+            options=LaunchOptions(
+                prefix=outputs_folder(prefix),
+                is_plan=plan,
+                is_dry_run=dry_run,
+                is_strict=strict,
+                on=on,
+                max_concurrent=max_concurrent,
+            ),
+        )
+
+    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+    app.command(help=description)(command)
+    try:
+        parsed = app(standalone_mode=False)
+    except Exception as error:
+        # Wrong flags: typer raises these out of its own or an installed click, by version.
+        if not hasattr(error, "format_message"):
+            raise
+        raise ConfigError(
+            message(
+                given=error.format_message().rstrip("."),
+                allowed="the options that --help lists",
+                fix="correct the command line",
+            )
+        ) from error
+    return parsed if isinstance(parsed, CommandLine) else None

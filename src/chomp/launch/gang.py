@@ -1,0 +1,205 @@
+"""Processes that train together under `jax.distributed`: all of them, or none.
+
+Whatever they are (processes here, actors on a cluster), the first that fails ends the others. Where
+one was lost (killed, preempted, its machine gone) and the program is not to blame, all are started
+again: a training run then goes on from its last checkpoint by itself.
+"""
+
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from chomp.launch.outcome import Outcome
+from chomp.launch.stop_wish import StopWish
+
+ADDRESS = "JAX_COORDINATOR_ADDRESS"
+COUNT = "JAX_NUM_PROCESSES"
+INDEX = "JAX_PROCESS_ID"
+_BIND_ADDRESS = "JAX_COORDINATOR_BIND_ADDRESS"
+_LOCAL = "127.0.0.1"
+# What names a process of SLURM's own: ours are none, though they may run inside of its job.
+_OF_OTHER_LAUNCHERS = ("SLURM_NTASKS", "SLURM_PROCID", "SLURM_LOCALID")
+# Between a member's failure and the end of the others by us: a lost one shows by then as what it
+# was, and not as the broken connection that the others raise about it.
+_SETTLE_S = 2.0
+# After an agreed stop the others are about to end by themselves, once they have saved.
+_SETTLE_AFTER_STOP_S = 60.0
+_GRACE_S = 10.0
+_POLL_S = 0.05
+# How the loss of another process is raised in those that are left, by Gloo, NCCL, JAX and chomp.
+_ECHOES = ("gloo", "nccl", "unavailable", "coordination", "lost touch with", "failed elsewhere")
+_ECHO_KINDS = {"JaxRuntimeError", "XlaRuntimeError", "LaunchError"}
+
+
+class Member(Protocol):
+    """One process of a gang, as whoever started it can see it."""
+
+    def poll(self) -> int | None:
+        """Its exit code, below 0 for a signal that ended it; None while it runs."""
+
+    def terminate(self) -> None:
+        """Ask it to save and end; does nothing to one that has ended."""
+
+    def kill(self) -> None:
+        """End it now; does nothing to one that has ended."""
+
+    def outcome(self) -> Outcome | None:
+        """What it left behind, once it has ended; None: it could not say anything any more."""
+
+
+# Takes the index of a member and the variables of its environment that make it one.
+StartMember = Callable[[int, Mapping[str, str]], Member]
+
+
+@dataclass(frozen=True, kw_only=True)
+class GangEnd:
+    """How a gang ended, by the member whose end made the others end."""
+
+    member: int
+    code: int  # 0: all of them ended well
+    outcome: Outcome | None
+    restarts: int  # how often all were started again before
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether another try may help: the program raised no error of its own."""
+        return self.code != 0 and _is_loss(self.outcome)
+
+
+def run_gang(
+    start: StartMember,
+    count: int,
+    *,
+    restarts: int = 0,
+    stop: StopWish | None = None,
+    new_address: Callable[[], str] | None = None,
+    on_restart: Callable[[GangEnd], None] = lambda end: None,
+) -> GangEnd:
+    """Start `count` members and wait for their end; again, up to `restarts` times, if one is lost.
+
+    `new_address` gives host and port of member 0, a new one for each try. A wish to stop is handed
+    on to all members, each time it is made; they are then waited for, however long they save.
+    """
+    stop = stop or StopWish()
+    for tried in range(restarts + 1):
+        # A new port each time: who is still about from the try before must not join this one.
+        address = (new_address or free_local_address)() if count > 1 else ""
+        with stop.watched():
+            index, code, outcome = _tried(start, count, address, stop)
+        end = GangEnd(member=index, code=code, outcome=outcome, restarts=tried)
+        if not end.is_lost or stop.signal is not None or tried == restarts:
+            break
+        on_restart(end)
+    return end
+
+
+def free_local_address() -> str:
+    """An address on this machine alone, with a port that nobody listens on now."""
+    with socket.socket() as free:
+        free.bind((_LOCAL, 0))
+        return f"{_LOCAL}:{free.getsockname()[1]}"
+
+
+def member_environment(given: Mapping[str, str]) -> dict[str, str]:
+    """The whole environment of a member: this process's, and what `run_gang` gave it."""
+    left_out = {ADDRESS, COUNT, INDEX, _BIND_ADDRESS, *_OF_OTHER_LAUNCHERS}
+    return {name: value for name, value in os.environ.items() if name not in left_out} | dict(given)
+
+
+def _tried(
+    start: StartMember, count: int, address: str, stop: StopWish
+) -> tuple[int, int, Outcome | None]:
+    """One try, with nobody left of it: who decided it, the exit code and the outcome of that."""
+    members: list[Member] = []
+    try:
+        for index in range(count):
+            members.append(start(index, _variables(address, count, index)))
+        codes = _until_over(members, stop)
+    finally:
+        _end_all(members)
+    failed = [index for index, code in codes.items() if code != 0] or [0]
+    outcomes = {index: members[index].outcome() for index in failed}
+    cause = failed[0]
+    if not _is_killed(codes[cause], outcomes[cause]):
+        # What a program raised by itself explains the rest; then who was lost; then who noticed.
+        cause = min(failed, key=lambda index: _rank(outcomes[index]))
+    return cause, codes[cause], outcomes[cause]
+
+
+def _variables(address: str, count: int, index: int) -> dict[str, str]:
+    if count == 1:
+        return {}
+    given = {ADDRESS: address, COUNT: str(count), INDEX: str(index)}
+    # Else process 0 would listen to the whole network, where anybody could join.
+    return given | {_BIND_ADDRESS: address} if address.startswith(_LOCAL) else given
+
+
+def _until_over(members: Sequence[Member], stop: StopWish) -> dict[int, int]:
+    """The exit codes in the order in which members ended, until all have, or one failed."""
+    codes: dict[int, int] = {}
+    asked = 0
+    deadline: float | None = None
+    while len(codes) < len(members):
+        for index, member in enumerate(members):
+            code = None if index in codes else member.poll()
+            if code is not None:
+                codes[index] = code
+                if code != 0 and deadline is None:
+                    deadline = time.monotonic() + _settle_s(member, code)
+        if deadline is not None and time.monotonic() > deadline:
+            break
+        if stop.times > asked:
+            asked = stop.times
+            for member in members:
+                member.terminate()
+        time.sleep(_POLL_S)
+    return codes
+
+
+def _settle_s(failed: Member, code: int) -> float:
+    """How long the others are left to end by themselves."""
+    outcome = failed.outcome()
+    if outcome is not None and "RunInterrupted" in outcome.kinds:
+        return _SETTLE_AFTER_STOP_S
+    return 0.0 if _is_killed(code, outcome) else _SETTLE_S
+
+
+def _is_killed(code: int, outcome: Outcome | None) -> bool:
+    """Whether a member was ended from outside, which explains itself."""
+    # By SIGABRT JAX ends those that miss another.
+    return outcome is None and code < 0 and code != -signal.SIGABRT
+
+
+def _end_all(members: Sequence[Member]) -> None:
+    """Return when no member runs any more."""
+    running = [member for member in members if member.poll() is None]
+    for member in running:
+        member.terminate()
+    deadline = time.monotonic() + _GRACE_S
+    while any(member.poll() is None for member in running) and time.monotonic() < deadline:
+        time.sleep(_POLL_S)
+    for member in running:
+        member.kill()
+    while any(member.poll() is None for member in running):
+        time.sleep(_POLL_S)
+
+
+def _rank(outcome: Outcome | None) -> int:
+    if not _is_loss(outcome):
+        return 0
+    return 1 if outcome is None or outcome.is_preempted else 2
+
+
+def _is_loss(outcome: Outcome | None) -> bool:
+    return outcome is None or outcome.is_preempted or _is_echo(outcome)
+
+
+def _is_echo(outcome: Outcome) -> bool:
+    """Whether an error only says that another process is gone."""
+    text = outcome.text.lower()
+    is_kind = not _ECHO_KINDS.isdisjoint(outcome.kinds)
+    return is_kind and any(echo in text for echo in _ECHOES)

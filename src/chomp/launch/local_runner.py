@@ -1,0 +1,30 @@
+"""Steps in this process, one after the other: `--on local`, which is the default.
+
+A step takes what this process has: its resources are wishes to whoever can hand out machines. Only
+a gang cannot be had here.
+"""
+
+from collections.abc import Sequence
+
+from chomp.errors import LaunchError, message
+from chomp.executor import PlannedStep, Runner
+
+
+def local_runner(plan: Sequence[PlannedStep]) -> Runner:
+    """A runner that calls a step's function here. `LaunchError` for a plan that it cannot run."""
+    for planned in plan:
+        wanted = planned.step.resources
+        if planned.action != "skip" and wanted is not None and wanted.processes > 1:
+            raise LaunchError(
+                message(
+                    given=f"step {planned.step.name!r} asks for {wanted.processes} processes",
+                    allowed="steps of one process where steps run in this one",
+                    fix="add --on process for processes of this machine, or --on ray for those of "
+                    "a cluster",
+                )
+            )
+    return _called_here
+
+
+def _called_here(planned: PlannedStep) -> None:
+    planned.step.fn(planned.config)

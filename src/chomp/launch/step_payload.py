@@ -1,0 +1,135 @@
+"""A step on its way to another process: its function and config, and where their modules are.
+
+By pickle, which names modules instead of carrying them. Python finds most of them again by itself.
+Two kinds it does not: the launch file that was run as `__main__`, and one that was loaded from its
+path under a made-up name. Those are loaded there from their files, before the step is unpacked.
+A payload comes from the process that started this one, never from a folder: unpacking runs code.
+"""
+
+import importlib
+import importlib.util
+import io
+import pickle
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from chomp.errors import LaunchError, message
+from chomp.executor import PlannedStep
+
+_MAIN = "__main__"
+# What multiprocessing calls the file that was `__main__`: its `if __name__ ==` must not run again.
+_MAIN_AGAIN = "__mp_main__"
+
+
+def payload_of(planned: PlannedStep) -> bytes:
+    """The step with all that another process needs to call it.
+
+    Raises `LaunchError` for a function or a config that cannot be sent.
+    """
+    content = io.BytesIO()
+    pickler = _NotingPickler(content)
+    try:
+        pickler.dump((planned.step.fn, planned.config))
+        places = [_place(name) for name in pickler.modules]
+    except (pickle.PicklingError, AttributeError, TypeError, ImportError) as error:
+        raise LaunchError(
+            message(
+                given=f"step {planned.step.name!r} cannot be sent to another process: {error}",
+                allowed="a function at the top level of a file, and a config of plain dataclasses",
+                fix="move the function there (no lambda, nothing defined inside another function), "
+                "or run with --on local",
+            )
+        ) from error
+    return pickle.dumps(
+        {
+            "arguments": sys.argv,
+            "paths": [*sys.path, *(path for _, _, paths in places for path in paths)],
+            "files": {name: file for name, file, _ in places if file is not None},
+            "step": content.getvalue(),
+        }
+    )
+
+
+def loaded_step(payload: bytes) -> tuple[Callable[[Any], Any], Any]:
+    """The function and the config that were sent, in a process that does nothing else.
+
+    The import path and the arguments of this process become those of the one that sent them.
+    """
+    sent = pickle.loads(payload)
+    sys.argv = sent["arguments"]
+    # Theirs first and in their order: a name must not lead to another file here.
+    sys.path[:] = dict.fromkeys([*sent["paths"], *sys.path])
+    for name, file in sent["files"].items():
+        if name == _MAIN:
+            # Both names, as multiprocessing does: what was pickled there says `__main__`.
+            sys.modules[_MAIN] = _loaded_file(_MAIN_AGAIN, file)
+        else:
+            _loaded_file(name, file)
+    fn, config = pickle.loads(sent["step"])
+    return fn, config
+
+
+class _NotingPickler(pickle.Pickler):
+    """Notes the modules whose functions and classes a pickle names."""
+
+    def __init__(self, file: io.BytesIO) -> None:
+        super().__init__(file)
+        self.modules: dict[str, None] = {}  # in order
+
+    def reducer_override(self, obj: Any) -> Any:
+        """Leaves everything to pickle's own ways."""
+        if isinstance(obj, type) or callable(obj):
+            module = getattr(obj, "__module__", None)
+            if isinstance(module, str) and module in sys.modules:
+                self.modules[module] = None
+        return NotImplemented
+
+
+def _place(name: str) -> tuple[str, str | None, list[str]]:
+    """A module, the file to load it from if its name does not lead there, and paths it needs."""
+    module = sys.modules[name]
+    file = getattr(module, "__file__", None)
+    if file is None:
+        if name == _MAIN:
+            raise ImportError("it is defined in no file, but typed in")
+        return name, None, []  # built into the interpreter
+    place = Path(file).resolve()
+    if name == _MAIN or not _leads_to(name, place):
+        if "." in name:
+            raise ImportError(f"{name} is no name that {file} can be imported by")
+        return name, str(place), [str(place.parent), str(_package_root(place.parent))]
+    above = place.parents[name.count(".") + (place.stem == "__init__")]
+    return name, None, [str(above)]
+
+
+def _leads_to(name: str, place: Path) -> bool:
+    """Whether importing `name` from some folder would find the file at `place`."""
+    parts = place.with_suffix("").parts if place.stem != "__init__" else place.parent.parts
+    # An extension module has more than one suffix.
+    parts = (*parts[:-1], parts[-1].partition(".")[0])
+    return parts[-name.count(".") - 1 :] == tuple(name.split("."))
+
+
+def _package_root(folder: Path) -> Path:
+    while (folder / "__init__.py").is_file():
+        folder = folder.parent
+    return folder
+
+
+def _loaded_file(name: str, file: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, file)
+    if spec is None or spec.loader is None:
+        raise LaunchError(
+            message(
+                given=f"{file}, from which a step was sent, is no Python file here",
+                allowed="a file that both processes see at the same path",
+                fix="share the folder between the machines, or start from a folder that is shared",
+            )
+        )
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # where dataclasses look up their annotations
+    spec.loader.exec_module(module)
+    return module

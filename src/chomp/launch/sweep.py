@@ -1,0 +1,136 @@
+"""One launch function, many configs: a grid or a list of overrides becomes steps.
+
+A point is the overrides of one run. Steps that several points share, such as token stores, are
+equal and so are one step; each run is named by the hash of what it is, so a sweep that grows reuses
+what is there.
+"""
+
+import itertools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from chomp.config import apply_overrides
+from chomp.config.fields import ConfigClass
+from chomp.config.yaml_text import parsed_yaml
+from chomp.errors import ConfigError, message, require
+from chomp.executor import ExecutorStep
+from chomp.storage import read_text
+
+L = TypeVar("L", bound=ConfigClass)
+
+Point = tuple[str, ...]  # `dotted=value`, as on a command line
+
+# More runs than anybody means: a comma too many multiplies.
+MAX_POINTS = 1000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sweep:
+    """The runs of a sweep: each point's overrides, and the step that is its run."""
+
+    points: tuple[Point, ...]
+    runs: tuple[ExecutorStep, ...]  # in the order of the points
+    steps: tuple[ExecutorStep, ...]  # all that are to be planned, the runs among them
+
+
+def sweep_of(
+    steps_of: Callable[[L], Iterable[ExecutorStep]], config: L, points: Sequence[Point]
+) -> Sweep:
+    """The steps of `config` at each point; the last step of each is its run.
+
+    Every point is built before anything is planned, so one that cannot be is refused at once.
+    """
+    require(
+        0 < len(points) <= MAX_POINTS,
+        given=f"a sweep of {len(points)} runs",
+        allowed=f"1 to {MAX_POINTS}",
+        fix="name fewer values, or sweep in parts",
+    )
+    doubled = [point for point, count in _counted(points).items() if count > 1]
+    require(
+        not doubled,
+        given=f"a sweep with {' '.join(doubled[0]) if doubled else ''} twice",
+        allowed="each run once",
+        fix="take the second one out",
+    )
+    steps: list[ExecutorStep] = []
+    runs: list[ExecutorStep] = []
+    for point in points:
+        found = list(steps_of(_at(config, point)))
+        require(
+            bool(found) and found[-1].override_output_path is None,
+            given=f"a sweep over steps that end with {found[-1].name if found else 'nothing'}",
+            allowed="a last step, the run, whose folder is named by what it is",
+            fix="return it from the launch file's steps, without override_output_path",
+        )
+        steps += found
+        runs.append(found[-1])
+    return Sweep(points=tuple(points), runs=tuple(runs), steps=tuple(steps))
+
+
+def grid_of(axes: Sequence[str]) -> list[Point]:
+    """Every combination of the values of `dotted=a,b,c`, the last axis changing fastest."""
+    return list(itertools.product(*map(_values, axes)))
+
+
+def points_in_file(path: str) -> list[Point]:
+    """The points of a YAML file: a list of mappings from dotted fields to values."""
+    content = parsed_yaml(read_text(path), source=path)
+    if not isinstance(content, list) or not all(isinstance(item, Mapping) for item in content):
+        raise ConfigError(
+            message(
+                given=f"{path}, which is no list of mappings",
+                allowed="one mapping for each run, such as `- {optim.lr: 1e-3, train.seed: 1}`",
+                fix="write the overrides of each run behind a dash",
+            )
+        )
+    return [tuple(f"{key}={_as_text(value)}" for key, value in item.items()) for item in content]
+
+
+def _at(config: L, point: Point) -> L:
+    try:
+        return apply_overrides(config, point)
+    except ConfigError as error:
+        raise ConfigError(f"in the sweep, at {' '.join(point)}: {error}") from error
+
+
+def _values(axis: str) -> list[str]:
+    field, equals, values = axis.partition("=")
+    found = _split(values)
+    require(
+        bool(field and equals) and all(found),
+        given=f"--sweep {axis}",
+        allowed="a dotted field and its values, such as optim.lr=1e-3,3e-3",
+        fix="write the values behind =, with commas between them",
+    )
+    return [f"{field}={value}" for value in found]
+
+
+def _split(values: str) -> list[str]:
+    """The parts between commas; not those inside brackets, which belong to one value."""
+    parts, depth = [""], 0
+    for character in values:
+        depth += (character in "[{(") - (character in "]})")
+        if character == "," and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += character
+    return [part.strip() for part in parts]
+
+
+def _as_text(value: Any) -> str:
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, list):
+        return f"[{', '.join(map(_as_text, value))}]"
+    return str(value)
+
+
+def _counted(points: Iterable[Point]) -> dict[frozenset[str], int]:
+    counts: dict[frozenset[str], int] = {}
+    for point in points:
+        counts[frozenset(point)] = counts.get(frozenset(point), 0) + 1
+    return counts

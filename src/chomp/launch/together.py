@@ -1,0 +1,182 @@
+"""One launch file, started once for each of several processes that train together.
+
+All of them make the plan. Process 0 alone takes leases and runs ordinary steps, while the others
+wait for its word; a training step is run by all at once. So nothing waits for a lock that another
+process of the same launch holds, and whatever holds among launches holds for this one.
+"""
+
+# ruff: noqa: PLC0415
+# `chomp.mesh` imports JAX, which a launch of one process must not have to wait for.
+
+import itertools
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from chomp.config import fingerprint
+from chomp.errors import ChompError, LaunchError, message
+from chomp.executor import PlannedStep
+from chomp.executor.source import template_folder
+from chomp.launch.step_end import resources_of
+
+# Set by JAX's users and by SLURM; what they mean is read by `chomp.mesh`.
+_COUNTS = ("JAX_NUM_PROCESSES", "SLURM_NTASKS")
+_INDEXES = ("JAX_PROCESS_ID", "SLURM_PROCID")
+_LOOK_EVERY_S = 0.2
+# The words of one launch must not be taken for those of the next in the same processes.
+_launches = itertools.count()
+
+# Runs a plan with the runner that it is given; the exit code.
+RunWith = Callable[[Callable[[PlannedStep], None]], int]
+
+
+def is_spokesman() -> bool:
+    """Whether this process tells of a launch: alone, or the first of several. Asks no device."""
+    if not _may_be_several():
+        return True
+    return next((os.environ[name] for name in _INDEXES if os.environ.get(name)), "0") == "0"
+
+
+def run_together(planned: Sequence[PlannedStep], run: RunWith) -> int | None:
+    """Run a plan with the other processes of this launch; the exit code, None where it is alone.
+
+    `run` is called in process 0 alone. A step is run by all where its `resources.processes` is
+    their number; the last one also where it says nothing of it and is a template's own function.
+    Returns in all processes with the same code, or raises in those that have a reason of their own.
+    """
+    if not _may_be_several():
+        return None
+    from chomp.mesh import prepare_devices
+
+    prepare_devices()  # whole, and not only joining: what is set there must come before devices
+    import jax
+
+    if jax.process_count() == 1:
+        return None
+    from chomp.mesh import leaving_on_error
+
+    # JAX takes SIGTERM to tell a training loop of it, and nothing here is one.
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    with leaving_on_error():
+        _require_possible(planned, jax.process_count())
+        _require_same_plan(planned)
+        words = f"launch-{next(_launches)}"
+        if jax.process_index() == 0:
+            return _lead(words, planned, run, jax.process_count())
+        return _follow(words, planned)
+
+
+def _may_be_several() -> bool:
+    return any(os.environ.get(name, "1") not in ("", "1") for name in _COUNTS) or bool(
+        # A number alone is half an invitation, which is refused over there.
+        os.environ.get(_INDEXES[0]) and not os.environ.get(_COUNTS[0])
+    )
+
+
+def _lead(words: str, planned: Sequence[PlannedStep], run: RunWith, count: int) -> int:
+    """Run the plan as process 0, which calls the others to the steps of all."""
+    from chomp.mesh import leaving_on_error, post
+
+    said = 0
+
+    def run_step(item: PlannedStep) -> None:
+        nonlocal said
+        if not _is_for_all(item, planned, count):
+            item.step.fn(item.config)
+            return
+        said += 1
+        post(words, {"number": said, "path": item.path})
+        with leaving_on_error():  # the others are inside of the step, and must not wait there
+            item.step.fn(item.config)
+
+    code = 1
+    try:
+        code = run(run_step)
+    except BaseException as error:
+        usual = 130 if isinstance(error, KeyboardInterrupt) else 1
+        code = error.exit_code if isinstance(error, ChompError) else usual
+        raise
+    finally:
+        post(words, {"number": said + 1, "code": code})
+    return code
+
+
+def _follow(words: str, planned: Sequence[PlannedStep]) -> int:
+    """Wait for the word of process 0, and do as it says, until it says that all is over."""
+    heard = 0
+    while True:
+        word = _next_word(words, heard)
+        heard = word["number"]
+        if "code" in word:
+            return int(word["code"])
+        item = next((item for item in planned if item.path == word["path"]), None)
+        if item is None:
+            raise LaunchError(
+                message(
+                    given=f"process 0 runs {word['path']}, which the plan of this process has not",
+                    allowed="processes that see the same results under their prefix",
+                    fix="use a prefix that all of them share, and start all of them again",
+                )
+            )
+        item.step.fn(item.config)
+
+
+def _next_word(words: str, heard: int) -> dict[str, Any]:
+    """The newest word of process 0, once it is another than the one before.
+
+    However long that takes: where process 0 is lost, JAX ends those that wait for it. Asked for
+    again and again and not awaited: inside of JAX a process would not notice a signal.
+    """
+    from chomp.mesh import posted
+
+    while True:
+        word: dict[str, Any] | None = posted(words).get(0)
+        if word is not None and word["number"] > heard:
+            return word
+        time.sleep(_LOOK_EVERY_S)
+
+
+def _is_for_all(item: PlannedStep, planned: Sequence[PlannedStep], count: int) -> bool:
+    if resources_of(item).processes == count:
+        return True
+    # The library's own functions (tokens, tokenizers) work alone, wherever they stand.
+    return item.path == planned[-1].path and template_folder(item.step.fn) is not None
+
+
+def _require_possible(planned: Sequence[PlannedStep], count: int) -> None:
+    for item in planned:
+        wanted = resources_of(item).processes
+        if item.action != "skip" and wanted not in (1, count):
+            raise LaunchError(
+                message(
+                    given=f"step {item.step.name!r} with resources.processes={wanted}, in a launch "
+                    f"of {count} processes",
+                    allowed=f"steps of one process, or of all {count}",
+                    fix=f"start {wanted} processes, or run with --on process or --on ray from one",
+                )
+            )
+
+
+def _require_same_plan(planned: Sequence[PlannedStep]) -> None:
+    """Raise `LaunchError` in all processes unless they are about to make the same thing."""
+    import jax
+
+    from chomp.mesh import gathered
+
+    last = planned[-1]
+    plans = gathered("plan", [last.title, last.path, fingerprint(dict(last.sources))])
+    different = [index for index, plan in enumerate(plans) if plan != plans[0]]
+    if different:
+        told = "\n".join(f"  process {index}: {plans[index]}" for index in [0, *different])
+        raise LaunchError(
+            message(
+                given=f"process {jax.process_index()} found that the processes of this launch have "
+                f"different plans (step, folder, source):\n{told}\n",
+                allowed="one launch file with the same arguments and environment in all of them",
+                fix="start all of them alike, from the same source",
+            )
+        )

@@ -1,0 +1,45 @@
+"""The GPUs that this process may hand to others, without asking JAX, which would take them."""
+
+import os
+import subprocess
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+_WAIT_S = 30.0  # the first question after a boot wakes every GPU
+
+
+def visible_gpus() -> list[str]:
+    """Names of the NVIDIA GPUs this process sees: what CUDA_VISIBLE_DEVICES lists, else all."""
+    given = os.environ.get(VISIBLE)
+    if given is not None:
+        return [name.strip() for name in given.split(",") if name.strip()]
+    query = ["nvidia-smi", "--query-gpu=index", "--format=csv,noheader"]
+    try:
+        answer = subprocess.run(query, capture_output=True, text=True, check=True, timeout=_WAIT_S)
+    except (OSError, subprocess.SubprocessError):
+        return []  # no driver, or one that does not answer: nothing to give
+    return answer.stdout.split()
+
+
+class GpuPool:
+    """GPUs that are lent to one process at a time. Threads may share it."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self._free = list(names)
+        self._changed = threading.Condition()
+
+    @contextmanager
+    def lent(self, count: int) -> Iterator[list[str]]:
+        """The names of `count` GPUs that nobody else has; waits until there are so many."""
+        with self._changed:
+            self._changed.wait_for(lambda: len(self._free) >= count)
+            names, self._free = self._free[:count], self._free[count:]
+        try:
+            yield names
+        finally:
+            with self._changed:
+                # In front: a step that comes next finds the same, and not yet another one.
+                self._free = names + self._free
+                self._changed.notify_all()
