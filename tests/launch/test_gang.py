@@ -310,3 +310,31 @@ def process_of(member: int) -> int:
         if is_step and f"JAX_PROCESS_ID={member}".encode() in variables:
             return int(place.name)
     raise AssertionError(f"no process is member {member}")
+
+
+def test_a_member_that_ends_without_a_word_has_not_done_its_part():
+    members = [Pretended(0, *DONE), Pretended(0, 0, None)]
+    end = run_gang(lambda index, given: members[index], 2, restarts=3)
+    assert (end.member, end.code, end.outcome, end.restarts) == (1, 0, None, 0)
+
+
+def test_a_third_wish_to_stop_kills_what_hangs():
+    stop = StopWish()
+
+    class Stuck(Pretended):
+        """In native code: a signal that Python would handle does nothing."""
+
+        def poll(self) -> int | None:
+            stop.times = min(stop.times + 1, 3)  # asked again at each look
+            return super().poll()
+
+        def terminate(self) -> None:
+            self.asked.append("terminate")
+
+        def kill(self) -> None:
+            super().kill()
+            self.looks, self.code = 0, -signal.SIGKILL
+
+    stuck = Stuck(10**6, 0, None)
+    assert run_gang(lambda index, given: stuck, 1, stop=stop).code == -9
+    assert stuck.asked == ["terminate", "terminate", "kill"]

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, TypeGuard
 
+from chomp.errors import LaunchError, message
 from chomp.executor.clashes import refuse_clash, refuse_unequal
 from chomp.executor.counted import uncounted
 from chomp.executor.earlier import EarlierRuns
@@ -23,7 +24,7 @@ from chomp.executor.reasons import (
     told_changes,
     why_new,
 )
-from chomp.executor.source import source_hashes, template_folder
+from chomp.executor.source import function_name, source_hashes, template_folder
 from chomp.executor.status import LOCK, StepStatus, read_info, read_status
 from chomp.executor.step import ExecutorStep, InputName, OutputName, markers, replaced
 from chomp.storage import Lease, is_folder, join, normalise
@@ -98,6 +99,8 @@ class _Planner:
         if path not in self._decisions:
             self._decisions[path] = self._decision(step, identity, path)
         refuse_clash(self._decisions[path].step, step, self._identities, path)
+        if self._decisions[path].step is step and self._decisions[path].action == "run":
+            _refuse_to_replace_pinned(step, identity)
         # A finished step needs its dependencies no more, whatever has become of them.
         return identity.dependencies if self._decisions[path].action == "run" else ()
 
@@ -123,6 +126,7 @@ class _Planner:
             for place, is_of_one_start in uncounted(step.config)
             if decision.action == "skip" or not is_of_one_start
         ]
+        fn = function_name(step.fn)
         self.planned[path] = PlannedStep(
             step=step,
             identity=identity,
@@ -135,7 +139,9 @@ class _Planner:
             reason=decision.reason,
             is_forced=is_forced,
             found=decision.found,
-            differences=record_differences(info, plain, marked, sources, uncovered) if info else (),
+            differences=record_differences(info, plain, marked, sources, fn, uncovered)
+            if info
+            else (),
             continues=decision.continues,
         )
 
@@ -207,6 +213,20 @@ def _told_pin(step: ExecutorStep, identity: Identity) -> str:
     if identity.own_hash == identity.hash:
         return ""
     return f" (pinned: {step.name}-{identity.own_hash} counts as {step.name}-{identity.hash})"
+
+
+def _refuse_to_replace_pinned(step: ExecutorStep, identity: Identity) -> None:
+    """Raise `LaunchError` for a pinned step that would run: in the folder of what it counts as."""
+    if identity.own_hash == identity.hash:
+        return
+    own, kept = f"{step.name}-{identity.own_hash}", f"{step.name}-{identity.hash}"
+    raise LaunchError(
+        message(
+            given=f"{own} counts as {kept}, whose result is not there or is to be made again",
+            allowed="a pin to a result that is there and stays: else one is filed as the other",
+            fix=f"take the pin back with `chomp pin --remove {own}`, or make {kept} first",
+        )
+    )
 
 
 def _why_again(found: StepStatus) -> str:

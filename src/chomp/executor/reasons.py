@@ -81,9 +81,10 @@ def record_differences(
     config: Any,
     marked: Iterable[KeyPath],
     sources: Mapping[str, str],
+    fn: str,
     unversioned: Iterable[KeyPath] = (),
 ) -> tuple[str, ...]:
-    """How a run with this plain config and this template source would differ from its record.
+    """How a run with this plain config, template source and function differs from its record.
 
     Places with a marker are left out: the identity covers what is versioned, and where outputs lie
     does not matter. `unversioned` are places inside of these which it does not cover.
@@ -95,6 +96,9 @@ def record_differences(
         if not any(_is_within(d.path, path) for path in covered)
         or any(_is_within(d.path, path) for path in not_covered)
     ]
+    # By its own name: the same launch file is one module as a command and another when loaded.
+    if info.fn.rpartition(".")[2] != fn.rpartition(".")[2]:
+        told.append(f"function: recorded {info.fn}, now {fn}")
     for name in sorted({*info.sources, *sources}):
         if info.sources.get(name) != sources.get(name):
             verb = "edited" if name in info.sources and name in sources else "added or removed"

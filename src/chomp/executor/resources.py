@@ -25,6 +25,11 @@ class Resources(Config):
     restarts: int = 3  # how often a gang, or a step on another machine, that was lost begins again
 
     def __post_init__(self) -> None:
+        for name in ("processes", "gpus", "restarts"):
+            value = getattr(self, name)
+            is_whole = isinstance(value, int) and not isinstance(value, bool)
+            _require(is_whole, name, value, "a whole number")
+        _require(isinstance(self.custom, Mapping), "custom", self.custom, "a mapping of amounts")
         _require(self.processes >= 1, "processes", self.processes, "a whole number above 0")
         # No CPU at all is fine: a step that waits for another machine needs none.
         _require(_is_amount(self.cpus), "cpus", self.cpus, "a number, at least 0")
@@ -37,12 +42,14 @@ class Resources(Config):
         )
         _require(self.restarts >= 0, "restarts", self.restarts, "a whole number, at least 0")
         for name, amount in self.custom.items():
-            is_one = bool(name.strip()) and _is_amount(amount) and amount > 0
+            is_one = (
+                isinstance(name, str) and bool(name.strip()) and _is_amount(amount) and amount > 0
+            )
             _require(is_one, f"custom[{name!r}]", amount, "a name, and a number above 0")
 
 
-def _is_amount(number: float) -> bool:
-    return math.isfinite(number) and number >= 0
+def _is_amount(number: object) -> bool:
+    return isinstance(number, int | float) and math.isfinite(number) and number >= 0
 
 
 def _require(is_fine: bool, name: str, value: object, allowed: str) -> None:

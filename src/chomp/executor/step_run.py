@@ -11,7 +11,7 @@ import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from chomp.errors import RunInterrupted, StorageError, message
+from chomp.errors import LaunchError, RunInterrupted, StorageError, message
 from chomp.executor.planned import PlannedStep
 from chomp.executor.source import function_name
 from chomp.executor.status import (
@@ -73,6 +73,7 @@ class StepRunner:
                         continue  # the lease went with the folder; the new one needs a new one
                     # Another process may have finished it since the plan was made.
                     if not _is_done(planned, status):
+                        _require_needs(planned)
                         self.on_start(planned)
                         _run_held(planned, self.runner, lease, status)
                     return None
@@ -140,6 +141,26 @@ def _taken(planned: PlannedStep) -> Lease:
     if lease is None:
         raise StepHeld
     return lease
+
+
+def _require_needs(planned: PlannedStep) -> None:
+    """Raise `LaunchError` if a step that another process let go of lacks what it is made from.
+
+    Who held it when the plan was made was taken to have its dependencies, so they were not planned.
+    """
+    if planned.action != "wait":
+        return
+    for path in planned.dependencies:
+        status = read_status(path)
+        if status is None or status.state != "SUCCESS":
+            raise LaunchError(
+                message(
+                    given=f"{planned.title} was let go of by another process, and {path}, which it "
+                    "needs, is not there",
+                    allowed="a step whose dependencies are done",
+                    fix="run the same command again: it plans them now",
+                )
+            )
 
 
 def _is_done(planned: PlannedStep, status: StepStatus | None) -> bool:

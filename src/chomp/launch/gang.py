@@ -29,6 +29,7 @@ _SETTLE_S = 2.0
 # After an agreed stop the others are about to end by themselves, once they have saved.
 _SETTLE_AFTER_STOP_S = 60.0
 _GRACE_S = 10.0
+_TIMES_TO_KILL = 3
 _POLL_S = 0.05
 # How the loss of another process is raised in those that are left, by Gloo, NCCL, JAX and chomp.
 _ECHOES = ("gloo", "nccl", "unavailable", "coordination", "lost touch with", "failed elsewhere")
@@ -82,7 +83,8 @@ def run_gang(
     """Start `count` members and wait for their end; again, up to `restarts` times, if one is lost.
 
     `new_address` gives host and port of member 0, a new one for each try. A wish to stop is handed
-    on to all members, each time it is made; they are then waited for, however long they save.
+    on to all members, each time it is made; they are then waited for, however long they save. The
+    third time they are killed.
     """
     stop = stop or StopWish()
     for tried in range(restarts + 1):
@@ -121,7 +123,9 @@ def _tried(
         codes = _until_over(members, stop)
     finally:
         _end_all(members)
-    failed = [index for index, code in codes.items() if code != 0] or [0]
+    # Whoever says nothing of its end, not even that it is done, has not done its part.
+    silent = [index for index, code in codes.items() if code == 0 and not members[index].outcome()]
+    failed = [index for index, code in codes.items() if code != 0] or silent or [0]
     outcomes = {index: members[index].outcome() for index in failed}
     cause = failed[0]
     if not _is_killed(codes[cause], outcomes[cause]):
@@ -155,7 +159,8 @@ def _until_over(members: Sequence[Member], stop: StopWish) -> dict[int, int]:
         if stop.times > asked:
             asked = stop.times
             for member in members:
-                member.terminate()
+                # One that hangs in native code never comes to the handler of a signal.
+                member.terminate() if asked < _TIMES_TO_KILL else member.kill()
         time.sleep(_POLL_S)
     return codes
 

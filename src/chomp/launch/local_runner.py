@@ -1,7 +1,7 @@
 """Steps in this process, one after the other: `--on local`, which is the default.
 
 A step takes what this process has: its resources are wishes to whoever can hand out machines. Only
-a gang cannot be had here.
+a gang, and what a cluster names, cannot be had here.
 """
 
 from collections.abc import Sequence
@@ -14,11 +14,15 @@ def local_runner(plan: Sequence[PlannedStep]) -> Runner:
     """A runner that calls a step's function here. `LaunchError` for a plan that it cannot run."""
     for planned in plan:
         wanted = planned.step.resources
-        if planned.action != "skip" and wanted is not None and wanted.processes > 1:
+        if planned.action == "skip" or wanted is None:
+            continue
+        if wanted.processes > 1 or wanted.custom:
+            asked = f"{wanted.processes} processes" if wanted.processes > 1 else dict(wanted.custom)
             raise LaunchError(
                 message(
-                    given=f"step {planned.step.name!r} asks for {wanted.processes} processes",
-                    allowed="steps of one process where steps run in this one",
+                    given=f"step {planned.step.name!r} asks for {asked}",
+                    allowed="steps of one process, and of what this machine is known to have, "
+                    "where steps run in this one",
                     fix="add --on process for processes of this machine, or --on ray for those of "
                     "a cluster",
                 )

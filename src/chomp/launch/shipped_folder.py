@@ -16,7 +16,9 @@ from chomp.errors import LaunchError, message
 
 # At the top alone: a package of code may have one of these names further down.
 _RESULTS = {"outputs", "runs", "wandb"}
-_NEVER = {".git", ".venv", "__pycache__", "node_modules"}
+_NEVER = {".git", ".venv", "__pycache__", "node_modules", ".ssh", ".aws", ".netrc"}
+# Where keys are kept, by the beginning or the end of a name. Keys travel by --env_vars.
+_SECRET_STARTS, _SECRET_ENDS = (".env",), (".pem", ".key")
 BIG_FILE_BYTES = 20_000_000
 # Ray keeps packages in its head's memory and sends them in one message.
 _RAY_LIMIT = "RAY_max_grpc_message_size"
@@ -95,7 +97,8 @@ def shipped_folder(root: Path) -> ShippedFolder:
 
 def _goes(name: str) -> bool:
     parts = Path(name).parts
-    return parts[0] not in _RESULTS and _NEVER.isdisjoint(parts)
+    is_secret = parts[-1].startswith(_SECRET_STARTS) or parts[-1].endswith(_SECRET_ENDS)
+    return parts[0] not in _RESULTS and _NEVER.isdisjoint(parts) and not is_secret
 
 
 def _listed_by_git(root: Path) -> list[str] | None:

@@ -1,5 +1,6 @@
 """The GPUs that this process may hand to others, without asking JAX, which would take them."""
 
+import itertools
 import os
 import subprocess
 import threading
@@ -7,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
+_NONE = {"-1", "NoDevFiles"}
 _WAIT_S = 30.0  # the first question after a boot wakes every GPU
 
 
@@ -14,7 +16,9 @@ def visible_gpus() -> list[str]:
     """Names of the NVIDIA GPUs this process sees: what CUDA_VISIBLE_DEVICES lists, else all."""
     given = os.environ.get(VISIBLE)
     if given is not None:
-        return [name.strip() for name in given.split(",") if name.strip()]
+        names = [name.strip() for name in given.split(",") if name.strip()]
+        # As CUDA reads it: nothing counts from the first that is none, such as -1.
+        return list(itertools.takewhile(lambda name: name not in _NONE, names))
     query = ["nvidia-smi", "--query-gpu=index", "--format=csv,noheader"]
     try:
         answer = subprocess.run(query, capture_output=True, text=True, check=True, timeout=_WAIT_S)
