@@ -18,8 +18,10 @@ from chomp.executor import (
     StepFailure,
     StepStatus,
     output_path_of,
+    plan_steps,
     read_status,
     run_plan,
+    this_output_path,
 )
 from chomp.storage import Lease, LeaseHolder
 
@@ -305,3 +307,25 @@ def test_steps_run_in_memory_too():
     assert run_plan(plan, lambda item: item.step.fn(item.config)) == []
     assert plan_steps([plan[0].step], prefix="memory://executor-run")[0].action == "skip"
     storage.remove_tree("memory://executor-run")
+
+
+def test_a_step_is_done_only_after_its_outputs_are_on_disk(prefix: str, monkeypatch):
+    """What the disk was told to keep, in order: every output, and only then the status."""
+    synced: list[str] = []
+    fsync = os.fsync
+
+    def noted(descriptor: int) -> None:
+        synced.append(os.readlink(f"/proc/self/fd/{descriptor}"))
+        fsync(descriptor)
+
+    def work(config: dict[str, str]) -> None:
+        os.makedirs(f"{config['out']}/below")
+        Path(config["out"], "below/made").write_text("not synced by the step")
+
+    [plan] = plan_steps([ExecutorStep("own", work, {"out": this_output_path()})], prefix=prefix)
+    monkeypatch.setattr(os, "fsync", noted)
+    assert run_plan([plan], lambda item: item.step.fn(item.config)) == []
+    made = [index for index, path in enumerate(synced) if path.endswith("below/made")]
+    status = [index for index, path in enumerate(synced) if ".executor_status" in path]
+    assert made
+    assert made[0] < status[-1]

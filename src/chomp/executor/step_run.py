@@ -29,10 +29,12 @@ from chomp.executor.status import (
 from chomp.storage import (
     Lease,
     LeaseHolder,
+    is_local,
     join,
     make_folder,
     remove_tree,
     rename_folder,
+    sync_tree,
     write_text_atomic,
 )
 
@@ -196,6 +198,9 @@ def _run_held(
     try:
         write_info(planned.path, _info(planned, status, earlier))
         runner(planned)
+        if is_local(planned.path):
+            # A status that outlives the outputs it speaks of, as a power cut could have it, lies.
+            sync_tree(planned.path)
         # The fence: whoever slept through the takeover of its lease must not say "done".
         if not lease.still_held():
             raise _lost_lease(planned)

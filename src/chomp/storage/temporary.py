@@ -11,6 +11,7 @@ import re
 import secrets
 import stat
 from collections.abc import Iterator
+from contextlib import suppress
 
 from chomp.errors import StorageError, message
 from chomp.storage.locations import join, name_of, parent_of
@@ -70,12 +71,16 @@ def sync_name(path: str) -> None:
 def sync_tree(folder: str) -> None:
     """Make every file and name below a local folder survive a power cut.
 
-    For what other libraries wrote there, before the folder is given the name of something whole.
+    For what other libraries wrote there, before the folder is called something whole. What goes
+    while it is looked at, as a lock's own temporary files do, is passed over.
     """
     for inner, _, names in os.walk(folder):
-        for name in names:
-            _sync(os.path.join(inner, name))
-        _sync(inner)
+        for path in (os.path.join(inner, name) for name in names):
+            with suppress(FileNotFoundError):
+                if os.path.isfile(path):  # a pipe would be waited for
+                    _sync(path)
+        with suppress(FileNotFoundError):
+            _sync(inner)
 
 
 def _sync_folder(folder: str) -> None:
