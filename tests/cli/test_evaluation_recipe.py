@@ -2,12 +2,10 @@
 
 from pathlib import Path
 
+import datasets
 import pytest
 
 from tests.cli.evaluation_page import PAGE, blocks, page_with_outputs, without_numbers
-
-pytest.importorskip("lm_eval")
-datasets = pytest.importorskip("datasets")
 
 
 @pytest.mark.slow  # it trains what it evaluates: 20 s

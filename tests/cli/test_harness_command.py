@@ -4,13 +4,11 @@ import json
 import logging
 from pathlib import Path
 
+import datasets
 import pytest
 
 from chomp.tracking import read_metrics
 from tests.cli.conftest import Chomp, Told
-
-pytest.importorskip("lm_eval")
-datasets = pytest.importorskip("datasets")
 
 # The first choice is the right one of each; the model has learnt a little of sums.
 QUESTIONS = [

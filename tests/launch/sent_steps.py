@@ -77,10 +77,13 @@ def _wait_to_be_asked(out: Path) -> None:
 
 def _lose_one(out: Path, index: str, *, times: int) -> None:
     """Process 1 is killed as often as told; process 0 works on until it is ended or was not."""
-    starts = (out / "starts").read_text().split()
-    if index == "1" and starts.count("1") <= times:
-        os.kill(os.getpid(), signal.SIGKILL)
     deadline = time.monotonic() + LONGEST_S
+    if index == "1" and (tries := (out / "starts").read_text().split().count("1")) <= times:
+        # Not before the other has begun, or it would be ended without a trace.
+        while (out / "starts").read_text().split().count("0") < tries:
+            assert time.monotonic() < deadline
+            time.sleep(0.005)
+        os.kill(os.getpid(), signal.SIGKILL)
     while (out / "starts").read_text().split().count("1") <= times:
         assert time.monotonic() < deadline
         time.sleep(0.005)
