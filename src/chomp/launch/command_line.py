@@ -11,6 +11,78 @@ from chomp.launch.allowed import allowed_overrides
 from chomp.launch.launching import LaunchOptions, outputs_folder
 from chomp.launch.sweep_table import DEFAULT_METRIC
 
+# The options, each with its type and its line of help.
+_Plan = Annotated[bool, typer.Option("--plan", help="Show the steps, run nothing.")]
+_DryRun = Annotated[
+    bool,
+    typer.Option("--dry-run", help="Check the config and show what a run would take."),
+]
+_Overrides = Annotated[
+    list[str] | None,
+    typer.Option("--set", "-o", metavar="KEY=VALUE", help="Change a dotted config field."),
+]
+_Attention = Annotated[
+    str | None,
+    typer.Option(metavar="NAME", help="Attention backend to force: -o model.attention=NAME."),
+]
+_Only = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="REGEX",
+        help="Run matching steps alone, and what they need that is not there.",
+    ),
+]
+_Force = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="REGEX",
+        help="Run matching steps again from the start; earlier results are moved aside.",
+    ),
+]
+_Allow = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="FIELD",
+        help="Go on with an earlier run though this field of its schedule has changed.",
+    ),
+]
+_Prefix = Annotated[
+    str | None,
+    typer.Option(help="Where outputs go; default: CHOMP_PREFIX, or outputs/."),
+]
+_Strict = Annotated[
+    bool,
+    typer.Option("--strict", help="Refuse a result whose source or settings differ."),
+]
+_On = Annotated[
+    str | None,
+    typer.Option(
+        metavar="WHERE",
+        help="Where steps run: local (this process, the default), process (processes of "
+        "this machine) or ray (a cluster).",
+    ),
+]
+_MaxConcurrent = Annotated[
+    int | None,
+    typer.Option(metavar="N", help="Steps that may run at the same time."),
+]
+_Restarts = Annotated[
+    int,
+    typer.Option(metavar="N", help="Start again up to N times after exit code 75."),
+]
+_Sweep = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="KEY=A,B,...",
+        help="A run for each value; of several such options, for each combination.",
+    ),
+]
+_SweepFile = Annotated[
+    str | None,
+    typer.Option(metavar="FILE", help="A run for each mapping in a YAML list."),
+]
+_SweepBy = Annotated[str, typer.Option(metavar="METRIC", help="What a sweep's table is sorted by.")]
+
 
 @dataclass(frozen=True, kw_only=True)
 class CommandLine:
@@ -35,80 +107,21 @@ def parsed_command_line(description: str) -> CommandLine | None:
     """
 
     def command(
-        plan: Annotated[bool, typer.Option("--plan", help="Show the steps, run nothing.")] = False,
-        dry_run: Annotated[
-            bool,
-            typer.Option("--dry-run", help="Check the config and show what a run would take."),
-        ] = False,
-        overrides: Annotated[
-            list[str] | None,
-            typer.Option("--set", "-o", metavar="KEY=VALUE", help="Change a dotted config field."),
-        ] = None,
-        attention: Annotated[
-            str | None,
-            typer.Option(
-                metavar="NAME", help="Attention backend to force: -o model.attention=NAME."
-            ),
-        ] = None,
-        only: Annotated[
-            list[str] | None,
-            typer.Option(
-                metavar="REGEX",
-                help="Run matching steps alone, and what they need that is not there.",
-            ),
-        ] = None,
-        force: Annotated[
-            list[str] | None,
-            typer.Option(
-                metavar="REGEX",
-                help="Run matching steps again from the start; earlier results are moved aside.",
-            ),
-        ] = None,
-        allow: Annotated[
-            list[str] | None,
-            typer.Option(
-                metavar="FIELD",
-                help="Go on with an earlier run though this field of its schedule has changed.",
-            ),
-        ] = None,
-        prefix: Annotated[
-            str | None,
-            typer.Option(help="Where outputs go; default: CHOMP_PREFIX, or outputs/."),
-        ] = None,
-        strict: Annotated[
-            bool,
-            typer.Option("--strict", help="Refuse a result whose source or settings differ."),
-        ] = False,
-        on: Annotated[
-            str | None,
-            typer.Option(
-                metavar="WHERE",
-                help="Where steps run: local (this process, the default), process (processes of "
-                "this machine) or ray (a cluster).",
-            ),
-        ] = None,
-        max_concurrent: Annotated[
-            int | None,
-            typer.Option(metavar="N", help="Steps that may run at the same time."),
-        ] = None,
-        restarts: Annotated[
-            int,
-            typer.Option(metavar="N", help="Start again up to N times after exit code 75."),
-        ] = 0,
-        sweep: Annotated[
-            list[str] | None,
-            typer.Option(
-                metavar="KEY=A,B,...",
-                help="A run for each value; of several such options, for each combination.",
-            ),
-        ] = None,
-        sweep_file: Annotated[
-            str | None,
-            typer.Option(metavar="FILE", help="A run for each mapping in a YAML list."),
-        ] = None,
-        sweep_by: Annotated[
-            str, typer.Option(metavar="METRIC", help="What a sweep's table is sorted by.")
-        ] = DEFAULT_METRIC,
+        plan: _Plan = False,
+        dry_run: _DryRun = False,
+        overrides: _Overrides = None,
+        attention: _Attention = None,
+        only: _Only = None,
+        force: _Force = None,
+        allow: _Allow = None,
+        prefix: _Prefix = None,
+        strict: _Strict = False,
+        on: _On = None,
+        max_concurrent: _MaxConcurrent = None,
+        restarts: _Restarts = 0,
+        sweep: _Sweep = None,
+        sweep_file: _SweepFile = None,
+        sweep_by: _SweepBy = DEFAULT_METRIC,
     ) -> CommandLine:
         return CommandLine(
             overrides=[
