@@ -10,7 +10,13 @@ from executor_samples import step
 
 from chomp import storage
 from chomp.config import setting
-from chomp.executor import ExecutorStep, plan_steps, read_status, run_plan
+from chomp.executor import (
+    ExecutorStep,
+    plan_steps,
+    read_status,
+    run_plan,
+    this_output_path,
+)
 from chomp.executor.identity import Identities
 from chomp.executor.status import INFO, LOCK
 
@@ -58,6 +64,12 @@ def test_a_part_of_an_allowed_field_is_allowed(prefix: str):
     ran(prefix, there(prefix, {"a": [[0, 8]], "b": {"c": 1}}))
     changed = there(prefix, {"a": [[0, 8], [5, 16]], "b": {"c": 2, "d": 3}})
     assert ran(prefix, changed, allow=("version.a", "version.b")).startswith("continues")
+
+
+def test_a_text_in_place_of_a_path_is_a_change_that_nothing_allows(prefix: str):
+    ran(prefix, there(prefix, {"a": 1, "b": this_output_path()}))
+    changed = there(prefix, {"a": 1, "b": "<output>"})
+    assert "moved aside" in ran(prefix, changed, allow=("version.a",))
 
 
 def test_force_starts_over_whatever_is_allowed(prefix: str):

@@ -3,6 +3,7 @@
 import os
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 from executor_samples import step, work
 
 from chomp import storage
-from chomp.errors import ConfigError, StorageError
+from chomp.errors import ConfigError, LaunchError, StorageError
 from chomp.executor import (
     ExecutorStep,
     PlannedStep,
@@ -78,6 +79,48 @@ def test_a_new_version_is_explained_by_the_field_that_changed(
     assert plan.action == "run"
     assert plan.reason.startswith(f"changed since {earlier.identity.hash}: ")
     assert plan.reason.endswith(told)
+
+
+@dataclass(frozen=True)
+class AdamW:
+    lr: float = 1.0
+
+
+@dataclass(frozen=True)
+class Lion:
+    lr: float = 1.0
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "told"),
+    [
+        (AdamW(), Lion(), "version.<class>: 'AdamW' -> 'Lion'"),
+        ({"opt": AdamW()}, {"opt": Lion()}, "version.opt.<class>: 'AdamW' -> 'Lion'"),
+        ([AdamW()], [Lion()], "version.0.<class>: 'AdamW' -> 'Lion'"),
+        (AdamW(), Lion(2.0), "version.<class>: 'AdamW' -> 'Lion', version.lr: 1.0 -> 2.0"),
+        (AdamW(), {"lr": 1.0}, "version.<class>: 'AdamW' -> (missing)"),
+        (this_output_path("x"), "<output>/x", "its hash alone: '{old}' -> '{new}'"),
+    ],
+)
+def test_a_class_that_changed_is_named_and_so_is_a_text_in_place_of_a_path(
+    planned: Planned, ran: Ran, before: Any, after: Any, told: str
+):
+    ran(step("own", before))
+    [earlier] = planned(step("own", before))
+    [plan] = planned(step("own", after))
+    old, new = earlier.identity.hash, plan.identity.hash
+    assert plan.reason == f"changed since {old}: {told.format(old=old, new=new)}"
+
+
+def test_a_class_that_no_identity_covers_is_listed_when_it_differs(planned: Planned, ran: Ran):
+    def own(optimizer: type) -> ExecutorStep:
+        return step("own", opt=optimizer(lr=versioned(1.0)))
+
+    ran(own(AdamW))
+    assert planned(own(AdamW))[0].differences == ()
+    assert planned(own(Lion))[0].differences == ("opt.<class>: recorded 'AdamW', now 'Lion'",)
+    with pytest.raises(LaunchError, match=r"opt\.<class> \('AdamW' and 'Lion'\)"):
+        planned(own(AdamW), own(Lion))
 
 
 def test_a_changed_dependency_is_named_where_it_is_used(planned: Planned, ran: Ran):
@@ -188,6 +231,16 @@ def test_settings_that_differ_are_listed_when_a_failed_step_continues(planned: P
 def test_where_outputs_lie_is_no_difference(tmp_path: Path):
     def moved(where: str) -> list[PlannedStep]:
         own = step("own", a=this_output_path("x"), b=[step("other") / "y"], c=versioned([1]))
+        return plan_steps([own], prefix=str(tmp_path / where))
+
+    run_plan(moved("here"), lambda item: item.step.fn(item.config))
+    (tmp_path / "here").rename(tmp_path / "there")
+    assert [(item.action, item.differences) for item in moved("there")] == [("skip", ())]
+
+
+def test_where_outputs_lie_is_no_difference_in_a_config_that_is_a_list_either(tmp_path: Path):
+    def moved(where: str) -> list[PlannedStep]:
+        own = ExecutorStep("own", repr, [this_output_path(), {"a": step("other") / "x"}, 1])
         return plan_steps([own], prefix=str(tmp_path / where))
 
     run_plan(moved("here"), lambda item: item.step.fn(item.config))

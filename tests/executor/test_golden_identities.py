@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.golden.identity_steps import IDENTITIES, identities, text
+from chomp.executor import ExecutorStep, InputName, this_output_path, versioned
+from chomp.executor.identity import Identities
+from tests.golden.identity_steps import IDENTITIES, Inner, identities, run, steps, text
 
 ROOT = Path(__file__).parents[2]
 
@@ -37,8 +39,31 @@ def test_another_process_elsewhere_with_other_hashes_finds_the_same(tmp_path: Pa
     assert done.stdout == IDENTITIES.read_text()
 
 
-def test_the_hash_is_that_of_the_canonical_values():
-    for name, found in json.loads(IDENTITIES.read_text()).items():
-        body = {"config": found["values"], "name": name}
-        canonical = json.dumps(body, sort_keys=True, separators=(",", ":"))
-        assert hashlib.sha256(canonical.encode()).hexdigest()[:12] == found["hash"]
+def test_the_hash_is_that_of_canonical_json_which_anybody_can_write():
+    title = f"scalars-{identities()['scalars']['hash']}"
+    body = {
+        "config": {
+            "/a~1b/<class>": "Inner",
+            "/a~1b/rate": 0.001,
+            "/a~1b/store": f"{title}/x",
+            "/a~1b/width": 8,
+            "/list": [{"c": "<prefix>/raw"}],
+            "/own": "<output>",
+        },
+        "marks": {
+            "/a~1b/<class>": ["class"],
+            "/a~1b/store": ["step", title, "x"],
+            "/list/0/c": ["prefix", "raw"],
+            "/own": ["output"],
+        },
+        "name": "by hand",
+    }
+    config = {
+        "a/b": versioned(Inner(store=steps()[0] / "x")),
+        "list": versioned([{"c": InputName.hardcoded("raw")}]),
+        "own": versioned(this_output_path()),
+        "loose": Inner(),
+    }
+    canonical = json.dumps(body, sort_keys=True, separators=(",", ":"))
+    found = Identities().of(ExecutorStep("by hand", run, config)).hash
+    assert found == hashlib.sha256(canonical.encode()).hexdigest()[:12]

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any
 
 import pytest
@@ -117,15 +118,66 @@ def test_the_prefix_moves_the_path_and_not_the_hash():
     assert there.path == f"memory://there/x/a/own-{here.identity.hash}"
 
 
-def test_a_dataclass_and_a_mapping_of_its_fields_are_one_version():
-    @dataclass(frozen=True)
-    class Settings:
-        width: int
-        depth: int
+@dataclass(frozen=True)
+class AdamW:
+    lr: float = 1.0
 
-    assert hash_of({"a": versioned(Settings(2, 3))}) == hash_of(
-        {"a": versioned({"depth": 3, "width": 2})}
+
+@dataclass(frozen=True)
+class Lion:
+    lr: float = 1.0
+
+
+class Kind(StrEnum):
+    FAST = "fast"
+
+
+def test_two_classes_of_equal_fields_are_different_versions_and_neither_is_a_mapping():
+    faked = [{"<class>": "AdamW", "lr": 1.0}, {"lr": 1.0}]
+    for wrap in (lambda x: x, lambda x: {"a": x}, lambda x: [0, x]):
+        hashes = [hash_of({"v": versioned(wrap(each))}) for each in (AdamW(), Lion(), *faked)]
+        assert len(set(hashes)) == len(hashes)
+
+
+def test_the_module_of_a_class_does_not_matter():
+    # As the class of a launch file, which is `__main__` where that file is the command.
+    elsewhere = dataclass(frozen=True)(
+        type("AdamW", (), {"__annotations__": {"lr": float}, "lr": 1.0, "__module__": "__main__"})
     )
+    assert hash_of(versioned(elsewhere())) == hash_of(versioned(AdamW()))
+
+
+def test_the_class_of_a_config_that_is_not_versioned_does_not_count():
+    one, other = ({"opt": each(lr=versioned(2.0))} for each in (AdamW, Lion))
+    assert hash_of(one) == hash_of(other)
+
+
+def test_an_enum_is_the_text_that_a_file_writes_for_it():
+    assert hash_of(versioned([Kind.FAST])) == hash_of(versioned(["fast"]))
+    assert hash_of(versioned({Kind.FAST: 1})) == hash_of(versioned({"fast": 1}))
+
+
+@pytest.mark.parametrize("wrap", [lambda x: x, lambda x: {"a": [x]}, lambda x: AdamW(lr=x)])
+def test_a_text_that_reads_like_a_path_is_none(wrap: Callable[[Any], Any]):
+    other = step("other")
+    titles = [f"other-{hash_of(other.config, 'other')}", "<prefix>/q", "<output>", "<output>/q"]
+    paths = [output_path_of(other), InputName.hardcoded("q")]
+    paths += [this_output_path(), this_output_path("q")]
+    hashes = [hash_of(versioned(wrap(each)), "own") for each in [*titles, *paths]]
+    assert len(set(hashes)) == len(hashes)
+
+
+def test_a_path_below_a_step_is_not_that_of_a_step_with_a_longer_name():
+    below = f"{hash_of(step('a').config, 'a')}/b"
+    longer = step(f"a-{below}")
+    ending = hash_of(longer.config, longer.name)
+    assert hash_of(step("a") / f"b-{ending}") != hash_of(output_path_of(longer))
+
+
+def test_the_whole_config_and_a_key_called_so_are_different():
+    assert hash_of(versioned(1)) != hash_of({"the config": versioned(1)})
+    one, other = {'a"': {'b"': versioned(1)}}, {"a\"'.'b\"": versioned(1)}
+    assert hash_of(one) != hash_of(other)
 
 
 def test_equal_steps_are_one_step(planned: Planned):

@@ -108,6 +108,7 @@ def steps(*, is_turned: bool = False) -> list[ExecutorStep]:
             "cosmetic": versioned(Inner(log_every=output_path_of(scalars, "n"))),
             "not awaited": pseudo_dependency_of(section),
             "raw": InputName.hardcoded("raw/text"),
+            "no path": versioned("<prefix>/raw/text"),
         },
     )
     return [scalars, containers, section, inputs, own("nothing versioned", {})]

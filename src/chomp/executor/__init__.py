@@ -1,5 +1,6 @@
 """Experiments as content-addressed steps: describe, plan, run. Knows no runner of its own."""
 
+from chomp.executor.lost_lease import Abandon, end_this_process
 from chomp.executor.plan import plan_steps
 from chomp.executor.planned import PlannedStep
 from chomp.executor.resources import Resources
@@ -18,6 +19,7 @@ from chomp.executor.step import (
 from chomp.executor.step_run import Runner
 
 __all__ = [
+    "Abandon",
     "ExecutorStep",
     "InputName",
     "OutputName",
@@ -28,6 +30,7 @@ __all__ = [
     "StepState",
     "StepStatus",
     "Versioned",
+    "end_this_process",
     "output_path_of",
     "plan_steps",
     "pseudo_dependency_of",

@@ -10,6 +10,7 @@ from typing import Any
 
 from chomp.config.fields import is_config, is_of_one_start, is_versioned
 from chomp.config.paths import KeyPath
+from chomp.executor.class_names import CLASS, class_name
 from chomp.executor.step import (
     LEAVES,
     InputName,
@@ -24,6 +25,7 @@ from chomp.executor.step import (
 def counted(value: Any, *, is_left_out: bool = False) -> Any:
     """What of a versioned value is part of an identity: configs as mappings, without some fields.
 
+    Each names its class, too. An enum is its value and a path its text, as a file writes them.
     The output of another step counts wherever it stands, in a cosmetic field too: what a step is
     made from is part of what it is. `is_left_out`: nothing else counts here.
     """
@@ -35,6 +37,8 @@ def counted(value: Any, *, is_left_out: bool = False) -> Any:
         for name, child, counts in parts
         if (counts and not is_left_out) or any(inputs(child))
     }
+    if is_config(value) and not is_left_out:
+        return {CLASS: class_name(value), **kept}
     return list(kept.values()) if isinstance(value, list | tuple) else kept
 
 

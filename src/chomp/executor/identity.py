@@ -3,23 +3,30 @@
 Identity = name, versioned values, and the identities of dependencies, as canonical JSON, hashed.
 The prefix, the machine, the order of fields and everything not versioned stay out of it. A pin
 lets one identity count as another, for the step itself and for all that is made from it.
+
+A path is hashed as what it means, and a text that only reads like one ("tokens-0123456789ab") is
+another value: the hash also takes where paths and class names stand.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from chomp.config import fingerprint
 from chomp.config.paths import KeyPath, dotted
 from chomp.config.plain import plain_value
 from chomp.errors import ConfigError
+from chomp.executor.class_names import ClassName
 from chomp.executor.counted import counted
 from chomp.executor.order import in_order
 from chomp.executor.step import (
+    LEAVES,
     ExecutorStep,
     InputName,
     OutputName,
     Versioned,
+    children,
     inputs,
     markers,
     replaced,
@@ -60,13 +67,21 @@ class Identities:
         return self._known[step]
 
     def _identity(self, step: ExecutorStep) -> Identity:
-        values: dict[str, Any] = {}
+        values: dict[str, Any] = {}  # as people read them
+        config: dict[str, Any] = {}  # the same as it is hashed
+        marks: dict[str, list[str]] = {}
         for path, marker in markers(step.config):
             # Where a step writes says nothing about what it makes, unless it is marked so.
-            if not isinstance(marker, OutputName):
-                value = counted(marker.value) if isinstance(marker, Versioned) else marker
-                values |= _flattened(plain_part(step, replaced(value, self._meaning), path), path)
-        own = fingerprint({"name": step.name, "config": values})[:HASH_DIGITS]
+            if isinstance(marker, OutputName):
+                continue
+            value = counted(marker.value) if isinstance(marker, Versioned) else marker
+            plain = plain_part(step, replaced(value, self._told), path)
+            for place, item in _flattened(plain, path):
+                told, pointer = _names_of(place)
+                values[told] = config[pointer] = item
+            marks |= {_pointer(place): mark for place, mark in self._marks(value, path)}
+        hashed = {"name": step.name, "config": config, "marks": marks}
+        own = fingerprint(hashed)[:HASH_DIGITS]
         title = self._pins.get(f"{step.name}-{own}", own)
         return Identity(title[-HASH_DIGITS:], values, _needed(self._inputs[step]), own)
 
@@ -75,15 +90,30 @@ class Identities:
         self._inputs[step] = list(inputs(step.config))
         return [name.step for name in self._inputs[step] if name.step is not None]
 
-    def _meaning(self, marker: InputName | OutputName) -> str:
+    def _told(self, marker: InputName | OutputName) -> str:
+        """What a path means, in a text for people."""
+        kind, *parts = self._meaning(marker)
+        return "/".join(parts if kind == "step" else [f"<{kind}>", *parts])
+
+    def _meaning(self, marker: InputName | OutputName) -> list[str]:
         """What a path means, never where it is: the step that makes it, or its own text."""
+        sub = [marker.sub] if marker.sub else []
         if isinstance(marker, OutputName):
-            base = "<output>"
-        elif marker.step is None:
-            base = "<prefix>"
+            return ["output", *sub]
+        if marker.step is None:
+            return ["prefix", *sub]
+        return ["step", f"{marker.step.name}-{self._known[marker.step].hash}", *sub]
+
+    def _marks(self, value: Any, path: KeyPath) -> Iterator[tuple[KeyPath, list[str]]]:
+        """Where in a value that counts a text is more than that, and what it is."""
+        if isinstance(value, ClassName):
+            yield path, ["class"]
+        elif isinstance(value, OutputName | InputName):
+            yield path, self._meaning(value)
         else:
-            base = f"{marker.step.name}-{self._known[marker.step].hash}"
-        return f"{base}/{marker.sub}" if marker.sub else base
+            for part, child in children(value):
+                if isinstance(child, ClassName) or not isinstance(child, LEAVES):
+                    yield from self._marks(child, (*path, part))
 
 
 def dependencies_of(step: ExecutorStep) -> tuple[ExecutorStep, ...]:
@@ -104,11 +134,25 @@ def _needed(names: Iterable[InputName]) -> tuple[ExecutorStep, ...]:
     return tuple(dict.fromkeys(each for each in needed if each is not None))
 
 
-def _flattened(plain: Any, path: KeyPath) -> Iterator[tuple[str, Any]]:
-    """A versioned value by dotted paths, so that a plan can name the field that changed."""
+def _pointer(path: KeyPath) -> str:
+    """The path as a JSON pointer (RFC 6901): each has one, and no two the same.
+
+    A dotted path is for people: "the config" is the whole of it, or a key of that name.
+    """
+    return "".join(f"/{str(part).replace('~', '~0').replace('/', '~1')}" for part in path)
+
+
+@lru_cache(maxsize=10_000)  # the steps of a sweep have the same few paths, each a thousand times
+def _names_of(path: KeyPath) -> tuple[str, str]:
+    """A path as people read it, and as it is hashed."""
+    return dotted(path), _pointer(path)
+
+
+def _flattened(plain: Any, path: KeyPath) -> Iterator[tuple[KeyPath, Any]]:
+    """A versioned value by its fields, so that a plan can name the one that changed."""
     # Lists stay whole: by their indexes, [x] and {"0": x} would be the same.
     if not isinstance(plain, dict) or not plain:
-        yield dotted(path), plain
+        yield path, plain
         return
     for key, item in plain.items():
         yield from _flattened(item, (*path, key))

@@ -10,6 +10,7 @@ from typing import NamedTuple, TypeGuard
 
 from chomp.errors import LaunchError, message
 from chomp.executor.clashes import refuse_clash, refuse_unequal
+from chomp.executor.class_names import with_class_names
 from chomp.executor.counted import uncounted
 from chomp.executor.earlier import EarlierRuns
 from chomp.executor.identity import Identities, Identity, plain_part
@@ -108,7 +109,8 @@ class _Planner:
         """Plan `step`, for which `needs` was asked before; an equal step is planned once."""
         identity, path = self._identities.of(step), self._path(step)
         config = replaced(step.config, lambda marker: self._located(marker, path))
-        plain = plain_part(step, config)
+        # With classes, which are told where they differ though all fields agree.
+        plain = plain_part(step, with_class_names(config))
         if path in self.planned:
             # Merged in silence, two steps that differ in a forgotten field would be one result.
             refuse_unequal(self.planned[path], step, identity, plain)

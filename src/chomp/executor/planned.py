@@ -19,7 +19,7 @@ class PlannedStep:
     identity: Identity
     path: str
     config: Any  # the step's config with every marker replaced
-    plain_config: Any  # the same as plain data
+    plain_config: Any  # the same as plain data, with the names of classes
     dependencies: tuple[str, ...]  # output folders
     sources: Mapping[str, str]  # the template's files when the plan was made, as SHA-256
     action: Action

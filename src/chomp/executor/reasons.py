@@ -20,7 +20,7 @@ def why_new(name: str, identity: Identity, path: str, earlier: EarlierRuns) -> s
     nearest = earlier.nearest(name, identity, path)
     if nearest is None:
         return "new"
-    changes = changed_values(nearest.values, identity.values)
+    changes = changes_since(nearest, name, identity)
     if not changes:
         return f"new here; {nearest.output_path} was continued as this run, and --allow finds it"
     return f"changed since {nearest.identity}: {told_changes(changes)}"
@@ -35,7 +35,13 @@ def told_changes(changes: Sequence[Difference]) -> str:
 
 def changes_since(info: StepInfo, name: str, identity: Identity) -> list[Difference]:
     """What makes a step another one than that which a folder records."""
-    return changed_values({"name": info.name, **info.values}, {"name": name, **identity.values})
+    before, after = {"name": info.name, **info.values}, {"name": name, **identity.values}
+    changes = changed_values(before, after)
+    if changes or info.identity in (identity.hash, identity.own_hash):
+        return changes
+    # A path and a text that reads like it, or a record from before hashes told these apart.
+    told = {"path": "its hash alone", "before": info.identity, "after": identity.hash}
+    return [Difference(**told, mark="identity")]
 
 
 def not_allowed(changes: Iterable[Difference], allowed: Iterable[str]) -> list[Difference]:
@@ -89,7 +95,9 @@ def record_differences(
     Places with a marker are left out: the identity covers what is versioned, and where outputs lie
     does not matter. `unversioned` are places inside of these which it does not cover.
     """
-    covered, not_covered = list(marked), list(unversioned)
+    # As `plain_differences` writes the places of a config that is no mapping.
+    root: KeyPath = () if isinstance(config, dict) else ("config",)
+    covered, not_covered = ([(*root, *each) for each in some] for some in (marked, unversioned))
     told = [
         f"{d.path}: recorded {short(d.before)}, now {short(d.after)}"
         for d in plain_differences(info.config, config)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from chomp.errors import RunInterrupted, require
+from chomp.executor.lost_lease import Abandon, end_this_process
 from chomp.executor.planned import PlannedStep
 from chomp.executor.step_run import (
     OnStart,
@@ -40,7 +41,9 @@ def run_plan(
     on_wait: OnWait = lambda planned, holder: None,
     on_failure: Callable[[StepFailure], None] = lambda failure: None,
     ask_to_stop: Callable[[], None] = lambda: None,
+    abandon: Abandon | None = None,
     lock_timeout_s: float | None = None,
+    heartbeat_s: float = 10.0,
 ) -> list[StepFailure]:
     """Run what the plan says to run, in order; the failures come back, the rest is done.
 
@@ -49,6 +52,11 @@ def run_plan(
     With `max_concurrent` above 1, steps that need not wait for each other run at the same time,
     each in a thread; `on_start` and `on_wait` are called there. An interruption of one of them is
     told to the others by `ask_to_stop`, and raised when they have ended.
+    A step whose lease another process took over is a failure, and must not write any more:
+    `abandon` ends it at once, without saving, and must not raise. It is called by the lease's
+    thread, once a step at most, from the moment at which `runner` is called for it. None: steps run
+    inside this process, which cannot stop a function, and ends itself. A loss is noticed with the
+    next heartbeat.
     """
     require(
         max_concurrent >= 1,
@@ -59,9 +67,11 @@ def run_plan(
     agenda = _Agenda(plan, on_failure)
     steps = StepRunner(
         runner=runner,
+        abandon=abandon or end_this_process,
         on_start=on_start,
         on_wait=on_wait,
         lock_timeout_s=lock_timeout_s,
+        heartbeat_s=heartbeat_s,
         is_stopping=threading.Event(),
     )
     if max_concurrent == 1:

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from chomp.errors import LaunchError, RunInterrupted, StorageError, message
+from chomp.executor.lost_lease import Abandon, abandoned_at_loss, lost_lease
 from chomp.executor.planned import PlannedStep
 from chomp.executor.source import function_name
 from chomp.executor.status import (
@@ -55,9 +56,11 @@ class StepRunner:
     """Runs one step at a time, in any thread; whoever waits for a lease stops once told so."""
 
     runner: Runner
+    abandon: Abandon
     on_start: OnStart
     on_wait: OnWait
     lock_timeout_s: float | None
+    heartbeat_s: float
     is_stopping: threading.Event
 
     def run(self, planned: PlannedStep, is_patient: bool) -> BaseException | None:
@@ -77,7 +80,7 @@ class StepRunner:
                     if not _is_done(planned, status):
                         _require_needs(planned)
                         self.on_start(planned)
-                        _run_held(planned, self.runner, lease, status)
+                        self._run_held(planned, lease, status)
                     return None
         except (RunInterrupted, StepHeld):
             raise
@@ -90,7 +93,7 @@ class StepRunner:
         for tries_left in reversed(range(_TRIES_FOR_A_FOLDER)):
             try:
                 make_folder(planned.path)
-                return self._awaited(planned) if is_patient else _taken(planned)
+                return self._awaited(planned) if is_patient else self._taken(planned)
             except StorageError as error:
                 # Another process has just moved the folder aside: it was found when it was to be
                 # made, and then was not there; or it went while its lock was waited for.
@@ -109,8 +112,40 @@ class StepRunner:
                 self.on_wait(planned, holder)
             told = True
 
-        lock = join(planned.path, LOCK)
-        return Lease.acquire(lock, timeout_s=self.lock_timeout_s, on_wait=tell_once)
+        return Lease.acquire(
+            join(planned.path, LOCK),
+            timeout_s=self.lock_timeout_s,
+            on_wait=tell_once,
+            heartbeat_s=self.heartbeat_s,
+        )
+
+    def _taken(self, planned: PlannedStep) -> Lease:
+        lease = Lease.try_acquire(join(planned.path, LOCK), heartbeat_s=self.heartbeat_s)
+        if lease is None:
+            raise StepHeld
+        return lease
+
+    def _run_held(self, planned: PlannedStep, lease: Lease, earlier: StepStatus | None) -> None:
+        status = started_status(earlier, planned.identity.hash)
+        try:
+            with abandoned_at_loss(planned, lease, self.abandon):
+                write_status(planned.path, status)
+                write_info(planned.path, _info(planned, status, earlier))
+                self.runner(planned)
+            if is_local(planned.path):
+                # After a power cut, a status that outlived the outputs it speaks of would lie.
+                sync_tree(planned.path)
+            # The fence: whoever slept through the takeover of its lease must not say "done".
+            if not lease.still_held():
+                raise lost_lease(planned)
+        except (RunInterrupted, KeyboardInterrupt) as stop:
+            _record_end(planned, lease, status, "INTERRUPTED", stop)
+            raise
+        except BaseException as error:
+            _record_end(planned, lease, status, "FAILED", error)
+            raise
+        done = dataclasses.replace(status, state="SUCCESS", finished=time.time())
+        write_status(planned.path, done)
 
 
 def note_failed_dependency(planned: PlannedStep, dependency: str) -> None:
@@ -136,13 +171,6 @@ def note_failed_dependency(planned: PlannedStep, dependency: str) -> None:
             write_status(planned.path, status)
     except StorageError:
         pass  # the folder cannot be written; the dependency's own failure is reported
-
-
-def _taken(planned: PlannedStep) -> Lease:
-    lease = Lease.try_acquire(join(planned.path, LOCK))
-    if lease is None:
-        raise StepHeld
-    return lease
 
 
 def _require_needs(planned: PlannedStep) -> None:
@@ -190,29 +218,6 @@ def _move_aside(path: str) -> None:
     remove_tree(join(aside, LOCK))
 
 
-def _run_held(
-    planned: PlannedStep, runner: Runner, lease: Lease, earlier: StepStatus | None
-) -> None:
-    status = started_status(earlier, planned.identity.hash)
-    write_status(planned.path, status)
-    try:
-        write_info(planned.path, _info(planned, status, earlier))
-        runner(planned)
-        if is_local(planned.path):
-            # A status that outlives the outputs it speaks of, as a power cut could have it, lies.
-            sync_tree(planned.path)
-        # The fence: whoever slept through the takeover of its lease must not say "done".
-        if not lease.still_held():
-            raise _lost_lease(planned)
-    except (RunInterrupted, KeyboardInterrupt) as stop:
-        _record_end(planned, lease, status, "INTERRUPTED", stop)
-        raise
-    except BaseException as error:
-        _record_end(planned, lease, status, "FAILED", error)
-        raise
-    write_status(planned.path, dataclasses.replace(status, state="SUCCESS", finished=time.time()))
-
-
 def _record_end(
     planned: PlannedStep, lease: Lease, status: StepStatus, state: StepState, error: BaseException
 ) -> None:
@@ -245,14 +250,4 @@ def _info(planned: PlannedStep, status: StepStatus, earlier: StepStatus | None) 
         output_path=planned.path,
         sources=dict(planned.sources) if begun is None else begun.sources,
         started=status.started,
-    )
-
-
-def _lost_lease(planned: PlannedStep) -> StorageError:
-    return StorageError(
-        message(
-            given=f"another process took over {planned.path} while this one was running it",
-            allowed="one process per step",
-            fix="leave it to the other process; this result is not marked as done",
-        )
     )

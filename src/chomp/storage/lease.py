@@ -3,7 +3,8 @@
 Whoever creates the file holds the lease. A thread rewrites it with a growing beat; a holder that
 dies on this machine is replaced at once, one that falls silent elsewhere after `stale_after_s`. No
 lock can stop a process that was paused and wakes up late, so ask `still_held()` right before
-anything that must not happen twice. Nobody ever changes a file that carries another's token.
+anything that must not happen twice, and let `watched()` end what goes on for long. Nobody ever
+changes a file that carries another's token.
 """
 
 import logging
@@ -11,7 +12,8 @@ import os
 import secrets
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from types import TracebackType
 
@@ -49,6 +51,7 @@ class Lease:
         self._holder = holder
         self._lost = threading.Event()
         self._ended = threading.Event()
+        self._on_loss: Callable[[], None] | None = None
         self._heartbeat = threading.Thread(
             target=self._beat_until_ended, name=f"lease {path}", daemon=True
         )
@@ -141,6 +144,19 @@ class Lease:
             self._notice_loss()
         return not self.is_lost
 
+    @contextmanager
+    def watched(self, on_loss: Callable[[], None]) -> Iterator[None]:
+        """While it is open, `on_loss` is called once, by the heartbeat's thread, at a loss.
+
+        That is noticed when the next heartbeat is due, which is at once for a process that was
+        stopped. A loss that was noticed before is not told: ask `still_held()` inside.
+        """
+        self._on_loss = on_loss
+        try:
+            yield
+        finally:
+            self._on_loss = None
+
     def release(self) -> None:
         """Give the lease up: the file is gone, unless another process has it by now."""
         if self._ended.is_set() or not self._is_own_process():
@@ -171,6 +187,9 @@ class Lease:
             except StorageError as error:
                 # The file is still ours. Others wait `stale_after_s`; the next beat may succeed.
                 _log.warning("heartbeat of lock %s failed: %s", self.path, error)
+        on_loss = self._on_loss
+        if self.is_lost and on_loss is not None:
+            on_loss()
 
     def _beat(self) -> None:
         later = self._holder.next_beat()
