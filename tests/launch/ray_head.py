@@ -14,11 +14,15 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from chomp.launch.free_port import free_port
+
 START_S = 90.0
 END_S = 20.0
+TRIES = 3  # a port may be taken between its choice and its use
 CPUS = 8
 # Small, and without what tests do not use: a reader of everybody's logs.
 OPTIONS = (
@@ -70,12 +74,24 @@ class RayHead:
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
+class HeadEnded(AssertionError):
+    """A head ended before it was up, as it does if a port of it is taken."""
+
+
 def started_head() -> RayHead:
     """A head that takes jobs and drivers. Fails if anything of it listens beyond loopback."""
+    for _ in range(TRIES - 1):
+        with suppress(HeadEnded):
+            return head_with_new_ports()
+    return head_with_new_ports()
+
+
+def head_with_new_ports() -> RayHead:
+    """One try to have a head."""
     # Short: the paths of sockets below it must stay under 108 characters.
     folder = Path(tempfile.mkdtemp(prefix="ray", dir="/tmp"))
     mark = secrets.token_hex(16)
-    port, dashboard_port, *others = free_ports(6)
+    port, dashboard_port, *others = distinct_ports(6)
     environment = {
         **os.environ,
         "RAY_AUTH_MODE": "token",
@@ -123,7 +139,8 @@ def wait_until_up(head: RayHead) -> None:
         said = (head.folder / "said").read_text()
         if "--block" in said and answers(address):
             return
-        assert head.process.poll() is None, said
+        if head.process.poll() is not None:
+            raise HeadEnded(said)
         assert time.monotonic() < deadline, said
         time.sleep(0.1)
 
@@ -197,12 +214,9 @@ def end(process: int) -> None:
         return
 
 
-def free_ports(count: int) -> list[int]:
-    """Ports of loopback that nobody listens on now."""
-    opened = [socket.socket() for _ in range(count)]
-    for each in opened:
-        each.bind(("127.0.0.1", 0))
-    ports = [each.getsockname()[1] for each in opened]
-    for each in opened:
-        each.close()
-    return ports
+def distinct_ports(count: int) -> list[int]:
+    """Ports of loopback that nobody listens on now, and no outgoing connection will take."""
+    found: set[int] = set()
+    while len(found) < count:
+        found.add(free_port())
+    return sorted(found)

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -23,6 +24,7 @@ def work(config: dict[str, Any]) -> None:
     index = os.environ.get("JAX_PROCESS_ID", "0")
     print(f"printed by {os.getpid()}")
     (out / f"seen-{index}").write_text(os.environ.get("CUDA_VISIBLE_DEVICES", "all"))
+    (out / f"platforms-{index}").write_text(os.environ.get("JAX_PLATFORMS", "any"))
     with (out / "starts").open("a") as file:
         file.write(f"{index}\n")
     match wish:
@@ -38,6 +40,12 @@ def work(config: dict[str, Any]) -> None:
             sys.exit("gave up")
         case "killed":
             os.kill(os.getpid(), signal.SIGKILL)
+        case "crashes":
+            os.abort()
+        case "leaves":
+            os._exit(3)
+        case "never ends":
+            _go_on(out)
         case "until asked":
             _wait_to_be_asked(out)
         case "one is lost once":
@@ -73,6 +81,14 @@ def _wait_to_be_asked(out: Path) -> None:
         time.sleep(0.005)
     (out / "saved").touch()
     raise RunInterrupted("SIGTERM: the state is saved at step-5.", exit_code=75)
+
+
+def _go_on(out: Path) -> None:
+    """Work with a process of its own, and save when asked to, which is not to happen."""
+    helper = subprocess.Popen([sys.executable, "-c", f"import time; time.sleep({LONGEST_S})"])
+    signal.signal(signal.SIGTERM, lambda number, frame: (out / "saved").touch())
+    (out / "ready").write_text(f"{os.getpid()} {helper.pid}")
+    helper.wait()
 
 
 def _lose_one(out: Path, index: str, *, times: int) -> None:

@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import socket
 import threading
 import time
 from collections.abc import Callable
@@ -17,10 +16,11 @@ from chomp.checkpoint import CheckpointConfig
 from chomp.config import config_to_mapping
 from chomp.errors import DataError, LaunchError, RunInterrupted
 from chomp.executor import ExecutorStep, PlannedStep, Resources, plan_steps, read_status, run_plan
-from chomp.launch.gang import GangEnd, Member, free_local_address, member_environment, run_gang
+from chomp.launch.gang import GangEnd, Member, member_environment, run_gang
 from chomp.launch.outcome import Outcome, outcome_of
 from chomp.launch.process_runner import process_runner
 from chomp.launch.stop_wish import StopWish
+from chomp.mesh.membership import CoordinatorAddressTaken
 from tests import tiny
 from tests.launch.sent_steps import step
 
@@ -64,6 +64,8 @@ CTRL_C = (130, outcome_of(RunInterrupted("SIGINT: saved.", exit_code=130)))
 BROKEN_PIPE = (1, outcome_of(JaxRuntimeError("UNKNOWN: [gloo/transport] Connection closed")))
 OTHERS_FAILED = (1, outcome_of(LaunchError("opening the run folder failed elsewhere:\n  1: x")))
 NO_MEMORY = (1, outcome_of(JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory")))
+SILENT = (3, None)  # as os._exit does it, and JAX to those that miss another
+TAKEN = (98, outcome_of(CoordinatorAddressTaken("gloo:1 is taken")))
 HANGS = (10**6, None)
 
 Ends = tuple[tuple[int, Outcome | None], ...]
@@ -100,6 +102,8 @@ def ended(*tries: Ends, restarts: int = 0, stop: StopWish | None = None) -> Gang
         ((BAD_DATA, KILLED), 0, False),
         ((NO_MEMORY, BROKEN_PIPE), 0, False),
         ((CTRL_C, CTRL_C), 0, False),
+        ((DONE, SILENT), 1, True),
+        ((SILENT, BAD_DATA), 1, False),
     ],
 )
 def test_the_cause_is_the_program_then_who_was_lost_then_who_noticed(ends, member, is_lost):
@@ -116,6 +120,30 @@ def test_a_loss_is_tried_again_as_often_as_allowed_and_an_error_is_not():
     assert (end.code, end.restarts) == (-9, 1)
     end = ended(lost, failed, restarts=5)
     assert (end.outcome, end.restarts) == (BAD_DATA[1], 1)
+
+
+@pytest.mark.parametrize(
+    ("end", "times"),
+    [
+        (KILLED, 1),
+        (MACHINE_GONE, 1),
+        (PREEMPTED, 1),
+        ((75, None), 1),
+        (SILENT, 0),
+        (BROKEN_PIPE, 0),
+    ],
+)
+def test_one_process_alone_is_tried_again_only_if_it_was_ended_from_outside(end, times):
+    assert ended((end,), (DONE,), restarts=3).restarts == times
+
+
+def test_a_taken_address_is_left_for_another_and_costs_no_restart(caplog):
+    taken, lost, done = (TAKEN, HANGS), (DONE, KILLED), (DONE, DONE)
+    end = ended(taken, lost, taken, done, restarts=1)
+    assert (end.code, end.restarts) == (0, 1)
+    assert caplog.text.count("was taken by another program; trying another port") == 2
+    end = ended(*[taken] * 4, restarts=5)  # four times is no accident
+    assert (end.outcome, end.restarts, end.is_lost) == (TAKEN[1], 0, False)
 
 
 def test_nothing_is_started_again_after_a_wish_to_stop():
@@ -148,23 +176,21 @@ def test_each_try_has_an_address_of_its_own_and_every_member_its_number():
     assert addresses[0] == addresses[1] != addresses[2] == addresses[3]
     # On this machine alone, and not for the whole network.
     assert [given["JAX_COORDINATOR_BIND_ADDRESS"] for given in seen] == addresses
-    host, port = free_local_address().split(":")
-    with socket.socket() as listening:
-        listening.bind((host, int(port)))
     assert run_gang(lambda index, given: Pretended(0, len(given), Outcome()), 1).code == 0
 
 
 def test_a_member_is_none_of_another_launcher_that_this_one_runs_under(monkeypatch):
-    for name in ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS", "JAX_PROCESS_ID"):
+    theirs = ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS", "SLURM_STEP_NUM_TASKS")
+    for name in (*theirs, "JAX_PROCESS_ID"):
         monkeypatch.setenv(name, "7")
     found = member_environment({"JAX_PROCESS_ID": "1"})
     assert found["JAX_PROCESS_ID"] == "1"
-    assert not {"SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS"} & set(found)
+    assert not set(theirs) & set(found)
     assert found["PATH"] == os.environ["PATH"]
 
 
 def ran(plan: list[PlannedStep]) -> BaseException | None:
-    with process_runner(plan, max_concurrent=1) as runner:
+    with process_runner(plan) as runner:
         failures = run_plan(plan, runner)
     return failures[0].error if failures else None
 

@@ -272,6 +272,10 @@ def test_steps_in_processes_of_their_own_give_the_same_folders_and_reports(
     assert failed.returncode == 1
     assert failed.stderr.splitlines()[-1].endswith("/.executor_log")
     assert "no documents" in failed.stderr
+    bug = launch("--on", "process", "-o", "trouble=bug", "-o", "lr=0.4").stderr
+    # As where it happened, without how it came here.
+    assert bug.count("Traceback (most recent call last):") == 1
+    assert "ZeroDivisionError: a bug [/in] the step\nError: train-" in bug
 
 
 @pytest.mark.parametrize(
@@ -317,6 +321,7 @@ def test_an_expected_error_is_one_line_without_a_traceback(launch: Run, tmp_path
         (["--max-concurrent", "0"], "--max-concurrent 0"),
         (["--on", "local", "--max-concurrent", "2"], "Fix: use --on process"),
         (["--dry-run", "--only", "tokens"], "--dry-run with --only tokens, which leaves out train"),
+        (["--sweep", "lr=1", "--sweep-best", "first"], "--sweep-best first. Allowed: lowest, "),
     ],
 )
 def test_a_wrong_command_line_ends_with_two_and_one_message(
@@ -332,11 +337,20 @@ def test_a_wrong_command_line_ends_with_two_and_one_message(
     assert os.listdir(tmp_path) == ["template"]
 
 
+def test_a_dry_run_of_a_step_that_another_needs_says_so(launch: Run, launch_file: Path):
+    text = launch_file.read_text()
+    launch_file.write_text(text.replace("train, config)]", "train, config), made]"))
+    ended = launch("--dry-run")
+    assert ended.returncode == 2
+    assert "whose last step, tokens, is needed by train, which comes after it" in ended.stderr
+    assert "Fix: use --plan, or let the launch file return train last" in ended.stderr
+
+
 def test_help_says_what_the_launch_file_does(launch: Run):
     shown = launch("--help")
     assert shown.returncode == 0
     flags = ["--plan", "--dry-run", "--set", "--attention", "--force", "--prefix", "--strict"]
-    flags += ["--only", "--on", "--max-concurrent", "--allow", "--restarts"]
+    flags += ["--only", "--on", "--max-concurrent", "--allow", "--restarts", "--sweep-best"]
     for words in ["Train something small.", *flags]:
         assert words in shown.stdout
 
@@ -435,7 +449,7 @@ def test_a_sweep_runs_each_point_once_and_ends_with_a_table(launch: Run, tmp_pat
     assert (swept.returncode, swept.stderr) == (0, "")
     trained = [line for line in swept.stdout.splitlines() if line.startswith("train ")]
     assert len(trained) == 3
-    assert "sweep, by train/loss" in swept.stdout  # nothing was evaluated
+    assert "sweep, by train/loss, lowest first" in swept.stdout  # nothing was evaluated
     assert swept.stdout.count("success") == 3  # and nothing logged: the state of each
     assert launch("-o", "lr=0.2").stdout.startswith("Already done: train is at ")
     refused = launch("--sweep", "lr=0.1", "--dry-run")

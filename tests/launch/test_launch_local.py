@@ -11,6 +11,7 @@ import pytest
 from chomp.cli.launch_command import launch_app
 from chomp.errors import ConfigError
 from chomp.launch.launch_local import launched_locally
+from chomp.mesh.membership import CoordinatorAddressTaken
 from tests import tiny
 from tests.launch.sent_steps import wait_for
 
@@ -29,6 +30,8 @@ with (folder / "starts").open("a") as file:
     file.write(index)
 if wish == "lost once" and index == "1" and (folder / "starts").read_text().count("1") == 1:
     os.kill(os.getpid(), signal.SIGKILL)
+if wish.startswith("taken") and index == "0" and (folder / "starts").read_text().count("0") == 1:
+    sys.exit(int(wish.split()[1]))
 if index == "1" and wish == "fails":
     sys.exit(7)
 if index == "1" and wish == "killed":
@@ -81,6 +84,14 @@ def test_the_first_that_fails_ends_the_others_and_gives_the_code(launched, caplo
 def test_a_loss_begins_all_of_them_again_if_asked_for(launched, tmp_path):
     assert launched("lost once", "--restarts", "1") == 0
     assert sorted((tmp_path / "starts").read_text()) == ["0", "0", "1", "1"]
+
+
+def test_an_address_that_is_taken_is_left_for_another_though_no_restart_is_allowed(
+    launched, tmp_path, caplog
+):
+    assert launched(f"taken {CoordinatorAddressTaken.exit_code}") == 0
+    assert (tmp_path / "starts").read_text().count("0") == 2
+    assert "was taken by another program; trying another port" in caplog.text
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 75)])

@@ -1,23 +1,28 @@
 """`--on process`: steps in real processes, which fail, are killed, interrupted, and left alone."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from chomp import storage
-from chomp.errors import DataError, LaunchError, RunInterrupted
+from chomp.errors import DataError, LaunchError, RunInterrupted, StorageError
 from chomp.executor import PlannedStep, Resources, StepFailure, plan_steps, read_status, run_plan
-from chomp.launch.process_runner import process_runner, usual_concurrency
+from chomp.launch.process_runner import gpus_each, process_runner, usual_concurrency
 from chomp.launch.step_logs import log_path, opened_log
+from chomp.launch.visible_gpus import GpuPool
+from chomp.storage import LeaseHolder
+from chomp.storage.process_identity import ProcessIdentity
 from tests.launch.sent_steps import step, wait_for
 
-WISHES = ["", "data", "rare", "bug", "exit", "killed"]
+WISHES = ["", "data", "rare", "bug", "exit", "killed", "leaves", "crashes"]
 
 
 class Ran:
@@ -41,7 +46,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Ran:
     """One step for each way to end."""
     steps = [step(f"step-{wish}", wish) for wish in WISHES]
     plan = plan_steps(steps, prefix=str(tmp_path_factory.mktemp("out")))
-    with process_runner(plan, max_concurrent=2) as runner:
+    with process_runner(plan) as runner:
         failures = run_plan(plan, runner, max_concurrent=2)
     return Ran(plan, failures)
 
@@ -85,8 +90,23 @@ def test_a_process_that_was_killed_is_named_with_its_log(ran: Ran):
     assert ran.state("step-killed") == "FAILED"
 
 
+def test_a_process_that_ends_itself_without_a_word_has_not_done_its_part(ran: Ran):
+    error = ran.errors["step-leaves"]
+    assert type(error) is LaunchError
+    assert "its process ended with 3 before it was done" in str(error)
+    assert "what ends it (os._exit" in str(error)
+
+
+def test_a_crash_in_native_code_leaves_where_it_was_in_the_log(ran: Ran):
+    assert "its process was ended by SIGABRT" in str(ran.errors["step-crashes"])
+    assert "Fatal Python error: Aborted" in ran.log("step-crashes")
+    assert "sent_steps.py" in ran.log("step-crashes")
+
+
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 75)])
-def test_a_signal_is_handed_on_and_the_step_saves_before_the_command_ends(number, code, tmp_path):
+def test_a_signal_is_handed_on_and_the_step_saves_before_the_command_ends(
+    number, code, tmp_path, capfd
+):
     plan = plan_steps([step("own", "until asked"), step("never")], prefix=str(tmp_path))
     folder, before = Path(plan[0].path), signal.getsignal(number)
 
@@ -97,11 +117,12 @@ def test_a_signal_is_handed_on_and_the_step_saves_before_the_command_ends(number
     asking = threading.Thread(target=ask)
     asking.start()
     with (
-        process_runner(plan, max_concurrent=1) as runner,
+        process_runner(plan) as runner,
         pytest.raises(RunInterrupted, match=r"^SIG[A-Z]+: the state is saved at step-5") as caught,
     ):
         run_plan(plan, runner)
     asking.join()
+    assert "Asked to stop: waiting for the processes to save." in capfd.readouterr().err
     assert caught.value.exit_code == code
     assert (folder / "saved").exists()
     status = read_status(str(folder))
@@ -121,7 +142,7 @@ def test_steps_at_the_same_time_are_all_asked_to_stop(tmp_path):
 
     asking = threading.Thread(target=ask)
     asking.start()
-    with process_runner(plan, max_concurrent=2) as runner, pytest.raises(RunInterrupted):
+    with process_runner(plan) as runner, pytest.raises(RunInterrupted):
         run_plan(plan, runner, max_concurrent=2, ask_to_stop=runner.ask_to_stop)
     asking.join()
     assert all((Path(item.path) / "saved").exists() for item in plan)
@@ -135,7 +156,7 @@ from chomp.launch.step_logs import log_path, opened_log
 from tests.launch.sent_steps import step
 
 plan = plan_steps([step("own", "until asked")], prefix=sys.argv[1])
-run_plan(plan, process_runner(plan, max_concurrent=1))
+run_plan(plan, process_runner(plan))
 """
 
 
@@ -162,14 +183,136 @@ def test_each_process_of_a_gang_gets_gpus_of_its_own(tmp_path, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5,6,7")
     gang = Resources(processes=2, gpus=2)
     plan = plan_steps([step("gang", resources=gang), step("plain")], prefix=str(tmp_path))
-    with process_runner(plan, max_concurrent=1) as runner:
+    with process_runner(plan) as runner:
         assert run_plan(plan, runner) == []
     folder, plain = Path(plan[0].path), Path(plan[1].path)
     assert (folder / "seen-0").read_text() == "3,5"
     assert (folder / "seen-1").read_text() == "6,7"
-    # Who asks for none is not kept from any: a step that says nothing may still train.
-    assert (plain / "seen-0").read_text() == "3,5,6,7"
+    assert (plain / "seen-0").read_text() == "3,5,6,7"  # whatever there is
     assert ", member 1 of 2, " in (folder / ".executor_log.1").read_text()
+
+
+@pytest.mark.parametrize(("given", "told"), [(None, "cpu"), ("cuda", "cuda")])
+def test_a_step_of_no_gpu_sees_none_and_jax_does_not_look_for_one(
+    given, told, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    if given is None:
+        monkeypatch.delenv("JAX_PLATFORMS")
+    else:
+        monkeypatch.setenv("JAX_PLATFORMS", given)
+    steps = [step("none", resources=Resources(gpus=0)), step("one", resources=Resources(gpus=1))]
+    plan = plan_steps(steps, prefix=str(tmp_path))
+    with process_runner(plan) as runner:
+        assert run_plan(plan, runner) == []
+    none, one = (Path(item.path) for item in plan)
+    assert ((none / "seen-0").read_text(), (none / "platforms-0").read_text()) == ("", told)
+    assert ((one / "seen-0").read_text(), (one / "platforms-0").read_text()) == (
+        "0",
+        given or "any",
+    )
+
+
+def test_steps_that_say_nothing_of_gpus_train_one_at_a_time(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    monkeypatch.delenv("JAX_PLATFORMS")
+    steps = [step("a", "until asked"), step("b", "until asked")]
+    aside = step("aside", resources=Resources(gpus=0))
+    plan = plan_steps([*steps, aside], prefix=str(tmp_path))
+    trains, third = [Path(item.path) for item in plan[:2]], Path(plan[2].path)
+    told: list[str] = []
+
+    def ask() -> None:
+        wait_for(third / "starts")  # it needs no GPU, and so does not wait
+        deadline = time.monotonic() + 60
+        while "Waiting for 2 GPUs: " not in "".join(told) or not begun(trains, "ready"):
+            told.append(capsys.readouterr().out)
+            assert time.monotonic() < deadline
+            time.sleep(0.005)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    with process_runner(plan) as runner, pytest.raises(RunInterrupted):
+        run_plan(plan, runner, max_concurrent=3, ask_to_stop=runner.ask_to_stop)
+    asking.join()
+    assert begun(trains, "starts") == begun(trains, "saved")
+    assert len(begun(trains, "starts")) == 1
+
+
+def begun(folders: list[Path], trace: str) -> list[Path]:
+    """The folders in which a step has left such a trace."""
+    return [folder for folder in folders if (folder / trace).exists()]
+
+
+def test_where_jax_is_told_to_use_the_cpu_nobody_waits_for_a_gpu(monkeypatch):
+    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+    assert [gpus_each(Resources(gpus=given), 4) for given in (None, 0, 2)] == [0, 0, 2]
+    monkeypatch.setenv("JAX_PLATFORMS", "cuda,cpu")
+    assert [gpus_each(Resources(gpus=given), 4) for given in (None, 0, 2)] == [4, 0, 2]
+
+
+def test_gpus_are_waited_for_until_there_are_enough_and_come_back():
+    pool, waits, got = GpuPool(["3", "5"]), threading.Event(), []
+
+    def take_all() -> None:
+        with pool.lent(2, waits.set) as names:
+            got.append(names)
+
+    with pool.lent(1) as [name], pool.lent(0) as none:
+        assert (name, none) == ("3", [])
+        taking = threading.Thread(target=take_all)
+        taking.start()
+        assert waits.wait(60)
+        assert got == []
+    taking.join()
+    assert got == [["3", "5"]]
+
+
+def test_a_step_whose_lease_was_taken_ends_at_once_and_unsaved_with_all_it_started(tmp_path):
+    gang = Resources(processes=2, restarts=3)
+    plan = plan_steps([step("own", "never ends", resources=gang)], prefix=str(tmp_path))
+    folder = Path(plan[0].path)
+    lock = folder / ".executor_lock"
+
+    def steal() -> None:
+        wait_for(folder / "ready")
+        there = ProcessIdentity(host="elsewhere", pid_space="", pid=7, start_id="")
+        theirs = replace(LeaseHolder.from_bytes(lock.read_bytes()), token="theirs", process=there)
+        storage.write_bytes_atomic(str(lock), theirs.to_bytes())
+
+    stealing = threading.Thread(target=steal)
+    stealing.start()
+    with process_runner(plan) as runner:
+        [failure] = run_plan(plan, runner, abandon=runner.abandon, heartbeat_s=0.05)
+    stealing.join()
+    assert type(failure.error) is StorageError
+    assert "lost its lease while it ran" in str(failure.error)
+    assert "is now held by process 7 on elsewhere" in str(failure.error)
+    assert not (folder / "saved").exists()
+    # One of the two may have been ended before it began; none was begun again.
+    assert sorted((folder / "starts").read_text().split()) in (["0"], ["1"], ["0", "1"])
+    for process in (folder / "ready").read_text().split():
+        assert not is_running(int(process))
+
+
+def test_a_step_that_was_abandoned_before_it_began_does_not_begin(tmp_path):
+    plan = plan_steps([step("own")], prefix=str(tmp_path))
+    with process_runner(plan) as runner:
+        runner.abandon(plan[0])
+        [failure] = run_plan(plan, runner)
+    assert "own-" in str(failure.error)
+    assert "was abandoned, and its processes ended" in str(failure.error)
+    assert not (Path(plan[0].path) / "starts").exists()
+
+
+def is_running(process: int) -> bool:
+    """Whether there is such a process; one that has ended and is remembered is none."""
+    try:
+        state = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state != "Z"
 
 
 @pytest.mark.parametrize(
@@ -177,6 +320,11 @@ def test_each_process_of_a_gang_gets_gpus_of_its_own(tmp_path, monkeypatch):
     [
         (Resources(gpus=3), "asks for 3 GPUs, and this machine shows 2"),
         (Resources(processes=2, gpus=2), "asks for 2 GPUs in each of 2 processes"),
+        (
+            Resources(processes=2),
+            "is of 2 processes and says nothing of GPUs, and this machine shows",
+        ),
+        (Resources(processes=3), ".*lower resources.processes, or resources.gpus=0"),
         (Resources(memory_gb=1e6), r"asks for 1e\+06 GB in each of 1 processes"),
         (Resources(custom={"TPU": 4}), "asks for TPU"),
     ],
@@ -185,17 +333,19 @@ def test_more_than_this_machine_has_is_refused_before_anything_runs(
     resources, told, tmp_path, monkeypatch
 ):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    monkeypatch.delenv("JAX_PLATFORMS")
     steps = [step("good"), step("bad", resources=resources)]
     plan = plan_steps(steps, prefix=str(tmp_path / "out"))
-    with pytest.raises(LaunchError, match=rf"step 'bad' {told}.*Allowed: .*Fix: "):
-        process_runner(plan, max_concurrent=1)
+    with pytest.raises(LaunchError, match=rf"step 'bad' {told}") as caught:
+        process_runner(plan)
+    assert re.search("Allowed: .*Fix: ", str(caught.value))
     assert not (tmp_path / "out").exists()
 
 
 def test_a_folder_that_only_this_process_sees_is_refused():
     plan = plan_steps([step("own")], prefix="memory://out")
     with pytest.raises(LaunchError, match=r"memory://out.*a folder that other processes see"):
-        process_runner(plan, max_concurrent=1)
+        process_runner(plan)
 
 
 def test_a_folder_that_no_process_can_print_into_gets_the_log_in_the_end():

@@ -2,23 +2,26 @@
 
 import json
 import os
+import secrets
 import signal
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from tests import tiny
-from tests.launch.ray_head import RayHead, started_head
+from tests.launch.ray_head import RayHead, began_at, started_head
 from tests.launch.sent_steps import wait_for
 
 pytestmark = pytest.mark.ray
 
 ROOT = Path(__file__).parents[2]
 SENT = ROOT / "tests/launch/sent_launch.py"
+ABANDONING = ROOT / "tests/launch/ray_abandoning.py"
 TRAINED = ROOT / "tests/launch/gang_launch.py"
 BASE = ROOT / "experiments/grug/base/launch.py"
 STEPS = 30
@@ -118,18 +121,46 @@ def test_steps_and_gangs_run_on_the_cluster_and_failures_keep_to_themselves(star
 
 
 def test_a_driver_asked_to_stop_hands_that_on_and_ends_as_the_step_did(start, tmp_path):
-    process = start(SENT, "--prefix", tmp_path, "--on", "ray", "-o", 'wishes=["until asked"]')
-    deadline = time.monotonic() + 60
-    while not list(tmp_path.glob("until-asked-*")):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-    (folder,) = tmp_path.glob("until-asked-*")
+    wishes = 'wishes=["leaves", "until asked"]'
+    process = start(SENT, "--prefix", tmp_path, "--on", "ray", "-o", wishes)
+    folder = folder_of(tmp_path, "until-asked")
     wait_for(folder / "ready")
+    # A lone process that ends itself without a word would do so again: it had one try.
+    left = folder_of(tmp_path, "leaves")
+    wait_until(lambda: state(left) == "FAILED")
+    assert (left / "starts").read_text().split() == ["0"]
     process.send_signal(signal.SIGTERM)
     printed = ended(process, 75)
     assert (folder / "saved").exists()
     assert "the state is saved at step-5" in printed
     assert state(folder) == "INTERRUPTED"
+
+
+def test_a_step_that_is_abandoned_ends_at_once_with_all_that_it_started(start, tmp_path):
+    printed = ended(start(ABANDONING, tmp_path))
+    assert "LaunchError: one-" in printed
+    assert "was abandoned" in printed
+    assert "later: LaunchError" in printed
+    assert "starting all of them again" not in printed
+    folder = folder_of(tmp_path, "one")
+    assert (folder / "starts").read_text().split() == ["0"]
+    assert not (folder / "saved").exists()
+    worked, helped = map(int, (folder / "ready").read_text().split())
+    wait_until(lambda: not began_at(worked) and not began_at(helped))
+
+
+def folder_of(prefix: Path, name: str) -> Path:
+    """The output folder of the step of that name, once it is there."""
+    wait_until(lambda: bool(list(prefix.glob(f"{name}-*"))))
+    (found,) = prefix.glob(f"{name}-*")
+    return found
+
+
+def wait_until(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 def test_a_resource_that_no_node_has_is_refused_and_nothing_is_begun(start, tmp_path):
@@ -142,33 +173,71 @@ def test_a_resource_that_no_node_has_is_refused_and_nothing_is_begun(start, tmp_
 
 PROBE = """
 import os, sys
+from pathlib import Path
 import mine
-has_key = os.environ["HF_TOKEN"] == "a-key"
-print("probed", mine.WHAT, os.environ["MODE"], has_key, sorted(os.listdir()))
+from ray._raylet import GcsClient
+
+def content(path):
+    try:
+        return path.read_bytes()
+    except OSError:
+        return b""
+
+# Kept by hex, so that this file and what it prints hold no key.
+keys = [bytes.fromhex(sys.argv[1]), bytes.fromhex(sys.argv[2])]
+has_keys = [os.environ[name].encode() for name in ("HF_TOKEN", "MY_PASSWORD")] == keys
+store = GcsClient(address=os.environ["RAY_ADDRESS"])
+kept = [store.internal_kv_get(key, None) or b"" for key in store.internal_kv_keys(b"", None)]
+shown = [content(path) for path in Path("/proc").glob("[0-9]*/cmdline")]
+is_seen = [any(key in text for key in keys for text in texts) for texts in (kept, shown)]
+print("probed", mine.WHAT, os.environ["MODE"], has_keys, len(kept) > 1, len(shown) > 5, is_seen)
+print("here:", sorted(os.listdir()))
 sys.exit(7)
 """
 
 
-def test_a_job_has_this_folder_and_its_variables_and_its_exit_code_comes_back(head, tmp_path):
+def test_a_job_has_this_folder_its_variables_and_keys_and_its_exit_code_comes_back(head, tmp_path):
     (tmp_path / "src/mine").mkdir(parents=True)
     (tmp_path / "src/mine/__init__.py").write_text("WHAT = 'sent along'")
     (tmp_path / "probe.py").write_text(PROBE)
     (tmp_path / "outputs").mkdir()
     (tmp_path / "outputs/result").touch()
+    keys = [secrets.token_urlsafe(), secrets.token_urlsafe()]
     run = [sys.executable, "-m", "chomp.launch.ray_run", "--cluster", head.dashboard]
+    given = ["--env_vars", "MODE", "fast", "--env_vars", "MY_PASSWORD"]
     done = subprocess.run(
-        [*run, "--env_vars", "MODE", "fast", "--", "python", "probe.py"],
-        env={**head.environment, "HF_TOKEN": "a-key"},
+        [*run, *given, "--", "python", "probe.py", *(key.encode().hex() for key in keys)],
+        env={**head.environment, "HF_TOKEN": keys[0], "MY_PASSWORD": keys[1]},
         cwd=tmp_path,
         capture_output=True,
         text=True,
         timeout=120,
     )
     assert done.returncode == 7, done.stderr
-    assert "probed sent along fast True ['probe.py', 'src']" in done.stdout
+    # Nothing of the keys is in the store or in what `ps` shows while the job runs.
+    assert "probed sent along fast True True True [False, False]" in done.stdout
+    assert "here: ['probe.py', 'src']" in done.stdout
     assert "2 files of" in done.stderr
-    assert "variables: HF_TOKEN, MODE" in done.stderr
-    assert "a-key" not in done.stdout + done.stderr
+    assert "variables: MODE, RAY_JOB_STOP_WAIT_TIME_S" in done.stderr
+    assert "HF_TOKEN, MY_PASSWORD" in done.stderr
+    # Nor afterwards in what the dashboard tells of all jobs, or in a file of Ray.
+    said = [done.stdout, done.stderr, jobs_of(head)]
+    assert "probe.py" in said[-1]
+    logs = [path for path in head.folder.glob("session_2*/**/*") if path.is_file()]
+    assert len(logs) > 5
+    for text in (*map(str.encode, said), *(path.read_bytes() for path in logs)):
+        assert not any(key.encode() in text for key in keys)
+
+
+def jobs_of(head: RayHead) -> str:
+    """All that the job API tells of all jobs."""
+    asked = urllib.request.Request(
+        f"{head.dashboard}/api/jobs/",
+        headers={"Authorization": f"Bearer {head.environment['RAY_AUTH_TOKEN']}"},
+    )
+    with urllib.request.urlopen(asked, timeout=30) as answer:
+        told: bytes = answer.read()
+    return told.decode()
 
 
 def run_folder(prefix: Path, run_id: str) -> Path:

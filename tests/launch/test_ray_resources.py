@@ -9,7 +9,13 @@ from hypothesis import strategies as st
 from chomp.errors import LaunchError
 from chomp.executor import PlannedStep, Resources, plan_steps
 from chomp.launch.outcome import Outcome
-from chomp.launch.ray_resources import GROWS, demand_of, processes_that_fit, require_room
+from chomp.launch.ray_resources import (
+    GROWS,
+    demand_of,
+    processes_that_fit,
+    require_room,
+    tell_idle_gpus,
+)
 from chomp.launch.ray_runner import forwarded_environment, ray_runner
 from chomp.launch.ray_seat import Seat, SentProcess
 from chomp.launch.step_logs import log_path
@@ -94,17 +100,22 @@ def test_only_variables_that_say_how_a_step_runs_go_along(monkeypatch):
     monkeypatch.setenv("WANDB_API_KEY", "a key")
     monkeypatch.setenv("JAX_PROCESS_ID", "3")  # of this process, not of the step's
     monkeypatch.setenv("LD_LIBRARY_PATH", "/of/this/machine")
+    # Given to a job of `ray_run`, which names what it was given.
+    monkeypatch.setenv("MY_PASSWORD", "a word")
+    monkeypatch.setenv("CHOMP_JOB_KEY_NAMES", "HF_TOKEN MY_PASSWORD")
     found = forwarded_environment()
     assert found["JAX_PLATFORMS"] == "cpu"
+    assert found["MY_PASSWORD"] == "a word"
     assert found["WANDB_API_KEY"] == "a key"
     assert found.keys().isdisjoint({"JAX_PROCESS_ID", "LD_LIBRARY_PATH", "PATH", "HOME"})
 
 
-def sent(item: PlannedStep, **changes: str) -> SentProcess:
+def sent(item: PlannedStep, gpus: int = 0, **changes: str) -> SentProcess:
     folders = {"folder": item.path, "working_folder": str(Path.cwd()), **changes}
     return SentProcess(
         payload=payload_of(item),
         environment={"JAX_PROCESS_ID": "7"},
+        gpus=gpus,
         log=log_path(item.path),
         log_header="whose",
         **folders,
@@ -132,12 +143,39 @@ def test_a_seat_runs_the_process_with_its_variables_and_keeps_what_it_printed(tm
     assert printed.startswith("printed by ")
 
 
+@pytest.mark.parametrize(("gpus", "seen"), [(0, ["", "cpu"]), (2, ["4,5", "any"])])
+def test_a_process_that_asked_for_no_gpu_sees_none_of_its_node(tmp_path, monkeypatch, gpus, seen):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5")  # as Ray has set it for the seat
+    monkeypatch.delenv("JAX_PLATFORMS")
+    item = begun(planned(tmp_path, Resources()))
+    assert Seat().run(sent(item, gpus)) == (0, Outcome())
+    assert [Path(item.path, name).read_text() for name in ("seen-7", "platforms-7")] == seen
+
+
+def test_a_step_that_says_nothing_of_gpus_is_told_that_it_gets_none(tmp_path, caplog):
+    quiet = [Resources(gpus=0), Resources(gpus=1), Resources(custom={"TPU": 4.0})]
+    tell_idle_gpus([planned(tmp_path, wanted) for wanted in quiet], NODES)
+    tell_idle_gpus([planned(tmp_path, Resources())], NODES[:1])
+    assert caplog.text == ""
+    tell_idle_gpus([planned(tmp_path, Resources())], NODES)
+    assert "one-" in caplog.text
+    assert "set resources.gpus" in caplog.text
+
+
 def test_a_process_that_was_asked_to_stop_before_it_began_is_asked_then(tmp_path):
     item = begun(planned(tmp_path, Resources(), "until asked"))
     seat = Seat()
     seat.terminate()
     code, _ = seat.run(sent(item))
     assert code != 0
+
+
+def test_a_process_that_was_killed_before_it_began_saves_nothing(tmp_path):
+    item = begun(planned(tmp_path, Resources(), "until asked"))
+    seat = Seat()
+    seat.kill()
+    assert seat.run(sent(item)) == (-9, None)
+    assert not Path(item.path, "saved").exists()
 
 
 @pytest.mark.parametrize("which", ["folder", "working_folder"])

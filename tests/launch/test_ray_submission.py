@@ -1,20 +1,26 @@
 """What `ray_run` makes of its words and of this folder, and what it refuses; without a cluster."""
 
+import json
+import os
 import subprocess
 import sys
 import zipfile
+from collections.abc import AsyncIterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from chomp.errors import ConfigError, LaunchError
+from chomp.launch import ray_job
 from chomp.launch import shipped_folder as shipping
-from chomp.launch.job_command import submission_id_of, with_extras
+from chomp.launch.job_command import entrypoint_of, submission_id_of, with_extras
 from chomp.launch.job_environment import git_commit, job_environment, split_environment_words
+from chomp.launch.job_keys import is_key, start_package
 from chomp.launch.ray_dashboard import job_address
-from chomp.launch.ray_job import RayJob, submitted
+from chomp.launch.ray_job import FollowedJob, NobodyReads, RayJob, submitted
 from chomp.launch.ray_run import main
 from chomp.launch.shipped_folder import shipped_folder
 
@@ -240,6 +246,202 @@ def test_help_shows_the_options_and_needs_no_ray(tmp_path):
         assert option in done.stdout
 
 
+@pytest.mark.parametrize(
+    ("command", "extras", "words"),
+    [
+        (["python", "x.py"], [], "python -m chomp_job_start python x.py"),
+        (["/env/bin/python3", "x.py"], [], "/env/bin/python3 -m chomp_job_start /env/bin/python3"),
+        (["bash", "x.sh"], [], "python -m chomp_job_start bash x.sh"),
+        (
+            ["uv", "run", "x.py"],
+            ["hf"],
+            "python -m chomp_job_start uv run --extra hf --extra ray x",
+        ),
+        # In the environment that uv makes, since the node's own python may have no Ray.
+        (
+            ["python", "x.py"],
+            ["hf"],
+            "uv run --extra hf --extra ray -- python -m chomp_job_start python x.py",
+        ),
+    ],
+)
+def test_keys_are_fetched_by_a_python_that_has_ray(tmp_path, command, extras, words):
+    project = tmp_path / "pyproject.toml"
+    project.write_text(PROJECT)
+    made = entrypoint_of(command, extras, project, has_keys=True)
+    assert " ".join(made).startswith(words)
+    without = entrypoint_of(command, extras, project, has_keys=False)
+    assert without == with_extras(command, extras, project)
+
+
+def test_what_is_named_as_keys_are_is_one():
+    keys = ["WANDB_API_KEY", "HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "MY_PASSWORD", "my_secret"]
+    others = ["CHOMP_PREFIX", "TOKENIZERS_PARALLELISM", "MAX_TOKENS", "MODE", "GIT_COMMIT"]
+    assert [name for name in (*keys, *others) if is_key(name)] == keys
+
+
+def job(**changes: object) -> RayJob:
+    """A job as `ray_run` submits it."""
+    usual = {"submission_id": "mine", "entrypoint": "x", "archive": "x.zip", "packages": ["/mine"]}
+    return RayJob(**{**usual, "environment": {"MODE": "fast"}, "keys": {}, **changes})
+
+
+class ClientOfJobs:
+    """A job server that takes everything and keeps what it was told, with a job in one state."""
+
+    def __init__(self, status: str = "RUNNING", *, says: str = "") -> None:
+        self.stored: dict[str, bytes] = {}
+        self.asked: dict[str, object] = {}
+        is_over = status in ("STOPPED", "FAILED", "SUCCEEDED")
+        self._status = SimpleNamespace(value=status, is_terminal=lambda: is_over)
+        self._says = says
+
+    def _do_request(self, method: str, place: str, data: bytes) -> SimpleNamespace:
+        assert method == "PUT"
+        self.stored[place] = data
+        return SimpleNamespace(status_code=200)
+
+    def _package_exists(self, place: str) -> bool:
+        return place.replace("://", "/") in str(self.stored)
+
+    def submit_job(self, **asked: object) -> str:
+        self.asked = asked
+        return "mine"
+
+    def stop_job(self, submission_id: str) -> None:
+        self.asked["stopped"] = submission_id
+
+    def get_job_status(self, submission_id: str) -> SimpleNamespace:
+        return self._status
+
+    def get_job_info(self, submission_id: str) -> SimpleNamespace:
+        return SimpleNamespace(status=self._status, message="", driver_exit_code=3)
+
+    async def tail_job_logs(self, submission_id: str) -> AsyncIterator[str]:
+        yield self._says
+
+
+def test_keys_travel_apart_from_what_the_cluster_shows_of_a_job():
+    client = ClientOfJobs()
+    submitted(client, job(keys={"HF_TOKEN": "a-long-key"}))
+    assert "a-long-key" not in str(client.asked)
+    [(place, content)] = client.stored.items()
+    assert json.loads(content.lstrip(b"\0")) == {"HF_TOKEN": "a-long-key"}
+    # The first 15 bytes are what Ray tells of an upload that fails.
+    assert content[:15] == bytes(15)
+    shown = client.asked["runtime_env"]
+    assert place.endswith(shown["env_vars"].pop("CHOMP_JOB_KEYS").removeprefix("gcs://"))
+    assert shown["env_vars"] == {"MODE": "fast"}
+    assert [Path(each).name for each in shown["py_modules"]] == ["mine", "chomp_job_start"]
+
+
+def test_a_job_without_keys_is_sent_nothing_more():
+    client = ClientOfJobs()
+    submitted(client, job())
+    assert client.stored == {}
+    assert client.asked["runtime_env"]["env_vars"] == {"MODE": "fast"}
+    assert client.asked["runtime_env"]["py_modules"] == ["/mine"]
+
+
+@pytest.mark.parametrize("status", ["PENDING", "STOPPED"])
+def test_a_job_that_is_stopped_before_it_began_leaves_no_keys_and_is_not_waited_for(status, capsys):
+    client = ClientOfJobs(status)
+    submitted(client, job(keys={"HF_TOKEN": "a-long-key"})).stop()
+    assert client.asked["stopped"] == "mine"
+    assert list(client.stored.values()) == [b""]
+    assert ("not begun" in capsys.readouterr().err) == (status == "PENDING")
+
+
+def test_a_job_that_fails_is_told_by_its_exit_code_and_what_it_said(capsys):
+    assert FollowedJob(ClientOfJobs("FAILED", says="no documents\n"), "mine").exit_code() == 3
+    assert capsys.readouterr().out == "no documents\n"
+
+
+class BreakingClient(ClientOfJobs):
+    """A job that has failed, whose log comes in parts: the connection breaks after each."""
+
+    def __init__(self, *parts: str) -> None:
+        super().__init__("FAILED")
+        self._parts = list(parts)
+
+    async def tail_job_logs(self, submission_id: str) -> AsyncIterator[str]:
+        if self._parts:
+            yield self._parts.pop(0)
+        if self._parts or not self._says:
+            raise ConnectionError("it broke")
+
+
+def test_a_connection_that_breaks_is_made_again_and_nothing_is_shown_twice(capsys, monkeypatch):
+    monkeypatch.setattr(ray_job, "_PAUSE_S", 0.0)
+    # Each connection that worked is a reason to try another, however long ago the last one was.
+    monkeypatch.setattr(ray_job, "_PATIENCE_S", 0.0)
+    client = BreakingClient("one ", "one two ", "one two three\n")
+    client._says = "and then it ends as it should"
+    assert FollowedJob(client, "mine").exit_code() == 3
+    assert capsys.readouterr().out == "one two three\n"
+
+
+def test_a_cluster_that_no_longer_answers_is_given_up_and_the_job_named(monkeypatch):
+    monkeypatch.setattr(ray_job, "_PAUSE_S", 0.001)
+    monkeypatch.setattr(ray_job, "_PATIENCE_S", 0.0)
+    with pytest.raises(LaunchError, match=r"it broke.*mine may go on"):
+        FollowedJob(BreakingClient("one "), "mine").exit_code()
+
+
+def test_nobody_is_waited_for_who_no_longer_reads_what_a_job_says(monkeypatch):
+    read, write = os.pipe()
+    os.close(read)
+    # Unbuffered, so that nothing is left in it to fail a second time.
+    with os.fdopen(write, "wb", buffering=0) as raw:
+        said = SimpleNamespace(write=lambda text: raw.write(text.encode()), flush=raw.flush)
+        monkeypatch.setattr(sys, "stdout", said)
+        with pytest.raises(NobodyReads):
+            FollowedJob(ClientOfJobs(says="line\n"), "mine").exit_code()
+
+
+STORE = """
+class GcsClient:
+    def __init__(self, address):
+        self.path = address
+
+    def internal_kv_get(self, key, namespace):
+        try:
+            return open(self.path, "rb").read()
+        except FileNotFoundError:
+            return None
+
+    def internal_kv_del(self, key, del_by_prefix, namespace):
+        open(self.path, "wb").close()
+"""
+
+
+def started(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
+    """A command that fetches its keys from a file in the place of Ray's store."""
+    python = [sys.executable, "-S", "-m", "chomp_job_start"]
+    env = {"PYTHONPATH": str(folder), "RAY_ADDRESS": str(folder / "store"), "PATH": "/usr/bin:/bin"}
+    env["CHOMP_JOB_KEYS"] = "gcs://x.zip"
+    return subprocess.run([*python, *command], env=env, capture_output=True, text=True)
+
+
+def test_a_command_finds_its_keys_once_and_a_second_one_is_told_so(tmp_path):
+    start_package(tmp_path)
+    command = ["sh", "-c", "echo $HF_TOKEN $CHOMP_JOB_KEY_NAMES $CHOMP_JOB_KEYS; exit 3"]
+    without = started(tmp_path, *command)
+    assert without.returncode == 1
+    assert "has no Ray" in without.stderr
+    (tmp_path / "ray").mkdir()
+    (tmp_path / "ray/__init__.py").touch()
+    (tmp_path / "ray/_raylet.py").write_text(STORE)
+    (tmp_path / "store").write_bytes(bytes(16) + b'{"HF_TOKEN": "a-key"}')
+    done = started(tmp_path, *command)
+    assert (done.returncode, done.stdout) == (3, "a-key HF_TOKEN\n"), done.stderr
+    again = started(tmp_path, *command)
+    assert again.returncode == 1
+    assert "no longer there" in again.stderr
+    (tmp_path / "store").write_bytes(b"{}")
+    assert started(tmp_path, "no-such-command").returncode == 127
+
+
 class RefusingClient:
     """A job server that answers as Ray's does: with its whole traceback, variables and all."""
 
@@ -250,13 +452,7 @@ class RefusingClient:
 
 
 def test_a_refused_job_is_told_by_its_reason_and_without_keys():
-    job = RayJob(
-        submission_id="mine",
-        entrypoint="x",
-        archive="x.zip",
-        packages=[],
-        environment={"WANDB_API_KEY": "a-long-key"},
-    )
+    refused = job(environment={"MY_URL": "https://me:pass@there"})
     with pytest.raises(LaunchError, match=r"mine.*ValueError") as raised:
-        submitted(RefusingClient(), job)
-    assert "a-long-key" not in str(raised.value)
+        submitted(RefusingClient(), refused)
+    assert "pass" not in str(raised.value)

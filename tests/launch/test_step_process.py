@@ -48,7 +48,7 @@ def steps(settings):
 
 if __name__ == "__main__":
     plan = plan_steps(steps(None), prefix=sys.argv[1])
-    with process_runner(plan, max_concurrent=1) as runner:
+    with process_runner(plan) as runner:
         failures = run_plan(plan, runner)
     sys.exit("; ".join(str(failure.error) for failure in failures) or 0)
 """
@@ -81,7 +81,7 @@ def test_what_a_command_loaded_by_its_path_is_found_again(launch_file, tmp_path)
     module = loaded_module(str(launch_file))
     try:
         plan = plan_steps(module.steps(None), prefix=str(tmp_path / "out"))
-        with process_runner(plan, max_concurrent=1) as runner:
+        with process_runner(plan) as runner:
             assert run_plan(plan, runner) == []
     finally:
         del sys.modules[module.__name__], sys.modules["words"]
@@ -114,7 +114,7 @@ def test_nothing_begins_if_one_step_of_a_plan_cannot_be_sent(tmp_path):
     steps = [sent_steps.step("good"), ExecutorStep("bad", lambda config: None, {})]
     plan = plan_steps(steps, prefix=str(tmp_path / "out"))
     with pytest.raises(LaunchError, match="step 'bad' cannot be sent"):
-        process_runner(plan, max_concurrent=1)
+        process_runner(plan)
     assert not (tmp_path / "out").exists()
 
 

@@ -2,13 +2,17 @@
 
 import io
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 from rich.console import Console
 
 from chomp.config import Config
+from chomp.config.yaml_text import parsed_yaml, yaml_of
 from chomp.errors import ConfigError
 from chomp.executor import (
     ExecutorStep,
@@ -27,11 +31,13 @@ from chomp.tracking import JsonlTracker
 class Knobs(Config):
     lr: float = 1e-3
     sizes: tuple[int, ...] = (8,)
+    name: str | None = None
+    notes: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Launch(Config):
-    knobs: Knobs = Knobs()
+    knobs: Knobs = field(default_factory=Knobs)
     seed: int = 0
 
 
@@ -64,6 +70,31 @@ def test_points_of_a_file_are_the_overrides_of_its_mappings(tmp_path):
     assert [run.config["all"].value.knobs.lr for run in sweep.runs] == [3e-3, 1e-3]
 
 
+PLAIN = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+)
+
+
+@given(name=st.none() | st.text(), notes=st.dictionaries(st.text(), PLAIN, min_size=1))
+@example(name="null", notes={"a": "5", "b": "1e3", "c": {"d": ["no", None, True]}})
+@example(name="'quoted'", notes={"a": "\x85 \u2028"})
+@settings(max_examples=15, deadline=None)
+def test_a_value_of_a_file_reaches_the_config_as_it_is(tmp_path_factory, name, notes):
+    # Read back first: the question is what a sweep does to a value, not what YAML does.
+    text = yaml_of([{"knobs.name": name, "knobs.notes": notes}])
+    [wanted] = parsed_yaml(text, source="text")
+    file = tmp_path_factory.mktemp("sweep") / "points.yaml"
+    file.write_text(text)
+    [run] = sweep_of(steps, Launch(), points_in_file(str(file))).runs
+    knobs = run.config["all"].value.knobs
+    assert (knobs.name, knobs.notes) == (wanted["knobs.name"], wanted["knobs.notes"])
+
+
 def test_runs_have_folders_of_their_own_and_share_what_is_equal(tmp_path):
     sweep = sweep_of(steps, Launch(), grid_of(["knobs.lr=1e-3,3e-3", "seed=0,1,2"]))
     planned = plan_steps(sweep.steps, prefix=str(tmp_path))
@@ -86,7 +117,8 @@ def test_axes_that_cannot_be_are_refused_before_anything_is_planned(axes, told):
         sweep_of(steps, Launch(), grid_of(axes))
 
 
-def test_the_table_has_the_best_run_first_and_those_without_a_value_last(tmp_path):
+@pytest.mark.parametrize(("best", "in_order"), [("lowest", ["1", "0"]), ("highest", ["0", "1"])])
+def test_the_table_has_the_best_run_first_and_those_without_a_value_last(best, in_order, tmp_path):
     sweep = sweep_of(steps, Launch(), grid_of(["seed=0,1,2,3"]))
     *_, first, second, third, fourth = plan_steps(sweep.steps, prefix=str(tmp_path))
     for planned, losses in ((first, [2.0, 3.0]), (second, [9.0, 1.5]), (third, [math.nan])):
@@ -96,16 +128,16 @@ def test_the_table_has_the_best_run_first_and_those_without_a_value_last(tmp_pat
         tracker.finish()
     console = Console(file=io.StringIO(), width=200)
     runs = dict(zip(sweep.points, (first, second, third, fourth), strict=True))
-    tell_sweep(runs, "eval/loss", console)
-    lines = [line.split("│") for line in console.file.getvalue().splitlines() if "│" in line]
-    told = [[cell.strip() for cell in line[1:4]] for line in lines]
-    assert told == [
-        ["1", "1", "1.5000"],
-        ["2", "0", "3.0000"],
-        ["-", "2", "not run"],
-        ["-", "3", "not run"],
-    ]
-    assert second.path in console.file.getvalue()
+    tell_sweep(runs, "eval/loss", best=best, console=console)
+    said = console.file.getvalue()
+    lines = [line.split("│") for line in said.splitlines() if "│" in line]
+    seeds, values = zip(*(map(str.strip, line[2:4]) for line in lines), strict=True)
+    assert seeds == (*in_order, "2", "3")
+    assert sorted(values[:2]) == ["1.5000", "3.0000"]
+    assert values[2:] == ("not run", "not run")
+    assert [line[1].strip() for line in lines] == ["1", "2", "-", "-"]
+    assert f"sweep, by eval/loss, {best} first" in said
+    assert second.path in said
 
 
 def make_folder_of(planned: PlannedStep) -> Path:

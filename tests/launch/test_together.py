@@ -48,6 +48,13 @@ def train(config):
         raise ConfigError("a config of all")
 
 
+def dry_run(config, is_data_ready):
+    from chomp.mesh import gathered, prepare_devices
+
+    prepare_devices()
+    print("tried out by", gathered("dry run", os.environ["JAX_PROCESS_ID"]))
+
+
 def note(config, what):
     with open(log, "a") as file:
         file.write(f"{config['trouble']}: {what}\\n")
@@ -78,12 +85,15 @@ codes = []
 for launch in json.loads(launches):
     sys.argv = ["launch.py", "--prefix", prefix, *launch]
     try:
-        executor_main(steps, Launch(), report=lambda path: print("report:", path))
+        report = lambda path: print("report:", path)
+        executor_main(steps, Launch(), report=report, dry_run=dry_run)
     except SystemExit as end:
         codes.append(end.code)
 print(json.dumps(codes), flush=True)
 """
 LAUNCHES = {
+    "plan": ["-o", "trouble=plan", "--plan"],
+    "dry run": ["-o", "trouble=plan", "--dry-run"],
     "done": [],
     "done again": [],
     "all of them": ["-o", "processes=2"],
@@ -139,6 +149,16 @@ def test_process_0_makes_the_data_and_both_train(launched: Launched):
     assert launched.outputs[0].count("Already done: train is at") == 2
     # One of them speaks.
     assert [line for line in launched.outputs[1].splitlines() if "train" in line] == []
+
+
+def test_a_plan_and_a_dry_run_are_told_by_one_and_end_alike(launched: Launched):
+    assert launched.codes["plan"] == launched.codes["dry run"] == [0, 0]
+    assert launched.outputs[0].count("run   train ") == 2
+    assert launched.outputs[0].count("tried out by ['0', '1']") == 1
+    assert launched.outputs[0].count("nothing was run.") == 2
+    # It has nothing to say but what this test has it print in the end.
+    assert [line[0] for line in launched.outputs[1].splitlines()] == ["["]
+    assert not any(line.startswith("plan: ") for line in launched.log)
 
 
 def test_what_is_there_is_done_for_both_whatever_its_resources_say(launched: Launched):
@@ -207,6 +227,10 @@ def test_half_an_invitation_ends_a_launch_before_it_waits_for_anybody(tmp_path: 
     assert not (tmp_path / "out").exists()
 
 
+# What srun tells all of its two processes.
+SRUN = {"SLURM_NTASKS": "2", "SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_NODELIST": "gpu[07-08]"}
+
+
 @pytest.mark.parametrize(
     ("variables", "is_one"),
     [
@@ -214,12 +238,17 @@ def test_half_an_invitation_ends_a_launch_before_it_waits_for_anybody(tmp_path: 
         ({"JAX_NUM_PROCESSES": "1", "JAX_PROCESS_ID": "0"}, True),
         ({"JAX_NUM_PROCESSES": "2", "JAX_PROCESS_ID": "0"}, True),
         ({"JAX_NUM_PROCESSES": "2", "JAX_PROCESS_ID": "1"}, False),
-        ({"SLURM_NTASKS": "2", "SLURM_PROCID": "1"}, False),
-        ({"SLURM_NTASKS": "2"}, True),  # a batch script, which nobody started with srun
+        ({**SRUN, "SLURM_PROCID": "1"}, False),
+        ({**SRUN, "SLURM_PROCID": "0"}, True),
+        # Inside of a process of srun, a launch of its own.
+        ({**SRUN, "SLURM_PROCID": "1", "JAX_NUM_PROCESSES": "1", "JAX_PROCESS_ID": "0"}, True),
+        # A shell in a job of several, and a process of a batch script: srun started none of them.
+        ({**SRUN, "SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "1"}, True),
+        ({"SLURM_NTASKS": "2", "SLURM_PROCID": "1"}, True),
     ],
 )
 def test_one_process_tells_of_a_launch(variables, is_one, monkeypatch):
-    for name in ("JAX_NUM_PROCESSES", "JAX_PROCESS_ID", "SLURM_NTASKS", "SLURM_PROCID"):
+    for name in ("JAX_NUM_PROCESSES", "JAX_PROCESS_ID", *SRUN, "SLURM_PROCID"):
         monkeypatch.delenv(name, raising=False)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)

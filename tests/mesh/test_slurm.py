@@ -15,6 +15,7 @@ from tests.process_gang import Gang
 STEP = {
     "SLURM_JOB_ID": "77",
     "SLURM_STEP_NODELIST": "gpu[07-08]",
+    "SLURM_STEP_NUM_TASKS": "2",
     "SLURM_NTASKS": "2",
     "SLURM_PROCID": "1",
     "SLURM_LOCALID": "0",
@@ -36,6 +37,7 @@ def test_a_process_of_srun_joins_by_what_jax_finds_out_itself(asked_for, caplog)
     assert join_processes({**STEP, "CHOMP_HEARTBEAT_S": "30"})
     assert asked_for == [
         {
+            "num_processes": 2,
             "cluster_detection_method": "slurm",
             "local_device_ids": [0, 1, 2, 3],
             "heartbeat_timeout_seconds": 30,
@@ -70,16 +72,27 @@ def test_the_variables_of_jax_come_first(asked_for):
 
 @pytest.mark.parametrize("count", ["1", "", "many"])
 def test_the_only_process_of_a_job_is_alone(asked_for, caplog, count):
-    assert not join_processes({**STEP, "SLURM_NTASKS": count})
+    assert not join_processes({**STEP, "SLURM_NTASKS": count, "SLURM_STEP_NUM_TASKS": count})
     assert asked_for == []
     assert caplog.text == ""
 
 
-def test_a_script_of_a_larger_job_that_srun_did_not_start_is_alone_and_says_so(asked_for, caplog):
-    batch = {name: value for name, value in STEP.items() if name != "SLURM_STEP_NODELIST"}
-    assert not join_processes(batch)
+@pytest.mark.parametrize(
+    "change",
+    [
+        # A batch script: SLURM gives it the number of the job's processes, and calls it the first.
+        {"SLURM_STEP_NODELIST": "", "SLURM_STEP_NUM_TASKS": "", "SLURM_PROCID": "0"},
+        # A shell that `salloc` or `srun --pty` started: one process, in a job of several.
+        {"SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0"},
+        {"SLURM_STEP_NODELIST": ""},
+    ],
+)
+def test_a_script_of_a_larger_job_that_srun_did_not_start_is_alone_and_says_so(
+    asked_for, caplog, change
+):
+    assert not join_processes({**STEP, **change})
     assert asked_for == []
-    assert "SLURM_NTASKS=2, but this process was not started by srun" in caplog.text
+    assert "SLURM_NTASKS=2, but this process is none of several that srun started" in caplog.text
 
 
 TALK = """
@@ -101,6 +114,7 @@ def test_two_real_processes_meet_by_the_variables_of_slurm_alone(tmp_path):
         "SLURM_JOB_ID": str(free_port(61440, 65535) - 61440),
         "SLURM_STEP_NODELIST": "localhost",
         "SLURM_NTASKS": "2",
+        "SLURM_STEP_NUM_TASKS": "2",
         "SLURM_STEP_TASKS_PER_NODE": "2",
     }
     program = tmp_path / "program.py"

@@ -10,10 +10,13 @@ from chomp.data.sources.source import Source, source_fingerprint
 from chomp.data.store.build import StoreBuildConfig, build_store
 from chomp.data.tokenizer_build import TokenizerBuildConfig, build_tokenizer, file_hash
 from chomp.errors import DataError, StorageError
-from chomp.executor import ExecutorStep, output_path_of, this_output_path, versioned
+from chomp.executor import ExecutorStep, Resources, output_path_of, this_output_path, versioned
 from chomp.tokenize import load_tokenizer
 
 Fingerprint = Callable[[str, Source], str]
+
+# What a GPU would do nothing for must not keep one from a step that trains.
+_WANTED = Resources(gpus=0)
 
 
 def named_fingerprint(name: str, source: Source) -> str:
@@ -63,6 +66,7 @@ def tokenizer_step(
         name=f"tokenizer/{data.tokenizer.kind}",
         description="make the tokenizer",
         fn=build_tokenizer,
+        resources=_WANTED,
         config=TokenizerBuildConfig(
             output_path=this_output_path(),
             tokenizer=versioned(data.tokenizer),
@@ -92,6 +96,7 @@ def store_step(
         name=f"tokens/{name}-{split}",
         description=f"tokenize {name}, {split} split",
         fn=build_store,
+        resources=_WANTED,
         config=StoreBuildConfig(
             output_path=this_output_path(),
             name=versioned(name),

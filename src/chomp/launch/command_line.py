@@ -9,7 +9,7 @@ import typer
 from chomp.errors import ConfigError, message
 from chomp.launch.allowed import allowed_overrides
 from chomp.launch.launching import LaunchOptions, outputs_folder
-from chomp.launch.sweep_table import DEFAULT_METRIC
+from chomp.launch.sweep_table import DEFAULT_METRIC, HIGHEST, LOWEST
 
 # The options, each with its type and its line of help.
 _Plan = Annotated[bool, typer.Option("--plan", help="Show the steps, run nothing.")]
@@ -82,6 +82,10 @@ _SweepFile = Annotated[
     typer.Option(metavar="FILE", help="A run for each mapping in a YAML list."),
 ]
 _SweepBy = Annotated[str, typer.Option(metavar="METRIC", help="What a sweep's table is sorted by.")]
+_SweepBest = Annotated[
+    str,
+    typer.Option(metavar=f"{LOWEST}|{HIGHEST}", help="Which value of that metric is the best."),
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,6 +100,7 @@ class CommandLine:
     sweep: Sequence[str]  # axes of a grid
     sweep_file: str | None
     sweep_by: str
+    sweep_best: str
     options: LaunchOptions
 
 
@@ -122,6 +127,7 @@ def parsed_command_line(description: str) -> CommandLine | None:
         sweep: _Sweep = None,
         sweep_file: _SweepFile = None,
         sweep_by: _SweepBy = DEFAULT_METRIC,
+        sweep_best: _SweepBest = LOWEST,
     ) -> CommandLine:
         return CommandLine(
             overrides=[
@@ -136,6 +142,7 @@ def parsed_command_line(description: str) -> CommandLine | None:
             sweep=sweep or [],
             sweep_file=sweep_file,
             sweep_by=sweep_by,
+            sweep_best=sweep_best,
             options=LaunchOptions(
                 prefix=outputs_folder(prefix),
                 is_plan=plan,

@@ -5,16 +5,19 @@ one was lost (killed, preempted, its machine gone) and the program is not to bla
 again: a training run then goes on from its last checkpoint by itself.
 """
 
+import logging
 import os
 import signal
-import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from chomp.launch.outcome import Outcome
+from chomp.launch.free_port import free_port
+from chomp.launch.outcome import PREEMPTED_EXIT_CODE, Outcome
 from chomp.launch.stop_wish import StopWish
+
+_log = logging.getLogger(__name__)
 
 ADDRESS = "JAX_COORDINATOR_ADDRESS"
 COUNT = "JAX_NUM_PROCESSES"
@@ -22,7 +25,7 @@ INDEX = "JAX_PROCESS_ID"
 _BIND_ADDRESS = "JAX_COORDINATOR_BIND_ADDRESS"
 _LOCAL = "127.0.0.1"
 # What names a process of SLURM's own: ours are none, though they may run inside of its job.
-_OF_OTHER_LAUNCHERS = ("SLURM_NTASKS", "SLURM_PROCID", "SLURM_LOCALID")
+_OF_OTHER_LAUNCHERS = ("SLURM_NTASKS", "SLURM_STEP_NUM_TASKS", "SLURM_PROCID", "SLURM_LOCALID")
 # Between a member's failure and the end of the others by us: a lost one shows by then as what it
 # was, and not as the broken connection that the others raise about it.
 _SETTLE_S = 2.0
@@ -30,10 +33,14 @@ _SETTLE_S = 2.0
 _SETTLE_AFTER_STOP_S = 60.0
 _GRACE_S = 10.0
 _TIMES_TO_KILL = 3
+# A port that is taken between its choice and its use is bad luck; four in a row are something else.
+_MORE_PORTS = 3
 _POLL_S = 0.05
 # How the loss of another process is raised in those that are left, by Gloo, NCCL, JAX and chomp.
 _ECHOES = ("gloo", "nccl", "unavailable", "coordination", "lost touch with", "failed elsewhere")
 _ECHO_KINDS = {"JaxRuntimeError", "XlaRuntimeError", "LaunchError"}
+# By name: the class lives beside JAX, which is not imported here.
+ADDRESS_TAKEN = "CoordinatorAddressTaken"
 
 
 class Member(Protocol):
@@ -64,11 +71,25 @@ class GangEnd:
     code: int  # 0: all of them ended well
     outcome: Outcome | None
     restarts: int  # how often all were started again before
+    is_alone: bool = False  # whether it was a gang of one
 
     @property
     def is_lost(self) -> bool:
-        """Whether another try may help: the program raised no error of its own."""
+        """Whether another try may help: the program raised no error of its own.
+
+        Alone, a process is lost by a signal, with its machine, or if it was told to make room; one
+        that ends itself without a word (`os._exit`) would do so again. Of several, JAX ends those
+        that miss another in the same way, so there silence is a loss.
+        """
+        if self.is_alone:
+            is_killed = self.code < 0 and self.outcome is None
+            return is_killed or self.code == PREEMPTED_EXIT_CODE
         return self.code != 0 and _is_loss(self.outcome)
+
+    @property
+    def is_address_taken(self) -> bool:
+        """Whether the members could not meet where they were told to; nothing was begun."""
+        return _is_taken(self.outcome)
 
 
 def run_gang(
@@ -87,23 +108,29 @@ def run_gang(
     third time they are killed.
     """
     stop = stop or StopWish()
-    for tried in range(restarts + 1):
+    restarted = moved = 0
+    while True:
         # A new port each time: who is still about from the try before must not join this one.
         address = (new_address or free_local_address)() if count > 1 else ""
         with stop.watched():
             index, code, outcome = _tried(start, count, address, stop)
-        end = GangEnd(member=index, code=code, outcome=outcome, restarts=tried)
-        if not end.is_lost or stop.signal is not None or tried == restarts:
-            break
-        on_restart(end)
-    return end
+        end = GangEnd(
+            member=index, code=code, outcome=outcome, restarts=restarted, is_alone=count == 1
+        )
+        if stop.signal is None and end.is_address_taken and moved < _MORE_PORTS:
+            # No restart: not one step of the work was done.
+            moved += 1
+            _log.warning("%s was taken by another program; trying another port", address)
+        elif stop.signal is None and end.is_lost and restarted < restarts:
+            on_restart(end)
+            restarted += 1
+        else:
+            return end
 
 
 def free_local_address() -> str:
     """An address on this machine alone, with a port that nobody listens on now."""
-    with socket.socket() as free:
-        free.bind((_LOCAL, 0))
-        return f"{_LOCAL}:{free.getsockname()[1]}"
+    return f"{_LOCAL}:{free_port(_LOCAL)}"
 
 
 def member_environment(given: Mapping[str, str]) -> dict[str, str]:
@@ -170,7 +197,8 @@ def _settle_s(failed: Member, code: int) -> float:
     outcome = failed.outcome()
     if outcome is not None and "RunInterrupted" in outcome.kinds:
         return _SETTLE_AFTER_STOP_S
-    return 0.0 if _is_killed(code, outcome) else _SETTLE_S
+    is_clear = _is_killed(code, outcome) or _is_taken(outcome)
+    return 0.0 if is_clear else _SETTLE_S
 
 
 def _is_killed(code: int, outcome: Outcome | None) -> bool:
@@ -200,11 +228,16 @@ def _rank(outcome: Outcome | None) -> int:
 
 
 def _is_loss(outcome: Outcome | None) -> bool:
+    """Whether a member of several was lost, or only misses another."""
     return outcome is None or outcome.is_preempted or _is_echo(outcome)
 
 
 def _is_echo(outcome: Outcome) -> bool:
     """Whether an error only says that another process is gone."""
     text = outcome.text.lower()
-    is_kind = not _ECHO_KINDS.isdisjoint(outcome.kinds)
+    is_kind = not _ECHO_KINDS.isdisjoint(outcome.kinds) and not _is_taken(outcome)
     return is_kind and any(echo in text for echo in _ECHOES)
+
+
+def _is_taken(outcome: Outcome | None) -> bool:
+    return outcome is not None and ADDRESS_TAKEN in outcome.kinds

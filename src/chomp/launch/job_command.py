@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from chomp.errors import require
+from chomp.launch.job_keys import PACKAGE
 
 # The driver of a job needs Ray itself, whatever else it needs.
 _EXTRA_OF_RAY = "ray"
@@ -31,8 +32,22 @@ def with_extras(command: Sequence[str], extras: Sequence[str], project: Path) ->
     )
     wanted = dict.fromkeys([*extras, *([_EXTRA_OF_RAY] if _EXTRA_OF_RAY in known else [])])
     flags = [word for name in wanted for word in ("--extra", name)]
-    rest = command[2:] if list(command[:2]) == ["uv", "run"] else ["--", *command]
+    rest = command[2:] if _is_uv_run(command) else ["--", *command]
     return ["uv", "run", *flags, *rest]
+
+
+def entrypoint_of(
+    command: Sequence[str], extras: Sequence[str], project: Path, *, has_keys: bool
+) -> list[str]:
+    """The words that run the command over there, behind those that fetch its keys if it has any."""
+    words = with_extras(command, extras, project)
+    if not has_keys:
+        return words
+    python = command[0] if Path(command[0]).name.startswith("python") else "python"
+    start = [python, "-m", PACKAGE]
+    # Inside of the environment that uv makes, which has Ray; a node's own `python` may have none.
+    is_inside = bool(extras) and not _is_uv_run(command)
+    return with_extras([*start, *command], extras, project) if is_inside else [*start, *words]
 
 
 def submission_id_of(command: Sequence[str]) -> str:
@@ -41,6 +56,10 @@ def submission_id_of(command: Sequence[str]) -> str:
     what = (files or [Path(command[0]).name])[0]
     now = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
     return f"ray-run-{getpass.getuser()}-{what}-{now}-{secrets.token_hex(2)}"
+
+
+def _is_uv_run(command: Sequence[str]) -> bool:
+    return list(command[:2]) == ["uv", "run"]
 
 
 def _extras_of(project: Path) -> list[str]:

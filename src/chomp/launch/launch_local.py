@@ -6,7 +6,6 @@ its number. The first that fails ends the others.
 """
 
 import logging
-import os
 import shutil
 import subprocess
 import sys
@@ -16,16 +15,17 @@ from functools import partial
 from typing import IO
 
 from chomp.errors import ConfigError, message, require
-from chomp.launch.gang import GangEnd, member_environment, run_gang
-from chomp.launch.outcome import Outcome
-from chomp.launch.restarts import PREEMPTED_EXIT_CODE
+from chomp.launch.gang import ADDRESS_TAKEN, GangEnd, member_environment, run_gang
+from chomp.launch.outcome import INTERRUPTED_EXIT_CODE, PREEMPTED_EXIT_CODE, Outcome
 from chomp.launch.step_end import told_code
 from chomp.launch.stop_wish import StopWish
+from chomp.launch.telling import tell_stop
 from chomp.launch.tether import tethered
-from chomp.launch.visible_gpus import VISIBLE, visible_gpus
+from chomp.launch.visible_gpus import PLATFORMS, VISIBLE, is_on_cpu, visible_gpus
 
 _log = logging.getLogger(__name__)
 _printing = threading.Lock()
+_ADDRESS_TAKEN_EXIT_CODE = 98  # of `chomp.mesh`, which imports JAX
 
 
 def launched_locally(
@@ -57,6 +57,7 @@ def launched_locally(
         return 0
     # Who was asked to stop and did so did not fail, whatever the code that it ended with.
     if asked is not None and end.is_lost:
+        tell_stop(f"{processes} process{'es' * (processes > 1)} ended. The same command continues.")
         return asked
     if processes > 1:
         _log.warning("process %d of %d %s", end.member, processes, told_code(end.code))
@@ -109,8 +110,9 @@ class _Command:
             return None  # killed: that may happen to anybody, and may be tried again
         if code == 0:
             return Outcome()
-        kinds = ("RunInterrupted",) if code in (PREEMPTED_EXIT_CODE, 130) else ("ChompError",)
-        return Outcome(kinds=kinds, exit_code=code)
+        stopped = dict.fromkeys((PREEMPTED_EXIT_CODE, INTERRUPTED_EXIT_CODE), "RunInterrupted")
+        kind = {**stopped, _ADDRESS_TAKEN_EXIT_CODE: ADDRESS_TAKEN}.get(code, "ChompError")
+        return Outcome(kinds=(kind,), exit_code=code)
 
 
 def _printing_environment() -> dict[str, str]:
@@ -131,9 +133,7 @@ def _print_marked(source: IO[bytes], target: IO[str], index: int) -> None:
 
 def _device_shares(processes: int, wanted: int | None) -> list[dict[str, str]]:
     """What tells each process which devices are its own."""
-    # On a machine with GPUs one may still want to try something on its CPU.
-    is_cpu = os.environ.get("JAX_PLATFORMS", "").split(",")[0] == "cpu"
-    gpus = [] if is_cpu else visible_gpus()
+    gpus = [] if is_on_cpu() else visible_gpus()
     if not gpus:
         return [{} if wanted is None else {"JAX_NUM_CPU_DEVICES": str(wanted)}] * processes
     each = wanted or len(gpus) // processes
@@ -142,8 +142,7 @@ def _device_shares(processes: int, wanted: int | None) -> list[dict[str, str]]:
         given=f"{processes} processes with {max(each, 1)} GPUs each, and this machine shows "
         f"{len(gpus)}",
         allowed="no more than there are",
-        fix=f"lower --processes or --devices-per-process, check {VISIBLE}, or set "
-        "JAX_PLATFORMS=cpu",
+        fix=f"lower --processes or --devices-per-process, check {VISIBLE}, or set {PLATFORMS}=cpu",
     )
     return [{VISIBLE: ",".join(gpus[i * each : (i + 1) * each])} for i in range(processes)]
 

@@ -20,7 +20,7 @@ from chomp.launch.telling import (
     tell_start,
     tell_wait,
 )
-from chomp.launch.together import is_spokesman, run_together
+from chomp.launch.together import is_spokesman, run_together, spoken_once
 from chomp.storage import require_writable_folder
 from chomp.storage.guarded import require_guardable
 
@@ -68,10 +68,12 @@ def launched(
         tell_differences(planned)
     last = planned[-1]
     if options.is_plan or options.is_dry_run:
-        tell_plan(planned)
-        if options.is_dry_run and dry_run is not None:
-            dry_run(last.config, is_data_ready(planned))
-        tell_nothing_run("a dry run" if options.is_dry_run else "the plan")
+        with spoken_once():
+            tell_plan(planned)
+            if options.is_dry_run and dry_run is not None:
+                # In all processes: what compiles a step for their devices wants all of them.
+                dry_run(last.config, is_data_ready(planned))
+            tell_nothing_run("a dry run" if options.is_dry_run else "the plan")
         return 0
     code = run_planned(
         planned, prefix=options.prefix, on=options.on, max_concurrent=options.max_concurrent
@@ -127,6 +129,7 @@ def _ran(planned: list[PlannedStep], prefix: str, runner: ChosenRunner) -> int:
         on_wait=tell_wait,
         on_failure=tell_failure,
         ask_to_stop=runner.ask_to_stop,
+        abandon=runner.abandon,
     )
     if not failures:
         return 0

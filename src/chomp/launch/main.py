@@ -19,7 +19,7 @@ from chomp.launch.command_line import CommandLine, parsed_command_line
 from chomp.launch.launching import DryRun, Report, launched, require_dry_run
 from chomp.launch.restarts import require_restartable, restarted, this_command
 from chomp.launch.sweep import Point, Sweep, grid_of, points_in_file, sweep_of
-from chomp.launch.sweep_table import tell_sweep
+from chomp.launch.sweep_table import require_order, tell_sweep
 from chomp.launch.telling import tell_error, tell_stop, tell_warnings_only
 from chomp.launch.together import is_spokesman
 from chomp.storage import join
@@ -95,17 +95,35 @@ def _launched(file: _LaunchFile[L], asked: CommandLine) -> int:
     if _ends_with(planned, steps):
         return launched(planned, options, report=file.report, dry_run=file.dry_run)
     # Without the last step there is nothing that the launch file could say anything of.
+    if options.is_dry_run:
+        _refuse_dry_run(planned, steps, asked)
+    return launched(planned, options)
+
+
+def _refuse_dry_run(
+    planned: list[PlannedStep], steps: list[ExecutorStep], asked: CommandLine
+) -> None:
+    """Raise `ConfigError`: the plan does not end with the step that can be tried out."""
+    last, allowed = steps[-1].name, "--dry-run of the last step, which is what can be tried out"
+    is_planned = any(item.step.name == last for item in planned)
     require(
-        not options.is_dry_run,
-        given=f"--dry-run with --only {' '.join(asked.only)}, which leaves out {steps[-1].name}",
-        allowed="--dry-run of the last step, which is what a launch file can try out",
+        not is_planned,
+        given=f"--dry-run of a launch file whose last step, {last}, is needed by "
+        f"{planned[-1].step.name}, which comes after it",
+        allowed=allowed,
+        fix=f"use --plan, or let the launch file return {planned[-1].step.name} last",
+    )
+    require(
+        is_planned,
+        given=f"--dry-run with --only {' '.join(asked.only)}, which leaves out {last}",
+        allowed=allowed,
         fix="use --plan, or leave out --only",
     )
-    return launched(planned, options)
 
 
 def _points(asked: CommandLine) -> list[Point]:
     """The runs that a sweep asks for, as overrides."""
+    require_order(asked.sweep_best)
     refused = [
         ("--allow", asked.allow),
         ("--dry-run", asked.options.is_dry_run),
@@ -130,7 +148,8 @@ def _swept(sweep: Sweep, asked: CommandLine) -> int:
         identities, there = identities_at(prefix), {item.path: item for item in planned}
         paths = [join(prefix, f"{run.name}-{identities.of(run).hash}") for run in sweep.runs]
         runs = dict(zip(sweep.points, map(there.get, paths), strict=True))
-        tell_sweep({point: run for point, run in runs.items() if run is not None}, asked.sweep_by)
+        planned_runs = {point: run for point, run in runs.items() if run is not None}
+        tell_sweep(planned_runs, asked.sweep_by, best=asked.sweep_best)
     return code
 
 

@@ -11,9 +11,9 @@ from typing import Any
 
 from chomp import errors
 from chomp.errors import ChompError, RunInterrupted
-from chomp.launch.restarts import PREEMPTED_EXIT_CODE
 from chomp.storage import exists, read_json, write_json_atomic
 
+PREEMPTED_EXIT_CODE = 75  # what sysexits.h calls a temporary failure
 INTERRUPTED_EXIT_CODE = 130  # as shells report Ctrl-C
 
 

@@ -7,20 +7,22 @@ checked before the first step begins.
 
 import os
 import threading
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from types import TracebackType
+from typing import BinaryIO
 
 from chomp.errors import LaunchError, message
-from chomp.executor import PlannedStep
-from chomp.launch.gang import member_environment, run_gang
+from chomp.executor import PlannedStep, Resources
+from chomp.launch.gang import GangEnd, member_environment, run_gang
 from chomp.launch.step_end import raise_end, resources_of, tell_restart_of
 from chomp.launch.step_logs import opened_log
 from chomp.launch.step_member import StepMember
 from chomp.launch.step_payload import payload_of
 from chomp.launch.stop_wish import StopWish
-from chomp.launch.visible_gpus import VISIBLE, GpuPool, visible_gpus
+from chomp.launch.telling import tell_gpu_wait
+from chomp.launch.visible_gpus import VISIBLE, GpuPool, hidden_gpus, is_on_cpu, visible_gpus
 
 
 class ProcessRunner:
@@ -30,36 +32,32 @@ class ProcessRunner:
     processes, which save and end; the calls then raise `RunInterrupted`.
     """
 
-    def __init__(self, plan: Sequence[PlannedStep], max_concurrent: int) -> None:
+    def __init__(self, plan: Sequence[PlannedStep]) -> None:
         to_do = [item for item in plan if item.action != "skip"]
-        names = visible_gpus() if any(resources_of(item).gpus for item in to_do) else []
+        self._gpus = GpuPool(visible_gpus() if to_do else [])
         for item in to_do:
-            _require_possible(item, len(names))
+            _require_possible(item, self._gpus.size)
         # All of them now: a step that cannot be sent is found before the first has begun.
         self._payloads = {item.path: payload_of(item) for item in to_do}
-        self._room = threading.BoundedSemaphore(max_concurrent)
-        self._gpus = GpuPool(names)
         self._stop = StopWish()
+        # Over the next two: a process that begins is either known here or not begun.
+        self._noting = threading.Lock()
+        self._members: dict[str, list[StepMember]] = {item.path: [] for item in to_do}
+        self._abandoned: set[str] = set()
 
     def __call__(self, planned: PlannedStep) -> None:
         """Run one step of the plan; returns when it is done, raises what it raised."""
         wanted = resources_of(planned)
-        count = wanted.processes
-        with (
-            self._room,
-            self._gpus.lent(count * wanted.gpus) as gpus,
-            ExitStack() as opened,
-        ):
+        count, each = wanted.processes, gpus_each(wanted, self._gpus.size)
+        told = partial(tell_gpu_wait, planned, count * each)
+        with self._gpus.lent(count * each, told) as gpus, ExitStack() as opened:
             self._stop.raise_if_made()  # only now: GPUs may have been long in coming
 
             def start(index: int, given: Mapping[str, str]) -> StepMember:
-                own = gpus[index * wanted.gpus : (index + 1) * wanted.gpus]
-                given = {**given, VISIBLE: ",".join(own)} if own else given
+                own = gpus[index * each : (index + 1) * each]
+                environment = member_environment({**given, **self._shown(wanted, own)})
                 log = opened.enter_context(opened_log(planned, index, count))
-                environment = member_environment(given)
-                member = StepMember(self._payloads[planned.path], environment=environment, log=log)
-                opened.callback(member.close)
-                return member
+                return opened.enter_context(self._begun(planned, environment, log))
 
             end = run_gang(
                 start,
@@ -67,9 +65,20 @@ class ProcessRunner:
                 # One process that was killed here, for want of memory say, would be again.
                 restarts=wanted.restarts if count > 1 else 0,
                 stop=self._stop,
-                on_restart=partial(tell_restart_of, planned),
+                on_restart=partial(self._tell_restart, planned),
             )
+        self._require_kept(planned)
         raise_end(planned, end, self._stop)
+
+    def abandon(self, planned: PlannedStep) -> None:
+        """End a step's processes at once, without saving: its folder is another's by now.
+
+        From any thread. The call that runs the step raises; one that comes later does, too.
+        """
+        with self._noting:
+            self._abandoned.add(planned.path)
+            for member in self._members[planned.path]:
+                member.kill()
 
     def ask_to_stop(self) -> None:
         """Let all steps that run now save and end, and no other begin."""
@@ -87,14 +96,61 @@ class ProcessRunner:
     ) -> None:
         self._stop.__exit__(kind, error, trace)
 
+    @contextmanager
+    def _begun(
+        self, planned: PlannedStep, environment: Mapping[str, str], log: BinaryIO
+    ) -> Iterator[StepMember]:
+        """A process of the step, which is to have ended when the context does."""
+        members = self._members[planned.path]
+        with self._noting:
+            self._require_kept(planned)
+            member = StepMember(self._payloads[planned.path], environment=environment, log=log)
+            members.append(member)
+        try:
+            yield member
+        finally:
+            with self._noting:
+                members.remove(member)
+            member.close()
 
-def process_runner(plan: Sequence[PlannedStep], *, max_concurrent: int) -> ProcessRunner:
-    """A runner for the steps of `plan`, of which up to `max_concurrent` run at the same time.
+    def _shown(self, wanted: Resources, own: Sequence[str]) -> dict[str, str]:
+        """Variables that show a process its own GPUs; none where it may have whatever there is."""
+        if wanted.gpus is None:
+            return {}
+        return {VISIBLE: ",".join(own)} if own else hidden_gpus(self._gpus.size > 0)
+
+    def _tell_restart(self, planned: PlannedStep, end: GangEnd) -> None:
+        self._require_kept(planned)  # what was ended on purpose was not lost
+        tell_restart_of(planned, end)
+
+    def _require_kept(self, planned: PlannedStep) -> None:
+        if planned.path in self._abandoned:
+            raise LaunchError(
+                message(
+                    given=f"{planned.title} was abandoned, and its processes ended",
+                    allowed="one process per step: another holds its folder",
+                    fix="leave it to that one",
+                )
+            )
+
+
+def process_runner(plan: Sequence[PlannedStep]) -> ProcessRunner:
+    """A runner for the steps of `plan`.
 
     Raises `LaunchError` for a step that cannot be sent to another process, or that asks for more
     than this machine has. To be made in the main thread.
     """
-    return ProcessRunner(plan, max_concurrent)
+    return ProcessRunner(plan)
+
+
+def gpus_each(wanted: Resources, shown: int) -> int:
+    """How many GPUs a process of a step takes for itself, on a machine that shows so many.
+
+    Who says nothing takes all: two that train on one GPU would run out of its memory.
+    """
+    if wanted.gpus is None:
+        return 0 if is_on_cpu() else shown
+    return wanted.gpus
 
 
 def usual_concurrency(plan: Sequence[PlannedStep]) -> int:
@@ -113,7 +169,22 @@ def machine_memory_gb() -> float:
 
 def _require_possible(planned: PlannedStep, gpus: int) -> None:
     wanted = resources_of(planned)
-    if wanted.processes * wanted.gpus > gpus:
+    if wanted.gpus is None and wanted.processes > 1 and gpus_each(wanted, gpus):
+        share = gpus // wanted.processes
+        raise LaunchError(
+            message(
+                given=f"step {planned.step.name!r} is of {wanted.processes} processes and says "
+                f"nothing of GPUs, and this machine shows {gpus}",
+                allowed="processes that are told how many GPUs each of them gets",
+                fix=(
+                    f"set resources.gpus={share}, or "
+                    if share
+                    else "lower resources.processes, or "
+                )
+                + "resources.gpus=0 for CPUs alone",
+            )
+        )
+    if wanted.processes * (wanted.gpus or 0) > gpus:
         each = f" in each of {wanted.processes} processes" if wanted.processes > 1 else ""
         raise LaunchError(
             message(

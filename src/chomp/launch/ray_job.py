@@ -3,17 +3,24 @@
 import asyncio
 import re
 import sys
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from chomp.errors import LaunchError, message
+from chomp.launch.job_keys import start_package, uploaded_keys, wipe_keys
+from chomp.launch.job_start import PLACE
 from chomp.launch.outcome import INTERRUPTED_EXIT_CODE
 
 # While the connection is down; after that somebody is better told.
 _PATIENCE_S = 60.0
 _PAUSE_S = 1.0
+# A job begins within seconds; after so long it is worth a word what it waits for.
+_USUAL_START_S = 15.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,10 +28,11 @@ class RayJob:
     """What is submitted."""
 
     submission_id: str
-    entrypoint: str  # for a shell
+    entrypoint: str  # for a shell; with keys, it begins as `entrypoint_of` says
     archive: str  # a zip of the folder that it starts in
     packages: Sequence[str]  # folders of packages that are to be importable
-    environment: Mapping[str, str]
+    environment: Mapping[str, str]  # which the cluster shows to whoever may look at it
+    keys: Mapping[str, str]  # variables, too, which it does not
     # Of the command alone; what it asks the cluster for by itself comes on top.
     num_cpus: float | None = None
     num_gpus: float | None = None
@@ -32,71 +40,112 @@ class RayJob:
     resources: Mapping[str, float] | None = None
 
 
-class FollowedJob:
-    """A job on a cluster, by its id."""
+class NobodyReads(Exception):
+    """What the job says was piped to a program that has ended, as `head` does."""
 
-    def __init__(self, client: Any, submission_id: str) -> None:
-        self._client, self._id = client, submission_id
+
+class FollowedJob:
+    """A job on a cluster, by its id; `keys` is where its keys were left, if it has any."""
+
+    def __init__(self, client: Any, submission_id: str, keys: str | None = None) -> None:
+        self._client, self._id, self._keys = client, submission_id, keys
         self._num_shown = 0  # characters of its log
+        self._is_heard = False  # since the connection was made last
 
     def exit_code(self) -> int:
         """Show what the job says until it has ended; the exit code of its command.
 
-        A connection that breaks is made again. 130 for a job that was stopped.
+        A connection that breaks is made again. 130 for a job that was stopped. Raises
+        `NobodyReads` if what it says can no longer be shown; the job goes on.
         """
-        last_heard = time.monotonic()
+        self._await_start()
+        silent_since: float | None = None
         while True:
+            self._is_heard = False
             try:
                 asyncio.run(self._show())
                 details = self._client.get_job_info(self._id)
-                last_heard = time.monotonic()
+                silent_since = None
                 if details.status.is_terminal():
+                    _forget(self._client, self._keys)
                     return _exit_code(details)
+            except NobodyReads:
+                raise
             # Of requests, aiohttp and Ray, which have no class in common.
             except Exception as error:
-                if time.monotonic() - last_heard > _PATIENCE_S:
+                now = time.monotonic()
+                # One that worked, perhaps for days, is lost only now.
+                silent_since = now if self._is_heard or silent_since is None else silent_since
+                if now - silent_since > _PATIENCE_S:
                     raise _lost(self._id, error) from error
             time.sleep(_PAUSE_S)
 
     def stop(self) -> None:
-        """Ask the job to save and end, and return when it has ended."""
-        self._client.stop_job(self._id)
-        while not self._client.get_job_status(self._id).is_terminal():
-            time.sleep(_PAUSE_S)
+        """Ask the job to save and end, and return when it has ended, or has not begun."""
+        try:
+            self._client.stop_job(self._id)
+            while not (status := self._client.get_job_status(self._id)).is_terminal():
+                if status.value == "PENDING":
+                    # Ray has nobody to tell yet, and can take as long as the cluster is full.
+                    say("The job has not begun; it is stopped as soon as it does.")
+                    break
+                time.sleep(_PAUSE_S)
+        except Exception as error:
+            raise _unstopped(self._id, error) from error
+        _forget(self._client, self._keys)
+
+    def _await_start(self) -> None:
+        """Return when the job has begun, or once its user was told what it waits for."""
+        deadline = time.monotonic() + _USUAL_START_S
+        # Whatever breaks here breaks again where the job is followed, which is patient.
+        with suppress(Exception):
+            while (details := self._client.get_job_info(self._id)).status.value == "PENDING":
+                if time.monotonic() > deadline:
+                    say(str(details.message))
+                    return
+                time.sleep(_PAUSE_S)
 
     async def _show(self) -> None:
         seen = 0
         # From its beginning, whenever it is asked for.
         async for text in self._client.tail_job_logs(self._id):
+            self._is_heard = True
             fresh = text[max(self._num_shown - seen, 0) :]
             seen += len(text)
             self._num_shown = max(self._num_shown, seen)
-            sys.stdout.write(fresh)
-            sys.stdout.flush()
+            try:
+                sys.stdout.write(fresh)
+                sys.stdout.flush()
+            except BrokenPipeError as error:
+                raise NobodyReads from error  # a connection that broke is another matter
+
+
+def say(text: str) -> None:
+    """Tell the user about the job: to stderr, since stdout is what the job itself prints."""
+    with suppress(OSError):  # the terminal may be gone
+        print(text, file=sys.stderr, flush=True)
 
 
 def submitted(client: Any, job: RayJob) -> FollowedJob:
     """The job, once the cluster has taken it. `LaunchError` if it does not."""
-    environment: dict[str, Any] = {
-        "working_dir": job.archive,
-        "env_vars": dict(job.environment),
-        "excludes": ["__pycache__"],
-    }
-    if job.packages:
-        environment["py_modules"] = list(job.packages)
+    place: str | None = None
     try:
-        client.submit_job(
-            entrypoint=job.entrypoint,
-            submission_id=job.submission_id,
-            runtime_env=environment,
-            entrypoint_num_cpus=job.num_cpus,
-            entrypoint_num_gpus=job.num_gpus,
-            entrypoint_memory=job.memory_bytes,
-            entrypoint_resources=None if job.resources is None else dict(job.resources),
-        )
+        # Before the job, which fetches them at once.
+        place = uploaded_keys(client, job.keys) if job.keys else None
+        with tempfile.TemporaryDirectory() as folder:
+            client.submit_job(
+                entrypoint=job.entrypoint,
+                submission_id=job.submission_id,
+                runtime_env=_runtime_environment(job, place, Path(folder)),
+                entrypoint_num_cpus=job.num_cpus,
+                entrypoint_num_gpus=job.num_gpus,
+                entrypoint_memory=job.memory_bytes,
+                entrypoint_resources=None if job.resources is None else dict(job.resources),
+            )
     except Exception as error:  # of requests and of Ray, which have no class in common
+        _forget(client, place)
         told = _reason(error)
-        for value in job.environment.values():  # which an error may quote
+        for value in (*job.environment.values(), *job.keys.values()):  # which an error may quote
             told = told.replace(value, "...") if len(value) > 3 else told
         raise LaunchError(
             message(
@@ -105,7 +154,25 @@ def submitted(client: Any, job: RayJob) -> FollowedJob:
                 fix="leave out --submission-id, or lower what --entrypoint-... asks for",
             )
         ) from error
-    return FollowedJob(client, job.submission_id)
+    return FollowedJob(client, job.submission_id, place)
+
+
+def _runtime_environment(job: RayJob, keys: str | None, folder: Path) -> dict[str, Any]:
+    """What the job finds around it, in Ray's words. `folder` is for what is written for it."""
+    variables, packages = dict(job.environment), list(job.packages)
+    if keys is not None:
+        variables[PLACE] = keys
+        packages.append(start_package(folder))
+    made = {"working_dir": job.archive, "env_vars": variables, "excludes": ["__pycache__"]}
+    return {**made, "py_modules": packages} if packages else made
+
+
+def _forget(client: Any, keys: str | None) -> None:
+    """Leave no keys behind for a job that never fetched them."""
+    if keys is not None:
+        # How the job ended is what matters, and is told whatever becomes of this.
+        with suppress(Exception):
+            wipe_keys(client, keys)
 
 
 def _reason(error: Exception) -> str:
@@ -119,11 +186,12 @@ def _exit_code(details: Any) -> int:
     if details.status.value == "SUCCEEDED":
         return 0
     if details.status.value == "STOPPED":
+        say("The job was stopped.")
         return INTERRUPTED_EXIT_CODE
     code = details.driver_exit_code
     if code is None:
         # It never began: its folder could not be made there, or no node has what it asks for.
-        print(f"The job failed: {details.message}", file=sys.stderr)
+        say(f"The job failed: {details.message}")
         return 1
     return code if code >= 0 else 128 - code  # by a signal, as shells tell it
 
@@ -135,5 +203,15 @@ def _lost(submission_id: str, error: Exception) -> LaunchError:
             f"{submission_id} may go on",
             allowed="a cluster that can be reached",
             fix=f"look later: ray job logs {submission_id} --follow",
+        )
+    )
+
+
+def _unstopped(submission_id: str, error: Exception) -> LaunchError:
+    return LaunchError(
+        message(
+            given=f"the job {submission_id} may go on: {_reason(error)}",
+            allowed="a cluster that can be reached while its job is stopped",
+            fix=f"look whether it runs, and stop it: ray job stop {submission_id}",
         )
     )

@@ -1,11 +1,14 @@
 """What a step asks of a cluster in Ray's words, and whether its nodes have that at all."""
 
+import logging
 import os
 from collections.abc import Mapping, Sequence
 
 from chomp.errors import LaunchError, message
 from chomp.executor import PlannedStep, Resources
 from chomp.launch.step_end import resources_of
+
+_log = logging.getLogger(__name__)
 
 # Set where nodes come when they are asked for: what there is now says nothing then.
 GROWS = "CHOMP_RAY_GROWS"
@@ -18,7 +21,7 @@ def demand_of(wanted: Resources) -> dict[str, float]:
     """What one process of a step takes of a node, by Ray's names."""
     demand = {
         "CPU": wanted.cpus,
-        "GPU": float(wanted.gpus),
+        "GPU": float(wanted.gpus or 0),  # nothing said is none, as Ray has it
         "memory": (wanted.memory_gb or 0.0) * 1e9,
         **wanted.custom,
     }
@@ -43,6 +46,19 @@ def require_room(
         if not grows:
             _refuse_unknown(planned, wanted, nodes)
             _refuse_too_much(planned, wanted, nodes)
+
+
+def tell_idle_gpus(plan: Sequence[PlannedStep], nodes: Sequence[Mapping[str, float]]) -> None:
+    """Warn of steps that say nothing of GPUs, and so get none, though the nodes have some."""
+    if not any(node.get("GPU") for node in nodes):
+        return
+    for planned in plan:
+        if resources_of(planned).gpus is None and not resources_of(planned).custom:
+            _log.warning(
+                "%s says nothing of GPUs, and gets none on a cluster: set resources.gpus to how "
+                "many each of its processes is to have, or to 0",
+                planned.title,
+            )
 
 
 def processes_that_fit(demand: Mapping[str, float], nodes: Sequence[Mapping[str, float]]) -> int:

@@ -2,7 +2,8 @@
 
 Sends this folder, submits the command through Ray's job API, shows what it prints and ends with
 its exit code. Ctrl-C leaves the job alone and says how to follow and how to stop it: a terminal
-that is closed must not end a run of days. With --auto-stop it stops the job.
+that is closed must not end a run of days. With --auto-stop it stops the job. Keys travel apart from
+the other variables (`job_keys`), and nothing here prints a value.
 """
 
 import json
@@ -19,11 +20,12 @@ from typing import Annotated
 import typer
 
 from chomp.errors import ChompError, ConfigError, message, require
-from chomp.launch.job_command import submission_id_of, with_extras
+from chomp.launch.job_command import entrypoint_of, submission_id_of
 from chomp.launch.job_environment import git_commit, job_environment, split_environment_words
+from chomp.launch.job_keys import is_key
 from chomp.launch.outcome import INTERRUPTED_EXIT_CODE
 from chomp.launch.ray_dashboard import job_client
-from chomp.launch.ray_job import FollowedJob, RayJob, submitted
+from chomp.launch.ray_job import FollowedJob, NobodyReads, RayJob, say, submitted
 from chomp.launch.shipped_folder import shipped_folder
 from chomp.launch.telling import tell_error, tell_warnings_only
 
@@ -31,6 +33,7 @@ _USAGE = "python -m chomp.launch.ray_run OPTIONS -- python experiments/grug/base
 _PREFIX = "CHOMP_PREFIX"
 # How long a job that is stopped may save before it is killed; Ray's own: 3.
 _STOP_WAIT = ("RAY_JOB_STOP_WAIT_TIME_S", "120")
+_NOBODY_READS_EXIT_CODE = 128 + signal.SIGPIPE  # as shells report a command that a pipe has ended
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,6 +66,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ChompError as error:
         tell_error(error)
         return error.exit_code
+    except KeyboardInterrupt:  # before there was a job to follow
+        say("Interrupted while submitting; if the job is there, `ray job list` shows it.")
+        return INTERRUPTED_EXIT_CODE
 
 
 def _parted(words: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -149,29 +155,33 @@ def _parsed(words: Sequence[str]) -> _Wish | None:
 
 def _ran(wish: _Wish, command: Sequence[str], variables: dict[str, str]) -> int:
     resources = _resources(wish.resources)
-    entrypoint = shlex.join(with_extras(command, wish.extras, Path("pyproject.toml")))
+    keys = {name: value for name, value in variables.items() if is_key(name)}
+    words = entrypoint_of(command, wish.extras, Path("pyproject.toml"), has_keys=bool(keys))
     folder = shipped_folder(Path.cwd())
     client = job_client(wish.cluster)
     address = str(client.get_address())
+    environment = _with_usual(variables, command)
     with tempfile.TemporaryDirectory() as kept:
         archive = Path(kept, "folder.zip")
         folder.write_archive(archive)
-        environment = _with_usual(variables, command)
         job = RayJob(
             submission_id=wish.submission_id or submission_id_of(command),
-            entrypoint=entrypoint,
+            entrypoint=shlex.join(words),
             archive=str(archive),
             packages=folder.packages(),
-            environment=environment,
+            environment={name: environment[name] for name in environment.keys() - keys.keys()},
+            keys=keys,
             num_cpus=wish.num_cpus,
             num_gpus=wish.num_gpus,
             memory_bytes=wish.memory_bytes,
             resources=resources,
         )
         followed = submitted(client, job)
-    _say(f"Submitted {job.submission_id} to {address}: {entrypoint}")
-    _say(f"  sent: {folder.told()}")
-    _say(f"  variables: {', '.join(sorted(environment))}")
+    say(f"Submitted {job.submission_id} to {address}: {shlex.join(command)}")
+    say(f"  sent: {folder.told()}")
+    say(f"  variables: {', '.join(sorted(job.environment))}")
+    if keys:
+        say(f"  keys, which the cluster does not show: {', '.join(sorted(keys))}")
     if not wish.is_waited_for:
         _tell_how(job.submission_id, address)
         return 0
@@ -179,20 +189,37 @@ def _ran(wish: _Wish, command: Sequence[str], variables: dict[str, str]) -> int:
 
 
 def _followed(job: FollowedJob, submission_id: str, address: str, *, is_stopped: bool) -> int:
-    # SIGTERM as Ctrl-C: whoever follows is told to go, not the job.
-    earlier = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    # As Ctrl-C: whoever follows is told to go, not the job.
+    others = (signal.SIGTERM, signal.SIGHUP)
+    earlier = {each: signal.signal(each, signal.default_int_handler) for each in others}
+    code = INTERRUPTED_EXIT_CODE
     try:
         return job.exit_code()
     except KeyboardInterrupt:
-        if is_stopped:
-            _say("Stopping the job; it may save first.")
-            job.stop()
-        else:
-            _say("No longer following; the job goes on.")
-            _tell_how(submission_id, address)
-        return INTERRUPTED_EXIT_CODE
+        _leave(job, submission_id, address, is_stopped=is_stopped)
+    except NobodyReads:
+        code = _NOBODY_READS_EXIT_CODE
+        # Python flushes it once more at its end, and would complain.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _leave(job, submission_id, address, is_stopped=is_stopped)
     finally:
-        signal.signal(signal.SIGTERM, earlier)
+        for each, handler in earlier.items():
+            signal.signal(each, handler)
+    return code
+
+
+def _leave(job: FollowedJob, submission_id: str, address: str, *, is_stopped: bool) -> None:
+    """Follow no longer, and stop the job if it is to end with this command."""
+    if not is_stopped:
+        say("No longer following; the job goes on.")
+        _tell_how(submission_id, address)
+        return
+    say("Stopping the job; it may save first.")
+    try:
+        job.stop()
+    except KeyboardInterrupt:
+        say("No longer waiting for its end.")
+        _tell_how(submission_id, address)
 
 
 def _resources(text: str | None) -> dict[str, float] | None:
@@ -225,19 +252,14 @@ def _with_usual(variables: dict[str, str], command: Sequence[str]) -> dict[str, 
     is_told = any(word.partition("=")[0] == "--prefix" for word in command)
     if not (is_told or environment.get(_PREFIX)):
         # Not guessed: a dashboard on this machine may be a tunnel to another one.
-        _say(f"Note: without {_PREFIX} or --prefix, outputs go into the job's copy of this folder,")
-        _say(f"  which Ray removes. Choose a place that lasts: --env_vars {_PREFIX}=...")
+        say(f"Note: without {_PREFIX} or --prefix, outputs go into the job's copy of this folder,")
+        say(f"  which Ray removes. Choose a place that lasts: --env_vars {_PREFIX}=...")
     return environment
 
 
 def _tell_how(submission_id: str, address: str) -> None:
-    _say(f"  follow: ray job logs {submission_id} --follow --address {address}")
-    _say(f"  stop:   ray job stop {submission_id} --address {address}")
-
-
-def _say(text: str) -> None:
-    # To stderr: stdout is what the command itself prints.
-    print(text, file=sys.stderr, flush=True)
+    say(f"  follow: ray job logs {submission_id} --follow --address {address}")
+    say(f"  stop:   ray job stop {submission_id} --address {address}")
 
 
 if __name__ == "__main__":

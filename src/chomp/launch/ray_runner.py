@@ -6,15 +6,17 @@ and the output prefix are to be the same for all nodes; see docs/tutorials/clust
 """
 
 import os
+import threading
 from collections.abc import Mapping, Sequence
 from functools import partial
 from types import TracebackType
 
 from chomp.errors import LaunchError, message
 from chomp.executor import PlannedStep
-from chomp.launch.gang import member_environment, run_gang
+from chomp.launch.gang import GangEnd, member_environment, run_gang
+from chomp.launch.job_start import NAMES
 from chomp.launch.ray_connection import RayConnection
-from chomp.launch.ray_resources import demand_of, require_room
+from chomp.launch.ray_resources import demand_of, require_room, tell_idle_gpus
 from chomp.launch.ray_seat import SentProcess
 from chomp.launch.ray_seats import RayMember, Seats
 from chomp.launch.step_end import raise_end, resources_of, tell_restart_of
@@ -43,10 +45,15 @@ class RayRunner:
         self._payloads = {item.path: payload_of(item) for item in to_do}
         self._cluster = RayConnection()
         try:
-            require_room(to_do, self._cluster.nodes())
+            nodes = self._cluster.nodes()
+            require_room(to_do, nodes)
         except BaseException:
             self._cluster.close()
             raise
+        tell_idle_gpus(to_do, nodes)
+        self._noting = threading.Lock()
+        self._seats: dict[str, Seats] = {}  # of the steps that run now, by their folders
+        self._abandoned: set[str] = set()
         self._stop = StopWish()
         # After the connection, which sets handlers of its own.
         self._stop.__enter__()
@@ -56,6 +63,10 @@ class RayRunner:
         self._stop.raise_if_made()
         wanted = resources_of(planned)
         seats = Seats(planned.title, demand_of(wanted), wanted.processes, self._stop)
+        with self._noting:
+            self._seats[planned.path] = seats
+            if planned.path in self._abandoned:  # before it began
+                seats.abandon()
         try:
             end = run_gang(
                 partial(self._started, planned, seats),
@@ -64,11 +75,25 @@ class RayRunner:
                 restarts=wanted.restarts,
                 stop=self._stop,
                 new_address=seats.new_address,
-                on_restart=partial(tell_restart_of, planned),
+                on_restart=partial(_tell_restart, planned, seats),
             )
         finally:
+            with self._noting:
+                del self._seats[planned.path]
             seats.free()
+        seats.require_kept()
         raise_end(planned, end, self._stop)
+
+    def abandon(self, planned: PlannedStep) -> None:
+        """End a step's processes at once, without saving: its folder is another's by now.
+
+        From any thread. The call that runs the step raises; one that comes later does, too.
+        """
+        with self._noting:
+            self._abandoned.add(planned.path)
+            seats = self._seats.get(planned.path)
+        if seats is not None:
+            seats.abandon()
 
     def ask_to_stop(self) -> None:
         """Let all steps that run now save and end, and no other begin."""
@@ -93,15 +118,16 @@ class RayRunner:
     def _started(
         self, planned: PlannedStep, seats: Seats, index: int, given: Mapping[str, str]
     ) -> RayMember:
-        count = resources_of(planned).processes
+        wanted = resources_of(planned)
         sent = SentProcess(
             payload=self._payloads[planned.path],
             # As an argument and not by Ray's runtime_env, which its dashboard shows to everybody.
             environment={**forwarded_environment(), **given},
+            gpus=wanted.gpus or 0,
             folder=planned.path,
             working_folder=os.getcwd(),
             log=log_path(planned.path, index),
-            log_header=log_header(planned, index, count),
+            log_header=log_header(planned, index, wanted.processes),
         )
         return seats.member(index, sent)
 
@@ -117,9 +143,19 @@ def ray_runner(plan: Sequence[PlannedStep]) -> RayRunner:
 
 def forwarded_environment() -> dict[str, str]:
     """Variables of this process that a step is to find on its node, too."""
+    environment = member_environment({})
+    # Keys that `ray_run` sent to this process alone.
+    keys = environment.get(NAMES, "").split()
     return {
-        name: value for name, value in member_environment({}).items() if name.startswith(_FORWARDED)
+        name: value
+        for name, value in environment.items()
+        if name.startswith(_FORWARDED) or name in keys
     }
+
+
+def _tell_restart(planned: PlannedStep, seats: Seats, end: GangEnd) -> None:
+    seats.require_kept()  # those that were ended on purpose were not lost
+    tell_restart_of(planned, end)
 
 
 def _refuse_own_memory(planned: PlannedStep) -> None:

@@ -15,11 +15,13 @@ from dataclasses import dataclass
 
 from chomp.errors import LaunchError, message
 from chomp.executor.status import STATUS
+from chomp.launch.free_port import free_port
 from chomp.launch.gang import member_environment
 from chomp.launch.outcome import Outcome, outcome_of
 from chomp.launch.ray_connection import imported_ray
 from chomp.launch.step_logs import appended_log
 from chomp.launch.step_member import StepMember
+from chomp.launch.visible_gpus import hidden_gpus, visible_gpus
 from chomp.storage import exists, join
 
 _POLL_S = 0.05
@@ -31,6 +33,7 @@ class SentProcess:
 
     payload: bytes  # by `payload_of`
     environment: Mapping[str, str]  # over that of the node
+    gpus: int  # of the node, which its seat was given
     folder: str  # the step's output
     working_folder: str  # of the driver, which relative paths in the config mean
     log: str
@@ -43,21 +46,23 @@ class Seat:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._is_asked = False
+        self._is_killed = False
         self._member: StepMember | None = None
 
     def free_address(self) -> str:
         """This node's address in the cluster, with a port that nobody listens on now."""
         host = str(imported_ray().util.get_node_ip_address())
-        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as free:
-            free.bind((host, 0))
-            return f"{f'[{host}]' if ':' in host else host}:{free.getsockname()[1]}"
+        # Not kept until it is used: JAX binds it itself, and a gang tries another if it is taken.
+        return f"{f'[{host}]' if ':' in host else host}:{free_port(host)}"
 
     def run(self, sent: SentProcess) -> tuple[int, Outcome | None]:
         """Start the process and wait for its end: the exit code, and what it left behind."""
         try:
             _enter_folders(sent)
             with appended_log(sent.log, sent.log_header) as log:
-                environment = {**member_environment({}), **sent.environment}
+                # Ray hides those of others, but none from a process that has asked for none.
+                hidden = {} if sent.gpus else hidden_gpus(bool(visible_gpus()))
+                environment = {**member_environment(hidden), **sent.environment}
                 member = StepMember(sent.payload, environment=environment, log=log)
                 # In this thread, which lives as long as the process: the kernel ties it to that.
                 return self._until_ended(member)
@@ -71,10 +76,19 @@ class Seat:
             if self._member is not None:
                 self._member.terminate()
 
+    def kill(self) -> None:
+        """End the process now, and what it has started; one that comes later ends at once."""
+        with self._lock:
+            self._is_killed = True
+            if self._member is not None:
+                self._member.kill()
+
     def _until_ended(self, member: StepMember) -> tuple[int, Outcome | None]:
         with self._lock:
             self._member = member
-            if self._is_asked:
+            if self._is_killed:
+                member.kill()
+            elif self._is_asked:
                 member.terminate()
         try:
             while (code := member.poll()) is None:

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from types import FrameType
 
 from chomp.errors import require
+from chomp.launch.outcome import PREEMPTED_EXIT_CODE
 from chomp.launch.telling import tell_restart
 
-PREEMPTED_EXIT_CODE = 75
 OPTION = "--restarts"
 
 

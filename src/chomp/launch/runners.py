@@ -23,6 +23,8 @@ class ChosenRunner:
     run: Runner
     max_concurrent: int = 1
     ask_to_stop: Callable[[], None] = lambda: None
+    # Ends a step that is another's by now; None: it runs in this process, which has to end itself.
+    abandon: Callable[[PlannedStep], None] | None = None
     has_logs: bool = False  # whether what steps print goes to their folders, and not to a terminal
 
 
@@ -69,9 +71,13 @@ def runner_named(
         from chomp.launch.process_runner import process_runner, usual_concurrency
 
         most = max_concurrent or usual_concurrency(plan)
-        with process_runner(plan, max_concurrent=most) as here:
+        with process_runner(plan) as here:
             yield ChosenRunner(
-                run=here, max_concurrent=most, ask_to_stop=here.ask_to_stop, has_logs=True
+                run=here,
+                max_concurrent=most,
+                ask_to_stop=here.ask_to_stop,
+                abandon=here.abandon,
+                has_logs=True,
             )
     else:
         from chomp.launch.ray_runner import ray_runner
@@ -80,5 +86,9 @@ def runner_named(
         most = max_concurrent or min(_MOST_ON_RAY, max(1, to_do))
         with ray_runner(plan) as there:
             yield ChosenRunner(
-                run=there, max_concurrent=most, ask_to_stop=there.ask_to_stop, has_logs=True
+                run=there,
+                max_concurrent=most,
+                ask_to_stop=there.ask_to_stop,
+                abandon=there.abandon,
+                has_logs=True,
             )

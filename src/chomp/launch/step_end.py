@@ -29,7 +29,8 @@ def raise_end(planned: PlannedStep, end: GangEnd, stop: StopWish) -> None:
     outcome = end.outcome
     if end.code == 0 and outcome is not None and not outcome.kinds:
         return
-    if stop.signal is not None and (end.is_lost or _is_interruption(outcome)):
+    is_silent = outcome is None  # whatever it was about, it was not to fail
+    if stop.signal is not None and (end.is_lost or is_silent or _is_interruption(outcome)):
         raise _interruption(outcome, stop)
     # Preempted for good is an interruption too: the same command goes on.
     if outcome is not None and outcome.kinds and (not end.is_lost or outcome.is_preempted):
@@ -79,11 +80,16 @@ def _lost(planned: PlannedStep, end: GangEnd) -> str:
     count, most = resources_of(planned).processes, resources_of(planned).restarts
     who = "its process" if count == 1 else f"process {end.member} of {count}"
     again = f" and so did the {end.restarts} before it" if end.restarts else ""
-    fix = "look for the reason there (a lack of memory?); the same command continues"
+    # What kills without being asked is most often the kernel, for want of memory.
+    guess = " (a lack of memory?)" if end.code == -signal.SIGKILL else ""
+    fix = f"look for the reason there{guess}; the same command continues"
+    if count == 1 and end.code >= 0 and end.outcome is None:
+        # No signal: something in it has ended the process, past all that Python does then.
+        fix = "look there for what ends it (os._exit, a fatal error of a library), and correct that"
     if count > 1 and end.restarts == most:
         fix += f", with resources.restarts above {most} more often by itself"
     return message(
-        given=f"{planned.title}: {who} {told_code(end.code)} before it was done{again}. Its log: "
+        given=f"{who} {told_code(end.code)} before it was done{again}. Its log: "
         f"{log_path(planned.path, end.member)}",
         allowed="processes that run until their step is done",
         fix=fix,

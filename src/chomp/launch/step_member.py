@@ -1,9 +1,12 @@
 """A step's process on this machine: started, watched, and ended with the one that started it."""
 
+import os
+import signal
 import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -51,8 +54,11 @@ class StepMember:
         self._process.terminate()
 
     def kill(self) -> None:
-        """End it now."""
-        self._process.kill()
+        """End it now, and what it has started; does nothing to one that has ended."""
+        if self._process.poll() is None:
+            # Its group, which it leads: what it has started must not write any more either.
+            with suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
 
     def outcome(self) -> Outcome | None:
         """How the step ended; None if its process could not say so any more."""

@@ -5,6 +5,7 @@ that of a launch file which ran the step itself: 0, an error's own, 75 and 130 f
 What the step prints goes where this process was told to print.
 """
 
+import faulthandler
 import sys
 import traceback
 
@@ -40,4 +41,5 @@ def _show(error: BaseException) -> None:
 
 
 if __name__ == "__main__":
+    faulthandler.enable()  # a crash in native code leaves where it was in the log
     sys.exit(run_sent_step(sys.stdin.buffer.read(), sys.argv[1]))

@@ -5,6 +5,7 @@ one object notes the signals, and all of them look at it. While nobody does, a s
 the main thread is about, as it always did.
 """
 
+import os
 import signal
 import threading
 from collections.abc import Iterator
@@ -13,9 +14,9 @@ from types import FrameType, TracebackType
 from typing import Any
 
 from chomp.errors import RunInterrupted
-from chomp.launch.outcome import INTERRUPTED_EXIT_CODE
-from chomp.launch.restarts import PREEMPTED_EXIT_CODE
+from chomp.launch.outcome import INTERRUPTED_EXIT_CODE, PREEMPTED_EXIT_CODE
 
+_PATIENCE = "Asked to stop: waiting for the processes to save. A third signal kills them.\n"
 _EXIT_CODES = {signal.SIGINT: INTERRUPTED_EXIT_CODE, signal.SIGTERM: PREEMPTED_EXIT_CODE}
 
 
@@ -85,3 +86,6 @@ class StopWish:
         self.times += 1
         if self._watchers == 0:
             raise self.interruption()
+        if self.times == 1:
+            # Past Python's streams: the signal may have come in the middle of a line to one.
+            os.write(2, _PATIENCE.encode())

@@ -6,9 +6,13 @@ what is there.
 """
 
 import itertools
+import math
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
+
+import yaml
 
 from chomp.config import apply_overrides
 from chomp.config.fields import ConfigClass
@@ -21,6 +25,8 @@ L = TypeVar("L", bound=ConfigClass)
 
 Point = tuple[str, ...]  # `dotted=value`, as on a command line
 
+# A word that a command line takes for itself, unless YAML has another meaning for it.
+_WORD = re.compile(r"[A-Za-z_][\w./-]*")
 # More runs than anybody means: a comma too many multiplies.
 MAX_POINTS = 1000
 
@@ -75,7 +81,10 @@ def grid_of(axes: Sequence[str]) -> list[Point]:
 
 
 def points_in_file(path: str) -> list[Point]:
-    """The points of a YAML file: a list of mappings from dotted fields to values."""
+    """The points of a YAML file: a list of mappings from dotted fields to values.
+
+    What is text there stays text: "null" in quotes is no null, and "5" no number.
+    """
     content = parsed_yaml(read_text(path), source=path)
     if not isinstance(content, list) or not all(isinstance(item, Mapping) for item in content):
         raise ConfigError(
@@ -120,13 +129,29 @@ def _split(values: str) -> list[str]:
 
 
 def _as_text(value: Any) -> str:
+    """A value of a file as an override writes it: read again, it is that value."""
     if value is None:
         return "null"
     if isinstance(value, bool):
         return str(value).lower()
+    if isinstance(value, str):
+        return _quoted(value)
     if isinstance(value, list):
         return f"[{', '.join(map(_as_text, value))}]"
+    if isinstance(value, Mapping):
+        entries = (f"{_as_text(key)}: {_as_text(item)}" for key, item in value.items())
+        return f"{{{', '.join(entries)}}}"
+    if isinstance(value, float) and not math.isfinite(value):
+        return ".nan" if math.isnan(value) else f"{'-' * (value < 0)}.inf"
     return str(value)
+
+
+def _quoted(text: str) -> str:
+    """Text in quotes, where it would not be taken for itself without: "null" and "5" would not."""
+    if _WORD.fullmatch(text) and parsed_yaml(text, source="a word") == text:
+        return text
+    quoted: str = yaml.safe_dump(text, default_style='"', width=math.inf, allow_unicode=True)
+    return quoted.rstrip("\n")
 
 
 def _counted(points: Iterable[Point]) -> dict[frozenset[str], int]:

@@ -6,6 +6,7 @@ broken over two lines cannot be copied.
 
 import logging
 import re
+import sys
 import traceback
 from collections.abc import Sequence
 from contextlib import suppress
@@ -15,7 +16,9 @@ from rich.text import Text
 
 from chomp.errors import ChompError, LaunchError, StorageError, message
 from chomp.executor import PlannedStep, StepFailure
-from chomp.executor.status import ERROR, LOG
+from chomp.executor.status import ERROR
+from chomp.launch.outcome import RaisedElsewhere
+from chomp.launch.step_logs import log_path
 from chomp.storage import LeaseHolder, exists, join
 
 _console = Console(soft_wrap=True)
@@ -55,13 +58,18 @@ def tell_nothing_run(what: str) -> None:
 def tell_start(planned: PlannedStep, *, has_log: bool = False) -> None:
     """A step begins. `has_log`: what it prints is not seen here, so say where it is."""
     parts = [planned.step.description, f"({planned.reason})"]
-    parts += [f"log: {join(planned.path, LOG)}"] if has_log else []
+    parts += [f"log: {log_path(planned.path)}"] if has_log else []
     _say(_console, "bold", planned.step.name, "  ".join(filter(None, parts)))
 
 
 def tell_wait(planned: PlannedStep, holder: LeaseHolder) -> None:
     """Another process is at a step, and this one waits."""
     _say(_console, "yellow", "Waiting", f"for {planned.title}, held by {holder}")
+
+
+def tell_gpu_wait(planned: PlannedStep, count: int) -> None:
+    """A step has begun and waits for GPUs that other steps of this launch have."""
+    _say(_console, "yellow", "Waiting", f"for {count} GPU{'s' * (count > 1)}: {planned.title}")
 
 
 def tell_done(planned: PlannedStep) -> None:
@@ -92,8 +100,7 @@ def tell_failure(failure: StepFailure) -> None:
     if isinstance(error, ChompError):
         _say(_errors, "red", "Error:", f"{planned.title}: {_with_notes(error)}")
     else:
-        # Python's own, since rich would cut lines and hide what a bug report needs.
-        traceback.print_exception(error)
+        _show_bug(error)
         _say(_errors, "red", "Error:", f"{planned.title} failed; its folder is {planned.path}")
 
 
@@ -152,6 +159,15 @@ def force_flag(planned: PlannedStep) -> str:
     return f"--force '^{pattern}$'"
 
 
+def _show_bug(error: BaseException) -> None:
+    # Python's own, since rich would cut lines and hide what a bug report needs.
+    if isinstance(error.__cause__, RaisedElsewhere):
+        # How it came from there to here explains nothing.
+        print(error.__cause__.args[0].rstrip("\n"), file=sys.stderr)
+    else:
+        traceback.print_exception(error)
+
+
 def _say(console: Console, style: str, label: str, text: str) -> None:
     # As Text and not as markup: what is told may hold brackets of its own.
     console.print(Text.assemble((label, style), " ", text))
@@ -164,9 +180,9 @@ def _with_notes(error: ChompError) -> str:
 def _log_of(planned: PlannedStep) -> str:
     """What tells most of how a step ended: what it printed, else its traceback, else its folder."""
     with suppress(StorageError):  # a folder that cannot be read is why it failed, perhaps
-        for name in (LOG, ERROR):
-            if exists(join(planned.path, name)):
-                return join(planned.path, name)
+        for place in (log_path(planned.path), join(planned.path, ERROR)):
+            if exists(place):
+                return place
     return planned.path
 
 

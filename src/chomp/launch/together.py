@@ -13,7 +13,9 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, redirect_stdout
+from pathlib import Path
 from typing import Any
 
 from chomp.config import fingerprint
@@ -22,9 +24,11 @@ from chomp.executor import PlannedStep
 from chomp.executor.source import template_folder
 from chomp.launch.step_end import resources_of
 
-# Set by JAX's users and by SLURM; what they mean is read by `chomp.mesh`.
-_COUNTS = ("JAX_NUM_PROCESSES", "SLURM_NTASKS")
-_INDEXES = ("JAX_PROCESS_ID", "SLURM_PROCID")
+# Set by JAX's users, and by `srun` (and not for a batch script, which is one process of a job that
+# may have many). What they mean is read by `chomp.mesh`.
+_COUNT, _INDEX = "JAX_NUM_PROCESSES", "JAX_PROCESS_ID"
+_SLURM_COUNT, _SLURM_NODES = "SLURM_STEP_NUM_TASKS", "SLURM_STEP_NODELIST"
+_SLURM_INDEX = "SLURM_PROCID"
 _LOOK_EVERY_S = 0.2
 # The words of one launch must not be taken for those of the next in the same processes.
 _launches = itertools.count()
@@ -37,7 +41,17 @@ def is_spokesman() -> bool:
     """Whether this process tells of a launch: alone, or the first of several. Asks no device."""
     if not _may_be_several():
         return True
-    return next((os.environ[name] for name in _INDEXES if os.environ.get(name)), "0") == "0"
+    return (os.environ.get(_INDEX) or os.environ.get(_SLURM_INDEX) or "0") == "0"
+
+
+@contextmanager
+def spoken_once() -> Iterator[None]:
+    """What is printed inside comes out of one process of a launch; errors come out of all."""
+    if is_spokesman():
+        yield
+        return
+    with Path(os.devnull).open("w") as nowhere, redirect_stdout(nowhere):
+        yield
 
 
 def run_together(planned: Sequence[PlannedStep], run: RunWith) -> int | None:
@@ -71,10 +85,12 @@ def run_together(planned: Sequence[PlannedStep], run: RunWith) -> int | None:
 
 
 def _may_be_several() -> bool:
-    return any(os.environ.get(name, "1") not in ("", "1") for name in _COUNTS) or bool(
-        # A number alone is half an invitation, which is refused over there.
-        os.environ.get(_INDEXES[0]) and not os.environ.get(_COUNTS[0])
-    )
+    """Whether it is worth asking JAX, which takes the devices of this machine."""
+    count = os.environ.get(_COUNT)
+    if count or os.environ.get(_INDEX):
+        return count != "1"  # a number alone is half an invitation, which is refused over there
+    tasks = os.environ.get(_SLURM_COUNT, "")
+    return tasks.isdigit() and int(tasks) > 1 and bool(os.environ.get(_SLURM_NODES))
 
 
 def _lead(words: str, planned: Sequence[PlannedStep], run: RunWith, count: int) -> int:

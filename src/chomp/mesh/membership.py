@@ -7,25 +7,31 @@ without a sign of life, or after CHOMP_HEARTBEAT_S.
 """
 
 import atexit
+import errno
 import logging
 import os
 import re
+import socket
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 import jax
 
-from chomp.errors import ConfigError, RunInterrupted, message, require
+from chomp.errors import ConfigError, LaunchError, RunInterrupted, message, require
 from chomp.mesh.processes import is_first, post, wait_for_posts
 
 ADDRESS = "JAX_COORDINATOR_ADDRESS"
+BIND_ADDRESS = "JAX_COORDINATOR_BIND_ADDRESS"
 COUNT = "JAX_NUM_PROCESSES"
 INDEX = "JAX_PROCESS_ID"
 HEARTBEAT = "CHOMP_HEARTBEAT_S"
-SLURM_COUNT = "SLURM_NTASKS"
-# What `srun` tells each of its processes, and JAX asks for. A batch script has not all of them.
-_SLURM = ("SLURM_JOB_ID", "SLURM_STEP_NODELIST", "SLURM_PROCID", "SLURM_LOCALID", SLURM_COUNT)
+# What a job was given; a batch script and a shell of `salloc` have it as well.
+_SLURM_JOB_COUNT = "SLURM_NTASKS"
+# What `srun` started, which alone tells how many there are: 1 in a shell that it started.
+_SLURM_COUNT = "SLURM_STEP_NUM_TASKS"
+# What `srun` tells each of its processes, and JAX asks for.
+_SLURM = ("SLURM_JOB_ID", "SLURM_STEP_NODELIST", "SLURM_PROCID", "SLURM_LOCALID", _SLURM_JOB_COUNT)
 _GPUS_EACH = "SLURM_GPUS_PER_TASK"
 # The others lose their connections with process 0, so it leaves last; but not much later.
 _LAST_WORDS_S = 3.0
@@ -34,6 +40,13 @@ _LEAVING = "leaving"
 log = logging.getLogger(__name__)
 
 _exit_code: int | None = None
+
+
+class CoordinatorAddressTaken(LaunchError):
+    """Another program listens where process 0 is to wait for the others."""
+
+    # The number of EADDRINUSE, for launchers that see no more of a process than its exit code.
+    exit_code = 98
 
 
 def join_processes(environ: Mapping[str, str] | None = None) -> bool:
@@ -53,6 +66,8 @@ def join_processes(environ: Mapping[str, str] | None = None) -> bool:
         return _joined_by_slurm(environ)
     count, index = _placed(given)
     if count > 1:
+        if index == 0:
+            _require_free(environ.get(BIND_ADDRESS) or f"[::]:{given[ADDRESS].rpartition(':')[2]}")
         jax.distributed.initialize(
             given[ADDRESS],
             num_processes=count,
@@ -82,27 +97,64 @@ def leaving_on_error() -> Iterator[None]:
 
 def _joined_by_slurm(environ: Mapping[str, str]) -> bool:
     """Join the other processes of an `srun`; False where there are none."""
-    count = environ.get(SLURM_COUNT, "1")
-    if not count.isdigit() or int(count) < 2:
-        return False
-    missing = [name for name in _SLURM if not environ.get(name)]
-    if missing:
-        # `salloc`, and a batch script by itself: one process, whatever the job was given.
-        log.warning(
-            "%s=%s, but this process was not started by srun (no %s): it runs alone",
-            SLURM_COUNT,
-            count,
-            ", ".join(missing),
-        )
+    given, count = environ.get(_SLURM_JOB_COUNT, ""), environ.get(_SLURM_COUNT, "")
+    if not _is_several(count) or not all(environ.get(name) for name in _SLURM):
+        if _is_several(given):
+            # `salloc`, and a batch script by itself: one process, whatever the job was given.
+            log.warning(
+                "%s=%s, but this process is none of several that srun started (%s=%s): it runs "
+                "alone",
+                _SLURM_JOB_COUNT,
+                given,
+                _SLURM_COUNT,
+                count,
+            )
         return False
     # JAX reads the rest of SLURM's variables: the first node, and a port by the job.
     jax.distributed.initialize(
+        num_processes=int(count),
         cluster_detection_method="slurm",
         local_device_ids=_own_gpus(environ),
         heartbeat_timeout_seconds=_heartbeat_s(environ),
     )
     log.info("process %s of %s, by SLURM's srun", environ["SLURM_PROCID"], count)
     return True
+
+
+def _is_several(count: str) -> bool:
+    return count.isdigit() and int(count) > 1
+
+
+def _require_free(address: str) -> None:
+    """Raise `CoordinatorAddressTaken` if another program listens at an address of this machine.
+
+    JAX itself ends by a segmentation fault then (0.10.2), or shares the port with another run of
+    the same user, so that processes of both meet there.
+    """
+    host, _, port = address.rpartition(":")
+    host = host.strip("[]")
+    # Where there is no IPv6, "::" means all addresses of the other kind.
+    hosts = (host, "0.0.0.0") if host == "::" else (host,)
+    if port.isdigit() and any(_is_taken(each, int(port)) for each in hosts):
+        raise CoordinatorAddressTaken(
+            message(
+                given=f"process 0 is to wait for the others at {address}, and another program "
+                "listens there",
+                allowed="a port of its own for each run",
+                fix=f"choose another one in {ADDRESS}, or end that program (ss -ltnp names it)",
+            )
+        )
+
+
+def _is_taken(host: str, port: int) -> bool:
+    try:
+        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+            # As JAX does: connections of a run that has ended linger for a minute, and do no harm.
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind((host, port))
+    except OSError as error:
+        return error.errno == errno.EADDRINUSE  # what else is wrong is left to JAX to say
+    return False
 
 
 def _own_gpus(environ: Mapping[str, str]) -> list[int] | None:
