@@ -55,3 +55,12 @@ def test_gradients_come_back_in_the_dtype_of_the_parameters():
     found = gradient(jnp.asarray([1.0, 2.0]))
     assert found.dtype == jnp.float32
     np.testing.assert_array_equal(found, [2.0, 4.0])
+
+
+def test_time_constants_and_state_stay_float32_where_the_groups_are_told():
+    tree = {name: jnp.ones(2) for name in ("w", "rate", "bias")}
+    groups = {"w": "matrix", "rate": "dynamics", "bias": "state"}
+    policy = Precision(params="bfloat16", compute="float16")
+    for cast, dtype in ((policy.for_params, jnp.bfloat16), (policy.for_compute, jnp.float16)):
+        found = cast(tree, groups)
+        assert [found[name].dtype for name in tree] == [dtype, jnp.float32, jnp.float32]

@@ -74,3 +74,19 @@ def test_a_weight_without_a_group_is_refused_by_its_path():
     weights = {"w": jnp.ones((2, 2)), "extra": jnp.ones(2)}
     with pytest.raises(ConfigError, match=r"differ at extra\. Allowed: exactly one group"):
         group_table(weights, {"w": "matrix"}, GrugOptimizerConfig())
+
+
+@pytest.mark.parametrize("name", ["adamw", "muon"])
+def test_what_a_step_sets_itself_is_left_alone_and_has_no_moments(name):
+    weights = {"w": jnp.ones((4, 4)), "bias": jnp.full((3, 5), 7.0)}
+    groups = {"w": "matrix", "bias": "state"}
+    config = GrugOptimizerConfig(name=name, weight_decay=0.1, warmup_steps=0)
+    optimizer = config.build(10, groups)
+    state = optimizer.init(weights)
+    gradient = jax.tree.map(jnp.ones_like, weights)
+    updates, _ = optimizer.update(gradient, state, weights)
+    assert (updates["bias"] == 0).all()
+    assert (updates["w"] != 0).all()
+    assert (3, 5) not in [leaf.shape for leaf in jax.tree.leaves(state)]
+    rows = [line.split()[:4] for line in group_table(weights, groups, config).splitlines()]
+    assert ["state", "none", "none", "1"] in rows

@@ -14,6 +14,10 @@ from chomp.errors import require
 
 Tree = TypeVar("Tree")
 
+# What a model's `param_groups()` calls so is float32 at rest and at work: time constants and biases
+# whose steps bfloat16 would round away.
+FLOAT32_GROUPS = ("dynamics", "state")
+
 _DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16, "float16": jnp.float16}
 
 
@@ -56,18 +60,21 @@ class Precision:
             parts[name] = dtype
         return Precision(**parts)
 
-    def for_params(self, tree: Tree) -> Tree:
-        """`tree` with its floating-point arrays in the parameter dtype."""
-        return _cast(tree, _DTYPES[self.params])
+    def for_params(self, tree: Tree, groups: Tree | None = None) -> Tree:
+        """`tree` with its floating-point arrays in the parameter dtype.
 
-    def for_compute(self, tree: Tree) -> Tree:
-        """`tree` with its floating-point arrays in the compute dtype."""
-        return _cast(tree, _DTYPES[self.compute])
+        `groups`: a model's `param_groups()`, for one that has leaves of `FLOAT32_GROUPS`.
+        """
+        return _cast(tree, _DTYPES[self.params], groups)
+
+    def for_compute(self, tree: Tree, groups: Tree | None = None) -> Tree:
+        """`tree` with its floating-point arrays in the compute dtype; `groups` as above."""
+        return _cast(tree, _DTYPES[self.compute], groups)
 
 
-def _cast(tree: Any, dtype: Any) -> Any:
-    def cast(leaf: Any) -> Any:
+def _cast(tree: Any, dtype: Any, groups: Any) -> Any:
+    def cast(leaf: Any, group: str = "") -> Any:
         is_float = isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jnp.floating)
-        return leaf.astype(dtype) if is_float else leaf
+        return leaf.astype(dtype) if is_float and group not in FLOAT32_GROUPS else leaf
 
-    return jax.tree.map(cast, tree)
+    return jax.tree.map(cast, tree) if groups is None else jax.tree.map(cast, tree, groups)

@@ -112,19 +112,22 @@ class GrugOptimizerConfig(Config):
         schedule = self.schedule(num_steps)
         decay = {"weight_decay": self.weight_decay, "param_groups": param_groups}
         by_adam = adamw(self.adam, schedule, **decay)
-        if self.name == "adamw":
+        if self.name == "adamw" and "state" not in jax.tree.leaves(param_groups):
             rule = optax.chain(clip, *by_adam)
         else:
-            by_muon = muon(self.muon, schedule, **decay)
-            rules = {"adamw": optax.chain(*by_adam), "muon": optax.chain(*by_muon)}
+            rules = {"adamw": optax.chain(*by_adam), "none": optax.set_to_zero()}
+            if self.name == "muon":
+                rules["muon"] = optax.chain(*muon(self.muon, schedule, **decay))
             # As a function: a tree of labels may be a model, which optax would take for one.
             rule = optax.chain(
                 clip, optax.partition(rules, lambda params: self._rules(params, param_groups))
             )
         return optax.GradientTransformation(rule.init, _with_standard_promotion(rule.update))
 
-    def updated_by(self, group: Group, num_axes: int) -> Literal["adamw", "muon"]:
+    def updated_by(self, group: Group, num_axes: int) -> Literal["adamw", "muon", "none"]:
         """The optimizer that updates a weight of a group with so many axes."""
+        if group == "state":
+            return "none"
         return "muon" if self.name == "muon" and self.muon.takes(group, num_axes) else "adamw"
 
     def _rules(self, params: Any, param_groups: Any) -> Any:
@@ -139,7 +142,7 @@ class GrugOptimizerConfig(Config):
                 fix="label it 'vector' in the model's param_groups()",
             )
         require(
-            "muon" in rules,
+            self.name != "muon" or "muon" in rules,
             given=f"optim.name='muon' with no weight for it among {len(weights)}, whose groups are "
             f"{sorted({weight.group for weight in weights})}",
             allowed="a model with weights in the group 'matrix'",

@@ -21,7 +21,7 @@ def group_table(params: Any, param_groups: Any, config: GrugOptimizerConfig) -> 
     rows = [
         _row(group, rule, config, sizes[group, rule])
         for group in PARAM_GROUPS
-        for rule in ("muon", "adamw")
+        for rule in ("muon", "adamw", "none")
         if (group, rule) in sizes
     ]
     everything = [size for found in sizes.values() for size in found]

@@ -10,7 +10,9 @@ import jax
 
 from chomp.errors import ConfigError, message
 
-Group = Literal["matrix", "embedding", "vector", "dynamics"]
+# `state` is what a train step itself sets beside the weights, such as the bias of a router: no
+# optimizer touches it.
+Group = Literal["matrix", "embedding", "vector", "dynamics", "state"]
 PARAM_GROUPS: tuple[Group, ...] = get_args(Group)
 # Weight decay pulls on these alone: it would move norms, tables and time constants off their scale.
 DECAYED_GROUPS: tuple[Group, ...] = ("matrix",)

@@ -1,0 +1,441 @@
+"""The base model with a mixture of experts in the place of every MLP.
+
+Each token goes through the experts that its router chooses and through one that all share. A bias
+on the choice keeps the experts even: state that the train step sets, and that nothing trains.
+"""
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal, NamedTuple
+from zlib import crc32
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jax.sharding import AbstractMesh
+from jax.sharding import PartitionSpec as P
+from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import PRNGKeyArray as Key
+
+from chomp.config import Config, setting
+from chomp.errors import require, require_at_most, require_divides, require_positive
+from chomp.kernels import loss, moe
+from chomp.kernels.attention import AttentionMask, Backend, KeyValueCache, attention
+from chomp.kernels.attention.mask import PAD_SEGMENT
+from chomp.kernels.norm import rms_norm
+from chomp.kernels.projection import projections
+from chomp.kernels.remat import Remat, recomputed
+from chomp.kernels.rotary import Angles, require_pairs, rotary_angles, rotate
+from chomp.mesh import BATCH_AXES, abstract_mesh
+
+# Axes: B batch, S sequence, D model width, H query heads, G key-value heads, K head width,
+# W a width cut over `model` (HK, GK or F), F MLP width, V vocabulary, L layers, E experts.
+Tokens = Int[Array, "B S"]
+Hidden = Float[Array, "B S D"]
+Logits = Float[Array, "B S V"]  # always float32
+Layer = KeyValueCache | None  # what a layer has seen; None outside of decoding
+Cache = tuple[Layer, ...]
+Mask = AttentionMask | None  # None: causal
+IsReal = Bool[Array, "B S"] | None  # None: no padding
+
+_MAY_BE_ZERO = ("shared_dim", "balance_rate", "balance_loss_weight", "router_z_loss_weight")
+# Where activations lie: rows over the batch axes, heads over `model`.
+ROWS = P(BATCH_AXES, None, None)
+HEADS = P(BATCH_AXES, None, "model", None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GrugModelConfig(Config):
+    """Shape of the model. Only the vocabulary has no default: it belongs to the tokenizer."""
+
+    vocab_size: int
+    hidden_dim: int = 512
+    num_experts: int = 8
+    experts_per_token: int = 2
+    expert_dim: int = 512  # width of one expert
+    shared_dim: int = 512  # of the expert that every token goes through; 0: none
+    # Rows that a device may send another, as a multiple of an even share. Beyond it the lowest
+    # weights are dropped, in training alone; without a mesh.expert above 1 nothing ever is.
+    capacity_factor: float = setting(default=1.25, mark="schedule")
+    # What keeps experts even: a bias on the choice, which every step moves by this share of the way
+    # to where its own tokens would be spread evenly (0: none); or a term of the loss.
+    balance_rate: float = setting(default=0.3, mark="schedule")
+    balance_loss_weight: float = setting(default=0.0, mark="schedule")
+    router_z_loss_weight: float = setting(default=1e-3, mark="schedule")
+    num_layers: int = 6
+    num_heads: int = 8
+    num_kv_heads: int = 8
+    head_dim: int | None = None  # None: hidden_dim / num_heads
+    max_seq_len: int = 1024
+    mlp: Literal["relu2", "swiglu"] = "relu2"
+    qk_norm: bool = True
+    rope_theta: float = 10_000.0
+    document_positions: bool = False  # positions begin again with each document of a row
+    sliding_window: int | None = None  # tokens each query sees; None: the whole prefix
+    logit_soft_cap: float | None = None  # logits end as cap * tanh(logits / cap)
+    layer_norm_eps: float = 1e-5
+    initializer_std: float = 0.02
+    remat: Remat = setting(default="none", mark="schedule")  # what the backward pass makes again
+    attention: Backend = setting(default="auto", mark="schedule")  # which kernel
+
+    def __post_init__(self) -> None:
+        require_positive(self, *(name for name in vars(self) if name not in _MAY_BE_ZERO))
+        for name in _MAY_BE_ZERO:
+            value = getattr(self, name)
+            fix = f"set model.{name}=0 to go without"
+            require(value >= 0, given=f"model.{name}={value}", allowed="0 or more", fix=fix)
+        limit = ("model.num_experts", self.num_experts)
+        require_at_most("model.experts_per_token", self.experts_per_token, *limit)
+        require_divides("num_kv_heads", self.num_kv_heads, "num_heads", self.num_heads)
+        if self.head_dim is None:
+            require_divides("num_heads", self.num_heads, "hidden_dim", self.hidden_dim)
+        require_pairs(self.inferred_head_dim)
+
+    @property
+    def inferred_head_dim(self) -> int:
+        """Width of one attention head."""
+        return self.head_dim or self.hidden_dim // self.num_heads
+
+    def flops_per_token(self, seq_len: int) -> float:
+        """Forward operations per token in a row of `seq_len`: 2 per multiply-add, causal."""
+        window = min(self.sliding_window or seq_len, seq_len)
+        # Query i sees min(i, window) keys, i = 1..seq_len: the mean over the row.
+        keys_seen = window - window * (window - 1) / (2 * seq_len)
+        d, width, heads = self.hidden_dim, self.inferred_head_dim, self.num_heads
+        attention = 2 * width * (d * (heads + self.num_kv_heads) + keys_seen * heads)
+        # Those that a token goes through; the others wait.
+        active = self.experts_per_token * self.expert_dim + self.shared_dim
+        mlp = (3 if self.mlp == "swiglu" else 2) * d * active + d * self.num_experts
+        return 2.0 * (self.num_layers * (attention + mlp) + d * self.vocab_size)
+
+
+class LayerOut(NamedTuple):
+    """What a layer gives: the residual stream, its cache, and what is known of its routing."""
+
+    x: Hidden
+    cache: Layer
+    routing: moe.RouterSums
+
+
+def _weight(key: Key, path: str, shape: tuple[int, ...], spec: P, std: float) -> Array:
+    """A weight drawn from a key of its own path: no mesh and no other weight can change it."""
+    own_key = jax.random.fold_in(key, crc32(path.encode()))
+    return std * jax.random.truncated_normal(own_key, -3.0, 3.0, shape, out_sharding=spec)
+
+
+# FSDP and tensor parallelism by hand: a weight's shards over `data` are collected for its product,
+# its cut over `model` stays. Into columns that need no exchange, out of them with a sum.
+def _columns(x: Hidden, *weights: Array) -> tuple[Float[Array, "B S _"], ...]:
+    return projections(x, *(jax.reshard(weight, P(None, "model")) for weight in weights))
+
+
+def _rows(x: Float[Array, "B S W"], weight: Array) -> Hidden:
+    return jnp.einsum("bsw,wd->bsd", x, jax.reshard(weight, P("model", None)), out_sharding=ROWS)
+
+
+class Attention(eqx.Module):
+    """Grouped-query attention with rotary positions and, if asked, normalised queries and keys."""
+
+    w_q: Float[Array, "D HK"]
+    w_k: Float[Array, "D GK"]
+    w_v: Float[Array, "D GK"]
+    w_o: Float[Array, "HK D"]
+    q_norm: Float[Array, " K"] | None
+    k_norm: Float[Array, " K"] | None
+    cfg: GrugModelConfig = eqx.field(static=True)
+
+    @staticmethod
+    def init(cfg: GrugModelConfig, path: str, *, key: Key) -> "Attention":
+        """Random projections in, zeros out: each block starts as the identity."""
+        d, k, std = cfg.hidden_dim, cfg.inferred_head_dim, cfg.initializer_std
+        hk, gk, spec = cfg.num_heads * k, cfg.num_kv_heads * k, P("data", "model")
+        return Attention(
+            w_q=_weight(key, f"{path}/w_q", (d, hk), spec, std),
+            w_k=_weight(key, f"{path}/w_k", (d, gk), spec, std),
+            w_v=_weight(key, f"{path}/w_v", (d, gk), spec, std),
+            w_o=jnp.zeros((hk, d), out_sharding=P("model", "data")),
+            q_norm=jnp.ones(k, out_sharding=P(None)) if cfg.qk_norm else None,
+            k_norm=jnp.ones(k, out_sharding=P(None)) if cfg.qk_norm else None,
+            cfg=cfg,
+        )
+
+    def _heads(self, flat: Array, norm: Array | None = None) -> Float[Array, "B S H K"]:
+        k = self.cfg.inferred_head_dim
+        heads = jnp.reshape(flat, (*flat.shape[:2], -1, k), out_sharding=HEADS)
+        return heads if norm is None else rms_norm(heads, norm, self.cfg.layer_norm_eps)
+
+    def __call__(
+        self, x: Hidden, mask: AttentionMask, angles: Angles, cache: Layer
+    ) -> tuple[Hidden, Layer]:
+        """What each position gathers; with a cache, x comes after what the cache has seen."""
+        start = 0 if cache is None else cache.length
+        q, k, v = _columns(x, self.w_q, self.w_k, self.w_v)
+        q = rotate(self._heads(q, self.q_norm), angles)
+        k, v = rotate(self._heads(k, self.k_norm), angles), self._heads(v)
+        if cache is not None:
+            k, v, _ = cache = cache.extended(k, v)
+        heads = attention(q, k, v, mask, query_offset=start, backend=self.cfg.attention)
+        flat = jnp.reshape(heads, (*x.shape[:2], -1), out_sharding=P(BATCH_AXES, None, "model"))
+        return _rows(flat, self.w_o), cache
+
+
+class SharedExpert(eqx.Module):
+    """The MLP that every token goes through: two products around relu², or three around a gate."""
+
+    w_up: Float[Array, "D F"]
+    w_gate: Float[Array, "D F"] | None
+    w_down: Float[Array, "F D"]
+
+    @staticmethod
+    def init(cfg: GrugModelConfig, path: str, *, key: Key) -> "SharedExpert":
+        """Random in, zeros out."""
+        shape, std = (cfg.hidden_dim, cfg.shared_dim), cfg.initializer_std
+        w_up = _weight(key, f"{path}/w_up", shape, P("data", "model"), std)
+        w_gate = _weight(key, f"{path}/w_gate", shape, P("data", "model"), std)
+        w_down = jnp.zeros(shape[::-1], out_sharding=P("model", "data"))
+        return SharedExpert(w_up, w_gate if cfg.mlp == "swiglu" else None, w_down)
+
+    def __call__(self, x: Hidden) -> Hidden:
+        if self.w_gate is None:
+            (up,) = _columns(x, self.w_up)
+            return _rows(jnp.square(jax.nn.relu(up)), self.w_down)
+        up, gate = _columns(x, self.w_up, self.w_gate)
+        return _rows(up * jax.nn.silu(gate), self.w_down)
+
+
+class Experts(eqx.Module):
+    """A router, the experts it chooses among, and the one that all tokens share."""
+
+    w_router: Float[Array, "D E"]
+    w_up: Float[Array, "E D F"]
+    w_gate: Float[Array, "E D F"] | None
+    w_down: Float[Array, "E F D"]
+    shared: SharedExpert | None
+    cfg: GrugModelConfig = eqx.field(static=True)
+
+    @staticmethod
+    def init(cfg: GrugModelConfig, path: str, *, key: Key) -> "Experts":
+        """Random in, zeros out. The router is whole on every device, experts are cut three ways."""
+        e, d, f, std = cfg.num_experts, cfg.hidden_dim, cfg.expert_dim, cfg.initializer_std
+        into, shape = P("expert", "data", "model"), (e, d, f)
+        return Experts(
+            w_router=_weight(key, f"{path}/w_router", (d, e), P(None, None), std),
+            w_up=_weight(key, f"{path}/w_up", shape, into, std),
+            w_gate=_weight(key, f"{path}/w_gate", shape, into, std)
+            if cfg.mlp == "swiglu"
+            else None,
+            w_down=jnp.zeros((e, f, d), out_sharding=P("expert", "model", "data")),
+            shared=SharedExpert.init(cfg, f"{path}/shared", key=key) if cfg.shared_dim else None,
+            cfg=cfg,
+        )
+
+    def __call__(
+        self, x: Hidden, bias: Float[Array, " E"], is_real: IsReal, *, capacity_factor: float
+    ) -> tuple[Hidden, moe.RouterSums]:
+        """What the experts make of each token, and how they were chosen."""
+        # The logits are float32 whatever `x` is: experts a rounding apart are told apart.
+        logits = jnp.einsum("bsd,de->bse", x, self.w_router, preferred_element_type=jnp.float32)
+        routing = moe.route(logits, bias, top_k=self.cfg.experts_per_token, is_real=is_real)
+        weights = moe.ExpertWeights(self.w_up, self.w_gate, self.w_down)
+        routed = moe.routed_experts(
+            x, routing.chosen, routing.weights, weights, capacity_factor=capacity_factor
+        )
+        sums = routing.sums._replace(dropped_weight=routed.dropped_weight)
+        y = routed.output if self.shared is None else routed.output + self.shared(x)
+        return y, sums
+
+
+class Block(eqx.Module):
+    """x + attention(norm(x)), then x + experts(norm(x))."""
+
+    attn_norm: Float[Array, " D"]
+    attn: Attention
+    mlp_norm: Float[Array, " D"]
+    experts: Experts
+
+    @staticmethod
+    def init(cfg: GrugModelConfig, path: str, *, key: Key) -> "Block":
+        """One layer; `path` names it among the others."""
+        attn = Attention.init(cfg, f"{path}/attn", key=key)
+        attn_norm, mlp_norm = (jnp.ones(cfg.hidden_dim, out_sharding=P(None)) for _ in range(2))
+        return Block(attn_norm, attn, mlp_norm, Experts.init(cfg, f"{path}/experts", key=key))
+
+    def __call__(
+        self,
+        x: Hidden,
+        mask: AttentionMask,
+        angles: Angles,
+        cache: Layer,
+        bias: Float[Array, " E"],
+        is_real: IsReal,
+        capacity_factor: float,
+    ) -> LayerOut:
+        """The residual stream after this layer, the layer's cache if it has one, its routing."""
+        eps = self.attn.cfg.layer_norm_eps
+        gathered, cache = self.attn(rms_norm(x, self.attn_norm, eps), mask, angles, cache)
+        x = x + gathered
+        normed = rms_norm(x, self.mlp_norm, eps)
+        made, routing = self.experts(normed, bias, is_real, capacity_factor=capacity_factor)
+        return LayerOut(x + made, cache, routing)
+
+
+class Transformer(eqx.Module):
+    """Token ids to hidden states to logits."""
+
+    token_embed: Float[Array, "V D"]
+    blocks: tuple[Block, ...]
+    final_norm: Float[Array, " D"]
+    lm_head: Float[Array, "D V"]
+    router_bias: Float[Array, "L E"]  # no weight: see `param_groups`
+    cfg: GrugModelConfig = eqx.field(static=True)
+
+    @staticmethod
+    def init(cfg: GrugModelConfig, *, key: Key) -> "Transformer":
+        """Fresh weights, equal on every mesh."""
+        v, d, std = cfg.vocab_size, cfg.hidden_dim, cfg.initializer_std
+        return Transformer(
+            token_embed=_weight(key, "token_embed", (v, d), P("model", "data"), std),
+            blocks=tuple(Block.init(cfg, f"blocks/{i}", key=key) for i in range(cfg.num_layers)),
+            final_norm=jnp.ones(d, out_sharding=P(None)),
+            lm_head=_weight(key, "lm_head", (d, v), P("data", "model"), std),
+            router_bias=jnp.zeros((cfg.num_layers, cfg.num_experts), out_sharding=P(None, None)),
+            cfg=cfg,
+        )
+
+    def param_groups(self) -> "Transformer":
+        """A tree of this shape whose leaves say how the optimizer treats each weight.
+
+        The bias of the routers is `state`: float32, not trained, not decayed, not averaged. Routers
+        are tables of experts, which decay would draw together.
+        """
+        groups = jax.tree.map(lambda weight: "matrix" if weight.ndim > 1 else "vector", self)
+        groups = eqx.tree_at(lambda model: model.router_bias, groups, "state")
+        return eqx.tree_at(
+            lambda model: [model.token_embed, *(b.experts.w_router for b in model.blocks)],
+            groups,
+            replace_fn=lambda _: "embedding",
+        )
+
+    def with_router_bias(self, bias: Float[Array, "L E"]) -> "Transformer":
+        """The same weights under another bias of the routers."""
+        return eqx.tree_at(lambda model: model.router_bias, self, bias)
+
+    def _trunk(
+        self,
+        token_ids: Tokens,
+        mask: AttentionMask,
+        cache: Cache | None = None,
+        capacity_factor: float | None = None,
+    ) -> tuple[Hidden, Cache, moe.RouterSums]:
+        cfg, layers = self.cfg, cache or (None,) * self.cfg.num_layers
+        # The table is collected first: looking up in a sharded one makes XLA do that anyway, worse.
+        x = jax.reshard(self.token_embed, P(None, None)).at[token_ids].get(out_sharding=ROWS)
+        mask = mask.with_sliding_window(cfg.sliding_window or mask.sliding_window)
+        documents = mask if cfg.document_positions else AttentionMask.causal()
+        positions = documents.positions(x.shape[1]) + (cache[0].length if cache else 0)
+        angles = rotary_angles(positions, width=cfg.inferred_head_dim, theta=cfg.rope_theta)
+        # Outside of training there is room for everything, or a row's loss would depend on others.
+        room = capacity_factor or float(cfg.num_experts)
+        is_real = None if mask.segment_ids is None else mask.segment_ids != PAD_SEGMENT
+        apply = recomputed(partial(Block.__call__, capacity_factor=room), cfg.remat)
+        outs: list[LayerOut] = []
+        for index, (block, layer) in enumerate(zip(self.blocks, layers, strict=True)):
+            outs.append(apply(block, x, mask, angles, layer, self.router_bias[index], is_real))
+            x = outs[-1].x
+        routing = jax.tree.map(lambda *each: jnp.stack(each), *(out.routing for out in outs))
+        hidden = rms_norm(x, self.final_norm, cfg.layer_norm_eps)
+        return hidden, tuple(out.cache for out in outs), routing
+
+    def __call__(self, token_ids: Tokens, mask: Mask = None, *, key: Key | None = None) -> Hidden:
+        """Hidden state of every position, ready for the head. Nothing is drawn from `key`."""
+        limit = ("model.max_seq_len", self.cfg.max_seq_len)
+        require_at_most("train.seq_len", token_ids.shape[1], *limit)
+        return self._trunk(token_ids, mask or AttentionMask.causal())[0]
+
+    def _head(self) -> Float[Array, "D V"]:
+        """The unembedding. Tied: `jax.reshard(self.token_embed.T, P(None, "model"))`, this line."""
+        return jax.reshard(self.lm_head, P(None, "model"))
+
+    def _unembed(self, hidden: Hidden) -> Logits:
+        logits = jnp.einsum("bsd,dv->bsv", hidden, self._head(), preferred_element_type=jnp.float32)
+        return loss.soft_capped(logits, self.cfg.logit_soft_cap)
+
+    def logits(self, token_ids: Tokens, mask: Mask = None) -> Logits:
+        """Next-token logits of every position."""
+        return self._unembed(self(token_ids, mask))
+
+    def next_token_loss(
+        self,
+        token_ids: Tokens,
+        loss_weight: Float[Array, "B S"],
+        *,
+        mask: Mask = None,
+        reduction: loss.Reduction = "mean",
+        logsumexp_weight: float = 0.0,
+        key: Key | None = None,
+    ) -> Float[Array, "..."]:
+        """Loss of predicting token i+1 at position i; the last position has nothing to predict."""
+        return loss.linear_cross_entropy(
+            self(token_ids, mask, key=key),
+            self._head(),
+            loss.next_tokens(token_ids),
+            loss_weight,
+            reduction=reduction,
+            logsumexp_weight=logsumexp_weight,
+            logit_soft_cap=self.cfg.logit_soft_cap,
+        )
+
+    def training_loss(
+        self,
+        token_ids: Tokens,
+        loss_weight: Float[Array, "B S"],
+        *,
+        mask: Mask = None,
+        logsumexp_weight: float = 0.0,
+        key: Key | None = None,
+    ) -> tuple[Float[Array, ""], moe.RouterSums]:
+        """The weighted sum of losses, with what routers add to it, and the sums of all layers.
+
+        What routers add is a mean over the tokens of this batch, as many times as it has weight.
+        """
+        limit = ("model.max_seq_len", self.cfg.max_seq_len)
+        require_at_most("train.seq_len", token_ids.shape[1], *limit)
+        mask, room = mask or AttentionMask.causal(), self.cfg.capacity_factor
+        hidden, _, routing = self._trunk(token_ids, mask, capacity_factor=room)
+        total = loss.linear_cross_entropy(
+            hidden,
+            self._head(),
+            loss.next_tokens(token_ids),
+            loss_weight,
+            reduction="sum",
+            logsumexp_weight=logsumexp_weight,
+            logit_soft_cap=self.cfg.logit_soft_cap,
+        )
+        return total + self.router_loss(routing) * jnp.sum(loss_weight), routing
+
+    def router_loss(self, routing: moe.RouterSums) -> Float[Array, ""]:
+        """What the routers add to the loss of a token: the mean over the layers."""
+        added = self.cfg.router_z_loss_weight * moe.router_z_loss(routing)
+        added += self.cfg.balance_loss_weight * moe.balance_loss(routing)
+        return jnp.mean(added)
+
+    def next_token_scores(self, token_ids: Tokens, mask: Mask = None) -> loss.Scores:
+        """Those losses, none weighted, and whether each token i+1 was the likeliest one."""
+        hidden, cap = self(token_ids, mask), self.cfg.logit_soft_cap
+        return loss.next_token_scores(hidden, self._head(), token_ids, logit_soft_cap=cap)
+
+    def init_cache(self, batch_size: int, max_len: int) -> Cache:
+        """An empty cache for `batch_size` generations of at most `max_len` tokens."""
+        shape = (batch_size, max_len, self.cfg.num_kv_heads, self.cfg.inferred_head_dim)
+        empty = jax.reshard(jnp.zeros(shape, self.lm_head.dtype), HEADS)
+        return (KeyValueCache(empty, empty, jnp.int32(0)),) * len(self.blocks)
+
+    def decode_step(self, cache: Cache, token_ids: Tokens) -> tuple[Logits, Cache]:
+        """Logits after each of S new tokens, and the cache with them; they must fit into it."""
+        hidden, cache, _ = self._trunk(token_ids, AttentionMask.causal(), cache)
+        return self._unembed(hidden), cache
+
+
+def debug_mesh_and_token_pspec(num_devices: int) -> tuple[AbstractMesh, P]:
+    """An abstract mesh of that many devices, and the spec of a batch of tokens on it."""
+    return abstract_mesh(data=num_devices), P(BATCH_AXES, None)
