@@ -1,0 +1,166 @@
+"""Checkpoints of base for this variant, and back: the same numbers, layers stacked or apart.
+
+    python -m experiments.grug.array_stacked.convert RUN_OR_CHECKPOINT OUT [--to stacked|base]
+
+The other template begins with the weights in OUT (`train.initialize_from`), or goes on with the
+run (`train.load_checkpoint_path`): averages and the optimizer's state are converted alike. All goes
+by names: `params/blocks/3/attn/w_q` is index 3 of `params/blocks/attn/w_q`, so base is not needed.
+"""
+
+import argparse
+import re
+import sys
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from chomp.checkpoint import CHECKPOINTS, DamagedCheckpoint, save_step_checkpoint
+from chomp.checkpoint.candidates import described
+from chomp.checkpoint.layout import problem_with_files, read_step_folder
+from chomp.checkpoint.places import place_of, some_at
+from chomp.checkpoint.read_on_host import checked_arrays
+from chomp.errors import CheckpointError, ChompError, StorageError, message
+from chomp.launch.telling import tell_error
+from chomp.storage import exists, join, normalise
+
+Leaves = Mapping[str, np.ndarray]  # arrays of a state, or of its weights, by name
+Form = Literal["stacked", "base"]
+
+# Anywhere in a name: in a state the weights' own names stand behind those of its fields.
+_APART = re.compile(r"((?:.*?/)?blocks)/(\d+)/(.+)")
+_STACKED = re.compile(r"((?:.*?/)?blocks)/(?!\d+/)(.+)")
+
+
+def stacked_from_base(leaves: Leaves) -> dict[str, np.ndarray]:
+    """The leaves under this variant's names: of all layers, each weight as one array."""
+    layers: dict[str, dict[int, np.ndarray]] = {}
+    found: dict[str, np.ndarray] = {}
+    for name, value in leaves.items():
+        if (match := _APART.fullmatch(name)) is None:
+            found[name] = value
+        else:
+            before, index, after = match.groups()
+            layers.setdefault(f"{before}/{after}", {})[int(index)] = value
+    num_layers = max((len(own) for own in layers.values()), default=0)
+    for name, own in layers.items():
+        _require_alike(name, own, num_layers)
+        found[name] = np.stack([own[index] for index in range(num_layers)])
+    return found
+
+
+def base_from_stacked(leaves: Leaves) -> dict[str, np.ndarray]:
+    """The leaves under base's names: an array for each layer."""
+    found: dict[str, np.ndarray] = {}
+    lengths: dict[str, int] = {}
+    for name, value in leaves.items():
+        if (match := _STACKED.fullmatch(name)) is None:
+            found[name] = value
+        else:
+            lengths[name] = len(value) if value.ndim else 0
+            before, after = match.groups()
+            found |= {f"{before}/{index}/{after}": own for index, own in enumerate(value)}
+    if len(set(lengths.values())) > 1:
+        raise _not_alike(f"stacks of different lengths, {lengths}")
+    return found
+
+
+_CONVERTED: dict[Form, Callable[[Leaves], dict[str, np.ndarray]]] = {
+    "stacked": stacked_from_base,
+    "base": base_from_stacked,
+}
+
+
+def form_of(names: Collection[str]) -> Form | None:
+    """How a state with these names keeps its layers; None if in neither way, or in both."""
+    ways = {"base" for name in names if _APART.fullmatch(name)}
+    ways |= {"stacked" for name in names if _STACKED.fullmatch(name)}
+    match sorted(ways):
+        case ["base"]:
+            return "base"
+        case ["stacked"]:
+            return "stacked"
+    return None
+
+
+def convert(place: str, out: str, *, to: Form | None = None) -> str:
+    """Write the newest checkpoint at `place` in the other form below the new folder `out`.
+
+    Gives the path of the checkpoint. `to` says what is expected to come out. Every array is
+    compared with its receipt, and all of them are held in memory at once.
+    """
+    found = read_step_folder(some_at(place_of(place))[0].path)
+    form = form_of(found.metadata.arrays)
+    wanted: Form = to or ("stacked" if form == "base" else "base")
+    if form is None or form == wanted:
+        raise _nothing_to_do(found.path, form, wanted)
+    target = normalise(out)
+    if exists(target):
+        raise StorageError(
+            message(
+                given=f"{target} is there already",
+                allowed="a new folder: a conversion never changes what is there",
+                fix="choose another OUT, or remove the folder",
+            )
+        )
+    if (problem := problem_with_files(found)) is not None:
+        raise DamagedCheckpoint(found.path, problem)
+    leaves = _CONVERTED[wanted](dict(checked_arrays(found)))
+    state = {name: jnp.asarray(value) for name, value in leaves.items()}
+    about = replace(found.metadata, continues=described(found))  # where it comes from
+    return save_step_checkpoint(join(target, CHECKPOINTS), state, about)
+
+
+def _require_alike(name: str, own: Mapping[int, np.ndarray], num_layers: int) -> None:
+    """Raise `CheckpointError` unless layers 0 to `num_layers` all have this weight, alike."""
+    if sorted(own) != list(range(num_layers)):
+        raise _not_alike(f"{name} in the layers {sorted(own)} of {num_layers}")
+    if len(kinds := {(value.shape, str(value.dtype)) for value in own.values()}) > 1:
+        raise _not_alike(f"{name} as {sorted(kinds)}")
+
+
+def _not_alike(given: str) -> CheckpointError:
+    return CheckpointError(
+        message(
+            given=given,
+            allowed="layers that are all alike: only such can be stacked",
+            fix="convert checkpoints of base or of array_stacked, as their templates saved them",
+        )
+    )
+
+
+def _nothing_to_do(path: str, form: Form | None, wanted: Form) -> CheckpointError:
+    kept = {"base": "apart, as base does", "stacked": "stacked", None: "in no known way"}[form]
+    return CheckpointError(
+        message(
+            given=f"--to {wanted} with {path}, which keeps its layers {kept}",
+            allowed="layers under blocks/0, blocks/1, … for --to stacked, stacked ones for "
+            "--to base",
+            fix="choose a checkpoint of the other template"
+            if form is None
+            else "use it as it is, or leave out --to",
+        )
+    )
+
+
+def main() -> None:
+    """Convert, and say how the result is used; a `ChompError` is told by its message alone."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser.add_argument("place", metavar="RUN_OR_CHECKPOINT", help="or a folder of checkpoints")
+    parser.add_argument("out", metavar="OUT", help="a new folder")
+    parser.add_argument("--to", choices=("stacked", "base"), help="default: what it is not")
+    arguments = parser.parse_args()
+    jax.config.update("jax_platforms", "cpu")  # a run may be training on the accelerators
+    try:
+        made = convert(arguments.place, arguments.out, to=arguments.to)
+    except ChompError as error:
+        tell_error(error)
+        sys.exit(error.exit_code)
+    print(f"wrote {made}; begin with it: -o train.initialize_from={arguments.out}")
+
+
+if __name__ == "__main__":
+    main()
