@@ -169,6 +169,7 @@ def grouped_speed(name: str, *, rounds: int) -> Figure:
     backend = grouped_backend(jax.default_backend(), x.dtype, rows.shape[0], size.hidden_dim, width)
     ours = jax.jit(partial(grouped_matmul, backend=backend))
     plain = jax.jit(lambda rows, weight: rows @ weight)
+    one = jax.block_until_ready(w_up[0])
     times = 20 if jax.default_backend() == "gpu" else 2
 
     def repeated(run: Callable[[], Array]) -> Callable[[], None]:
@@ -183,7 +184,7 @@ def grouped_speed(name: str, *, rounds: int) -> Figure:
     seconds = in_turn(
         rounds,
         repeated(lambda: ours(rows, w_up, plan.sizes)),
-        repeated(lambda: plain(rows, w_up[0])),
+        repeated(lambda: plain(rows, one)),
     )
     flops = 2 * rows.shape[0] * size.hidden_dim * width * times / 1e12
     return Figure(
