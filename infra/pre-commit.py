@@ -308,6 +308,21 @@ def registry_addresses(files: list[Path], fix: bool) -> list[Problem]:
     return problems
 
 
+def grug_archive(files: list[Path], fix: bool) -> list[Problem]:
+    """Variants that the archive does not know, entries without a folder, entries that lack a field.
+
+    A folder that is gone is not among `files`, so the archive is looked at whatever has changed.
+    """
+    from chomp.variants.archive_lint import (  # noqa: PLC0415  (needs what the library needs)
+        archive_problems,
+        fill_in_commits,
+    )
+
+    if fix:
+        fill_in_commits(ROOT)
+    return [Problem(found.where, found.what, found.fix) for found in archive_problems(ROOT)]
+
+
 def _python(files: Iterable[Path]) -> list[Path]:
     return [path for path in files if path.suffix in PYTHON_SUFFIXES]
 
@@ -339,6 +354,7 @@ CHECKS = (
     Check("trailing-whitespace", trailing_whitespace),
     Check("final-newline", final_newline),
     Check("registry-addresses", registry_addresses),
+    Check("grug-archive", grug_archive, needs=("chomp",)),
 )
 
 

@@ -30,6 +30,22 @@ RUN_ELSEWHERE = {
     "python experiments/grug/base/launch.py": "tests/launch/test_launch_local.py, on a smaller run",
     "uv run experiments/grug/base/launch.py --sweep optim.lr=1e-3,3e-3 --sweep train.seed=0,1 "
     "--on process --max-concurrent 2": "tests/launch/test_launch_command.py, on a smaller file",
+    "uv run --group test chomp variant new wide_mlp --from base "
+    '--purpose "A wider MLP at equal parameters."': (
+        "tests/variants/test_variant_commands.py, the recipe in order"
+    ),
+    "uv run chomp variant list": "tests/variants/test_variant_commands.py",
+    "uv run chomp variant diff wide_mlp": "tests/variants/test_variant_commands.py",
+    "uv run chomp variant retire wide_mlp --status superseded --superseded-by base": (
+        "tests/variants/test_variant_commands.py"
+    ),
+    "uv run experiments/grug/wide_mlp/launch.py": "a copy of base: tests/test_quickstart.py",
+    "uv run --group test pytest tests/test_grug_variant_contracts.py": "part of this suite",
+    "uv run python -m experiments.speedrun.grugformer_20260129.grugformer_speedrun": (
+        "tests/test_grugformer_speedrun.py, on a smaller run"
+    ),
+    "SPEEDRUN_TRACK=h200 uv run python -m "
+    "experiments.speedrun.grugformer_20260129.grugformer_speedrun": "needs a GPU",
     "uv run --group test infra/pre-commit.py --all-files": "tests/test_pre_commit.py and .ci/run",
     "uv run --group test infra/pre-commit.py --fix": "tests/test_pre_commit.py",
     "uv run --group test infra/pre-commit.py --only types": "tests/test_pre_commit.py",

@@ -117,6 +117,7 @@ def test_a_clean_repository_passes_every_check(repository: Repository) -> None:
         "trailing-whitespace",
         "final-newline",
         "registry-addresses",
+        "grug-archive",
     }
     assert set(verdicts(done).values()) == {"ok"}
 
@@ -168,6 +169,12 @@ FAULTS = {
         "setup.sh",
         f"pip install --upgrade pip\npip install -i {REGISTRY} chomp\n",
         "setup.sh:2:",
+    ),
+    "a variant that no archive knows": (
+        "grug-archive",
+        "experiments/grug/mine/model.py",
+        "x = 1\n",
+        "docs/reports/grug-archive.md:1:",
     ),
 }
 
@@ -244,6 +251,27 @@ def test_fix_repairs_what_can_be_repaired_and_leaves_the_rest(repository: Reposi
     assert broken.read_text() == "{\n"
 
 
+def test_a_variant_that_is_gone_is_noticed_though_no_changed_file_tells_and_fix_names_a_commit(
+    repository: Repository,
+) -> None:
+    # What the archive's check finds is tested in tests/variants/test_archive.py.
+    fields = "- Path: `experiments/grug/mine`\n- Origin: none\n- Introduced: not committed yet\n"
+    fields += "- Status: active\n- Purpose: One.\n- Superseded by: none\n- Diff: none\n"
+    page = f"## Active\n\n### mine\n\n{fields}- Issue: none\n\n## Superseded\n\n## Deleted\n"
+    archive = repository.write("docs/reports/grug-archive.md", page)
+    model = repository.write("experiments/grug/mine/model.py", "x = 1\n")
+    for message in ("one", "two"):
+        repository.git("add", "--all")
+        repository.git("commit", "--quiet", "--allow-empty", f"--message={message}")
+    assert verdicts(repository.check("--only=grug-archive")) == {"grug-archive": "FAIL (1)"}
+    assert repository.check("--only=grug-archive", "--fix").returncode == 0
+    assert "not committed yet" not in archive.read_text()
+    model.unlink()
+    done = repository.check("--only=grug-archive")
+    assert done.returncode == 1
+    assert "docs/reports/grug-archive.md:3: mine: active, but there is no variant" in done.stdout
+
+
 def test_without_fix_no_file_is_written(repository: Repository) -> None:
     source = repository.write("a.py", "import os\nx=1  \n\n\n")
     assert repository.check("--skip=types").returncode == 1
@@ -314,7 +342,7 @@ def test_only_and_skip_take_names_by_commas_and_by_repetition(repository: Reposi
     assert set(verdicts(without)) == {"large-files"}
     rest = repository.check("--skip=types,ruff-lint", "--skip=ruff-format")
     assert set(verdicts(rest)).isdisjoint({"types", "ruff-lint", "ruff-format"})
-    assert len(verdicts(rest)) == 6
+    assert len(verdicts(rest)) == 7
 
 
 MISUSES = {

@@ -33,12 +33,13 @@ LAYERS = {
     "data": 3,
     "checkpoint": 3,
     "launch": 3,
+    "variants": 3,
     "evaluation": 4,
     "hooks": 5,
     "cli": 6,
     "__main__": 7,
 }
-NO_JAX_ROOMS = ("errors", "config", "storage", "tracking", "executor", "launch", "cli")
+NO_JAX_ROOMS = ("errors", "config", "storage", "tracking", "executor", "launch", "variants", "cli")
 # jax, and what imports jax as soon as it is imported itself.
 JAX_LIBRARIES = frozenset(
     {"chex", "equinox", "flax", "jax", "jaxlib", "megalodon_jax", "optax", "orbax", "tokamax"}

@@ -250,7 +250,7 @@ def router_metrics(routing: moe.RouterSums) -> dict[str, Float[Array, ""]]:
     for name, by_layer in moe.router_metrics(routing).items():
         found[f"train/router/{name}"] = jnp.mean(by_layer)
         for index in range(by_layer.shape[0]):
-            found[f"train/router/layer_{index}/{name}"] = by_layer[index]
+            found[names.name_from(names.ROUTER_LAYER, str(index), name)] = by_layer[index]
     return found
 
 

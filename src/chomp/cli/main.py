@@ -22,6 +22,7 @@ from chomp.cli.config_arguments import Action
 from chomp.cli.data_commands import data_app
 from chomp.cli.launch_command import launch_app
 from chomp.cli.metrics_commands import metrics_app
+from chomp.cli.variant_commands import variant_app
 from chomp.errors import ChompError, ConfigError, RunInterrupted, message
 
 app = typer.Typer(
@@ -59,6 +60,7 @@ app.add_typer(launch_app, name="launch")
 app.add_typer(data_app, name="data")
 app.add_typer(metrics_app, name="metrics")
 app.add_typer(checkpoint_app, name="checkpoint")
+app.add_typer(variant_app, name="variant")
 
 
 def main() -> None:

@@ -18,6 +18,15 @@ GLOBAL_STEP = "global_step"
 RUN_PROGRESS = "run_progress"
 GRAD_NORM = "grad/norm/total"
 SKIPPED_STEPS = "train/skipped_steps"
+# Of models with routers: of one layer, then the means over the layers.
+ROUTER_LAYER = "train/router/layer_<i>/<metric>"
+ROUTER_ENTROPY = "train/router/entropy"
+ROUTER_LOAD_MAX = "train/router/load_max"
+ROUTER_LOAD_MIN = "train/router/load_min"
+ROUTER_MAX_VIOLATION = "train/router/max_violation"
+ROUTER_DROPPED_FRACTION = "train/router/dropped_fraction"
+ROUTER_BALANCE_LOSS = "train/router/balance_loss"
+ROUTER_Z_LOSS = "train/router/z_loss"
 OPTIM = "optim/*"
 LEARNING_RATE = "optim/learning_rate"
 TOKENS_SEEN = "tokens_seen"
@@ -123,6 +132,16 @@ METRICS: tuple[Metric, ...] = (
     Metric(RUN_PROGRESS, "fraction", "completed steps over total steps; ends at 1"),
     Metric(GRAD_NORM, "", "norm of the whole gradient, before clipping", "grad_norm"),
     Metric(SKIPPED_STEPS, "steps", "steps so far that were not finite and left out"),
+    Metric(ROUTER_LAYER, "", "one of the following, of one layer"),
+    Metric(
+        ROUTER_ENTROPY, "nats", "entropy of the routers' softmax; mean over layers, as all below"
+    ),
+    Metric(ROUTER_LOAD_MAX, "", "tokens of the busiest expert over an even share"),
+    Metric(ROUTER_LOAD_MIN, "", "tokens of the idlest expert over an even share"),
+    Metric(ROUTER_MAX_VIOLATION, "", "what the busiest expert has beyond an even share"),
+    Metric(ROUTER_DROPPED_FRACTION, "fraction", "weight that found no room, of all weight"),
+    Metric(ROUTER_BALANCE_LOSS, "", "experts' shares times their probability; 1: even"),
+    Metric(ROUTER_Z_LOSS, "", "mean squared logsumexp of the routers' logits"),
     Metric(LEARNING_RATE, "", "learning rate of the completed step", "lr"),
     Metric(OPTIM, "", "an optimizer hyperparameter of the completed step"),
     # Known by seed 004's key alone: they count trained tokens, while throughput/* counts positions.

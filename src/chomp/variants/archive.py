@@ -1,0 +1,157 @@
+"""The archive of variants, `docs/reports/grug-archive.md`: read, and edited by whole entries.
+
+What became of every variant there ever was: code may be deleted, its entry never is. The page is
+written by people too, so an edit changes the lines of its own entry and leaves all others as they
+are. What is wrong with a page is told by `archive_lint`.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from chomp.errors import ConfigError, message
+from chomp.storage import read_text, write_text_atomic
+from chomp.variants.archive_entry import STATUSES, ArchiveEntry, entry_of, entry_text, heading_name
+
+ARCHIVE = "docs/reports/grug-archive.md"
+
+_SECTION = re.compile(r"## +(?P<title>.*?) *#* *$")
+_HIGHER_HEADING = re.compile(r"##? ")
+_FENCE = re.compile(r" {0,3}(```|~~~)")
+
+
+@dataclass(frozen=True)
+class Archive:
+    """A page as text, its sections by lower-case title, and its entries in their order."""
+
+    text: str
+    sections: Mapping[str, int]  # the line of each heading, from 1
+    entries: tuple[ArchiveEntry, ...]
+
+    def entry(self, name: str) -> ArchiveEntry | None:
+        """The entry of a variant, the first where there are two; None where there is none."""
+        return next((entry for entry in self.entries if entry.name == name), None)
+
+
+def archive_of(text: str) -> Archive:
+    """A page read. Code blocks are skipped: the page may show what an entry looks like."""
+    lines = _lines(text)
+    is_read = _outside_code(lines)
+    sections: dict[str, int] = {}
+    # First where entries begin, then where each ends: at the next one, or at a higher heading.
+    starts: list[tuple[int, str]] = []  # where an entry begins, and its section
+    ends = []  # lines that end the entry above them
+    section = ""
+    for index, line in enumerate(lines):
+        if not is_read[index]:
+            continue
+        title = _SECTION.match(line)
+        if title:
+            section = title["title"].lower()
+            # Of a section that is there twice the first counts, as for entries.
+            sections.setdefault(section, index + 1)
+        if _HIGHER_HEADING.match(line):
+            ends.append(index)
+        elif heading_name(line) is not None:
+            starts.append((index, section))
+            ends.append(index)
+    ends.append(len(lines))
+    entries = []
+    for start, section in starts:
+        end = next(index for index in ends if index > start)
+        entries.append(entry_of(lines[start:end], section, start + 1))
+    return Archive(text, sections, tuple(entries))
+
+
+def read_archive(root: Path) -> Archive:
+    """The archive of a checkout; `ConfigError` where it has none."""
+    path = root / ARCHIVE
+    if not path.is_file():
+        raise ConfigError(
+            message(
+                given=f"there is no {ARCHIVE} in {root}",
+                allowed="a checkout with the archive of its variants",
+                fix=f"run git checkout -- {ARCHIVE}",
+            )
+        )
+    return archive_of(read_text(path))
+
+
+def write_archive(root: Path, archive: Archive) -> None:
+    """The checkout's archive is this one, or what it was before if this raises."""
+    write_text_atomic(root / ARCHIVE, archive.text)
+
+
+def with_entry(
+    archive: Archive, name: str, values: Mapping[str, str], prose: Sequence[str] = ()
+) -> Archive:
+    """The page with one more entry, the last of the section that its status names."""
+    section = values["Status"]
+    if section not in archive.sections:
+        raise ConfigError(
+            message(
+                given=f"{ARCHIVE} without a section '## {section.capitalize()}'",
+                allowed=f"a page with the sections {', '.join(STATUSES)}",
+                fix=f"add the line '## {section.capitalize()}' to it",
+            )
+        )
+    lines = _lines(archive.text)
+    after = archive.sections[section]
+    # The end of a section is where the next one begins, whichever that is.
+    later = [line for line in archive.sections.values() if line > after]
+    place = min(later, default=len(lines) + 1) - 1
+    before, rest = _stripped(lines[:place]), lines[place:]
+    added = [*_lines(entry_text(name, values)), *([""] if prose else []), *prose]
+    return archive_of("\n".join([*before, "", *added, *([""] if rest else []), *rest]) + "\n")
+
+
+def without_entry(archive: Archive, entry: ArchiveEntry) -> Archive:
+    """The page without the lines of one entry."""
+    lines = _lines(archive.text)
+    before, rest = _stripped(lines[: entry.line - 1]), lines[entry.end - 1 :]
+    return archive_of("\n".join([*before, *([""] if rest else []), *rest]) + "\n")
+
+
+def moved_entry(archive: Archive, entry: ArchiveEntry, values: Mapping[str, str]) -> Archive:
+    """The page with an entry's fields changed to `values`, in the section of its new status."""
+    return with_entry(without_entry(archive, entry), entry.name, values, entry.prose)
+
+
+def with_value(archive: Archive, entry: ArchiveEntry, key: str, value: str) -> Archive:
+    """The page with one field of an entry changed where it stands."""
+    lines = _lines(archive.text)
+    first = entry.line_of(key) - 1
+    last = first + 1
+    # A value may go on over indented lines, which go with it.
+    while last < entry.end - 1 and lines[last].startswith("  ") and lines[last].strip():
+        last += 1
+    written = _lines(entry_text("", {key: value}))[2:]
+    return archive_of("\n".join([*lines[:first], *written, *lines[last:]]) + "\n")
+
+
+def _outside_code(lines: list[str]) -> list[bool]:
+    """For each line, whether it is text and not part of a fenced block."""
+    fence = ""
+    told = []
+    for line in lines:
+        mark = _FENCE.match(line)
+        told.append(not fence and not mark)
+        if mark and not fence:
+            fence = mark[1]
+        # A fence of the other kind is text inside of the block.
+        elif mark and mark[1] == fence:
+            fence = ""
+    return told
+
+
+def _lines(text: str) -> list[str]:
+    # Not splitlines(), which also cuts at characters that an editor shows inside a line.
+    return text.removesuffix("\n").split("\n")
+
+
+def _stripped(lines: list[str]) -> list[str]:
+    """The lines without blank ones at their end."""
+    while lines and not lines[-1].strip():
+        lines = lines[:-1]
+    return lines

@@ -1,0 +1,155 @@
+"""A new variant: the folder of another under a new name, with an entry in the archive.
+
+The copy is made under a hidden name and gets its own when it is complete, so a folder that others
+see is a whole one. Nothing that git would not keep is copied.
+"""
+
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from chomp.errors import ConfigError, message, require
+from chomp.storage import make_folder, read_text, remove_tree, rename_folder, write_text_atomic
+from chomp.storage.failures import storage_errors
+from chomp.variants import git_history
+from chomp.variants.archive import Archive, read_archive, with_entry, write_archive
+from chomp.variants.archive_entry import NONE, NOT_COMMITTED, TO_BE_FILLED_IN
+from chomp.variants.checkout import variant_path
+from chomp.variants.folders import variant_folders
+from chomp.variants.renamed_source import Renaming, is_variant_name, renamed_source
+from chomp.variants.variant_readme import README, readme_stub
+
+
+@dataclass(frozen=True)
+class CopiedVariant:
+    """A variant that was just made: its folder from the root, and the files in it."""
+
+    name: str
+    path: str
+    files: tuple[str, ...]
+
+
+def copy_variant(root: Path, *, origin: str, name: str, purpose: str = "") -> CopiedVariant:
+    """The variant `name` is there, a copy of `origin`, and the archive has an entry for it.
+
+    Raises `ConfigError` for a name that cannot be one, that is taken, or that the archive knows;
+    whatever is raised, neither folder nor entry is left behind.
+    """
+    archive = read_archive(root)
+    _require_new(root, archive, name)
+    _require_there(root, origin)
+    # Before anything is written: a page that cannot take the entry ends the command here.
+    listed = with_entry(archive, name, _entry(name, origin, purpose))
+    folder = root / variant_path(name)
+    # With this process's number: two commands at once would otherwise write into one folder.
+    unfinished = folder.with_name(f".{name}-unfinished-{os.getpid()}")
+    try:
+        files = _write_copy(root, Renaming(origin, name), unfinished)
+        stub = readme_stub(name, origin, _commit_in_words(root, origin), purpose)
+        write_text_atomic(unfinished / README, stub)
+        rename_folder(unfinished, folder)
+    except BaseException:
+        remove_tree(unfinished)
+        raise
+    try:
+        write_archive(root, listed)
+    except BaseException:
+        remove_tree(folder)  # made a moment ago, and nothing in it that its origin has not
+        raise
+    return CopiedVariant(name, variant_path(name), (*files, README))
+
+
+def _require_new(root: Path, archive: Archive, name: str) -> None:
+    require(
+        is_variant_name(name),
+        given=f"the name {name!r}",
+        allowed="a Python identifier in small letters that is no keyword, such as wide_mlp",
+        fix="choose such a name: it becomes a folder, a module and the run id",
+    )
+    folder = root / variant_path(name)
+    require(
+        not os.path.lexists(folder),
+        given=f"{variant_path(name)} is there already",
+        allowed="a name that no variant has",
+        fix="choose another one, or edit that variant",
+    )
+    entry = archive.entry(name)
+    if entry is None:
+        return
+    status = entry.get("Status") or "known"
+    commit = entry.get("Last known-good")
+    again = f" (git checkout {commit} -- {variant_path(name)} brings it back)" if commit else ""
+    raise ConfigError(
+        message(
+            given=f"the archive knows {name} as {status}{again}",
+            allowed="a name that no variant ever had, so that an entry is of one thing",
+            fix=f"choose another name, such as {name}_2",
+        )
+    )
+
+
+def _require_there(root: Path, origin: str) -> None:
+    names = [variant.name for variant in variant_folders(root)]
+    require(
+        origin in names,
+        given=f"there is no variant {origin!r} to copy",
+        allowed=", ".join(names),
+        fix="copy one of them",
+    )
+
+
+def _write_copy(root: Path, renaming: Renaming, target: Path) -> list[str]:
+    """The files of the origin, renamed, in `target`; their names."""
+    source = root / variant_path(renaming.origin)
+    names = _kept_files(root, source)
+    make_folder(target)
+    for name in names:
+        copy = target / name
+        make_folder(copy.parent)
+        with storage_errors(copy, "write"):
+            shutil.copy2(source / name, copy, follow_symlinks=False)
+        if copy.suffix == ".py" and not copy.is_symlink():
+            text = renamed_source(read_text(copy), renaming, where=str(source / name))
+            write_text_atomic(copy, text)  # keeps the permissions
+    return names
+
+
+def _kept_files(root: Path, folder: Path) -> list[str]:
+    """The files that a copy gets, from the folder: no caches, no outputs, not the README."""
+    known = git_history.files_of(root, folder.relative_to(root).as_posix())
+    if known is None:  # no repository: all but what is hidden or a cache
+        found = [path for path in folder.rglob("*") if path.is_file()]
+    else:
+        found = [root / name for name in known]
+    # Its README is about the origin; the copy gets one of its own.
+    names = sorted(path.relative_to(folder).as_posix() for path in found)
+    return [name for name in names if name != README and not _is_left(name)]
+
+
+def _is_left(name: str) -> bool:
+    parts = Path(name).parts
+    return any(part.startswith(".") or part in git_history.CACHE_NAMES for part in parts)
+
+
+def _commit_in_words(root: Path, origin: str) -> str:
+    commit = git_history.last_commit_of(root, variant_path(origin))
+    if commit is None:
+        return "no commit yet"
+    # What was copied is what is there, which the commit alone may not be.
+    is_changed = bool(git_history.uncommitted(root, variant_path(origin)))
+    told = f"`{git_history.short(root, commit)}`"
+    return f"{told} and changes that were not committed" if is_changed else told
+
+
+def _entry(name: str, origin: str, purpose: str) -> dict[str, str]:
+    return {
+        "Path": variant_path(name),
+        "Origin": origin,
+        "Introduced": NOT_COMMITTED,
+        "Status": "active",
+        "Purpose": purpose or TO_BE_FILLED_IN,
+        "Superseded by": NONE,
+        "Diff": f"uv run chomp variant diff {name}",
+        "Issue": NONE,
+    }

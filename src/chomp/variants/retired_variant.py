@@ -1,0 +1,202 @@
+"""A variant taken away: its folder goes, its entry stays and says where the code last was.
+
+Refused where something would be lost (changes that no commit holds) or would break (a file that
+imports the variant, a config that trains it).
+"""
+
+import ast
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from chomp.errors import ConfigError, message, require
+from chomp.storage import remove_tree, rename_folder
+from chomp.variants import git_history
+from chomp.variants.archive import Archive, moved_entry, read_archive, write_archive
+from chomp.variants.archive_entry import NOT_COMMITTED, ArchiveEntry
+from chomp.variants.checkout import BASE, variant_path
+
+# Where a file may stand that needs a variant. The library is not among them: it imports none.
+_USERS = ("experiments", "tests", "benchmarks", "scripts", "configs")
+_SHOWN = 5
+
+
+@dataclass(frozen=True)
+class RetiredVariant:
+    """A variant that was just taken away, and the commit that still has it."""
+
+    name: str
+    status: str
+    last_good: str
+
+
+def retire_variant(
+    root: Path,
+    name: str,
+    *,
+    status: str,
+    superseded_by: str = "",
+    reason: str = "",
+    is_forced: bool = False,
+) -> RetiredVariant:
+    """The folder is gone and the entry is in the section of `status`, with the last good commit.
+
+    That is the last commit which touched the folder; `is_forced` gives up what came after it.
+    Whatever is raised, folder and entry are as they were.
+    """
+    archive = read_archive(root)
+    entry = _active_entry(root, archive, name)
+    _require_told(archive, entry, status, superseded_by, reason)
+    _require_unused(root, name)
+    last_good = _last_good_commit(root, name, is_forced)
+    told = {"Superseded by": superseded_by, "Reason": reason}
+    values = entry.values | {key: text for key, text in told.items() if text}
+    values |= {"Status": status, "Last known-good": last_good}
+    # The last chance to say it: afterwards nobody would look.
+    if entry.get("Introduced") == NOT_COMMITTED:
+        first = git_history.first_commit_of(root, variant_path(name)) or last_good
+        values["Introduced"] = git_history.short(root, first)
+    moved = moved_entry(archive, entry, values)
+    folder = root / variant_path(name)
+    hidden = folder.with_name(f".{name}-retired-{os.getpid()}")
+    # Out of sight in one step, and back in one should the page not be written.
+    rename_folder(folder, hidden)
+    try:
+        write_archive(root, moved)
+    except BaseException:
+        rename_folder(hidden, folder)
+        raise
+    remove_tree(hidden)
+    return RetiredVariant(name, status, last_good)
+
+
+def users_of(root: Path, name: str) -> list[str]:
+    """Places (`file:line`) outside of a variant that import it, or name it as their template."""
+    own = root / variant_path(name)
+    found = []
+    for room in _USERS:
+        for path in sorted((root / room).rglob("*")):
+            if own in path.parents or not path.is_file():
+                continue
+            lines: Iterator[int] = iter(())
+            if path.suffix == ".py":
+                lines = _import_lines(path, f"experiments.grug.{name}")
+            elif path.suffix in (".yaml", ".yml"):
+                lines = _template_lines(path, variant_path(name))
+            found += [f"{path.relative_to(root).as_posix()}:{line}" for line in lines]
+    return found
+
+
+def _active_entry(root: Path, archive: Archive, name: str) -> ArchiveEntry:
+    require(
+        name != BASE,
+        given=f"retiring {BASE}",
+        allowed="any other variant",
+        fix=f"edit {variant_path(BASE)}: it is what variants are copied from and come back to",
+    )
+    entry = archive.entry(name)
+    active = [other.name for other in archive.entries if other.get("Status") == "active"]
+    if entry is None or entry.get("Status") != "active":
+        status = "does not know it" if entry is None else f"calls it {entry.get('Status')}"
+        raise ConfigError(
+            message(
+                given=f"retiring {name!r}, and the archive {status}",
+                allowed=", ".join(other for other in active if other != BASE) or "nothing",
+                fix="correct the name, or add its entry to the archive",
+            )
+        )
+    require(
+        (root / variant_path(name)).is_dir(),
+        given=f"there is no {variant_path(name)}",
+        allowed="a variant whose folder is there",
+        fix="move its entry in the archive by hand",
+    )
+    return entry
+
+
+def _require_told(
+    archive: Archive, entry: ArchiveEntry, status: str, superseded_by: str, reason: str
+) -> None:
+    require(
+        (status == "superseded") == bool(superseded_by),
+        given=f"--status {status} with "
+        + (f"--superseded-by {superseded_by}" if superseded_by else "no --superseded-by"),
+        allowed="--superseded-by with --status superseded, and only with it",
+        fix="name the variant that took its place, or use --status deleted",
+    )
+    known = [other.name for other in archive.entries if other.name != entry.name]
+    require(
+        not superseded_by or superseded_by in known,
+        given=f"--superseded-by {superseded_by}, which the archive does not know",
+        allowed=", ".join(known),
+        fix="name one of them; a change that went into base is superseded by base",
+    )
+    require(
+        status == "superseded" or bool(reason or entry.get("Result") or entry.get("Reason")),
+        given=f"{entry.name} to be deleted without a word on why",
+        allowed="a reason, or a result in its entry: what did not work is worth as much",
+        fix="add --reason 'what was tried, and what came of it'",
+    )
+
+
+def _require_unused(root: Path, name: str) -> None:
+    # Tests of the variant count too: they would fail for everybody from the next commit on.
+    users = users_of(root, name)
+    more = f" and {len(users) - _SHOWN} more" if len(users) > _SHOWN else ""
+    require(
+        not users,
+        given=f"{variant_path(name)} is used by {', '.join(users[:_SHOWN])}{more}",
+        allowed="a variant that nothing imports and no config trains",
+        fix="change or delete those files first",
+    )
+
+
+def _last_good_commit(root: Path, name: str, is_forced: bool) -> str:
+    path = variant_path(name)
+    commit = git_history.last_commit_of(root, path)
+    if commit is None:
+        raise ConfigError(
+            message(
+                given=f"{path} is in no commit",
+                allowed="a variant that git keeps when its folder is gone",
+                fix="commit it, so that its entry has something to point to; what was never worth "
+                "a commit can be deleted by hand, folder and entry",
+            )
+        )
+    # Also what git ignores: a run that lies in the folder is hours of somebody's machine.
+    changed = git_history.uncommitted(root, path)
+    more = f" and {len(changed) - _SHOWN} more" if len(changed) > _SHOWN else ""
+    require(
+        is_forced or not changed,
+        given=f"no commit has {', '.join(changed[:_SHOWN])}{more}",
+        allowed="a variant whose files are committed as they are",
+        fix="commit or move them, or add --force to lose them",
+    )
+    return git_history.short(root, commit)
+
+
+def _import_lines(path: Path, module: str) -> Iterator[int]:
+    """Lines of a file that import a module, or one below it."""
+    try:
+        tree = ast.parse(path.read_bytes(), filename=str(path))
+    except (SyntaxError, ValueError):
+        return  # it imports nothing, whatever it says
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Import | ast.ImportFrom):
+            continue
+        names = [alias.name for alias in node.names]
+        if isinstance(node, ast.ImportFrom):
+            # Relative ones stay inside of their own variant, or break another rule.
+            above = node.module if node.module and node.level == 0 else ""
+            names = [above, *(f"{above}.{name}" for name in names)]
+        if any(name == module or name.startswith(f"{module}.") for name in names):
+            yield node.lineno
+
+
+def _template_lines(path: Path, folder: str) -> Iterator[int]:
+    """Lines of a YAML file that name a folder as the template."""
+    for number, line in enumerate(path.read_text(encoding="utf-8").split("\n"), start=1):
+        key, _, value = line.partition(":")
+        if key.strip() == "template" and value.split("#")[0].strip(" /\"'") == folder:
+            yield number

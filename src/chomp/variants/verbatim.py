@@ -1,0 +1,151 @@
+"""Copies that must stay equal to what they were copied from: `# verbatim: base` above each.
+
+A mark stands on the line above a function, a class or a method, decorators included, and names the
+variant that the copy is of. A fix in the origin turns the copies that did not get it red, by name;
+a variant that means to differ deletes the mark. Text is compared, not meaning: comments count.
+"""
+
+import ast
+import difflib
+import re
+import textwrap
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from chomp.errors import message
+from chomp.variants.checkout import variant_path
+from chomp.variants.comments import Comment, comments_in
+
+_MARK = re.compile(r"#\s*verbatim:(?P<origin>.*)", re.IGNORECASE)
+_MAX_DIFF_LINES = 12  # in a message; the rest is told by number
+_CONTEXT_LINES = 1
+
+
+@dataclass(frozen=True)
+class Definition:
+    """A function, method or class of a file: `Transformer.logits`, where it begins, its text."""
+
+    name: str
+    line: int  # of its first decorator, if it has one
+    text: str
+    nth: int  # of those with that name in the file: a property's setter comes second
+
+
+def verbatim_violations(folder: Path) -> list[str]:
+    """What is wrong with the copies of a variant, each in three parts with file and line."""
+    return [told for file in sorted(folder.glob("*.py")) for told in _in_file(folder, file)]
+
+
+def _in_file(folder: Path, file: Path) -> Iterator[str]:
+    source = file.read_text(encoding="utf-8", errors="replace")
+    comments = {comment.line: comment for comment in comments_in(source)}
+    marks = [comment for comment in comments.values() if _MARK.fullmatch(comment.text)]
+    try:
+        definitions = {found.line: found for found in _definitions(source)} if marks else {}
+    except SyntaxError as error:
+        yield _unreadable(file, error)
+        return
+    for mark in marks:
+        below = mark.line + 1
+        # Another comment may stand between a mark and what it is about; a blank line may not.
+        while below in comments and comments[below].is_own_line:
+            below += 1
+        copy = definitions.get(below) if mark.is_own_line else None
+        yield from _of_mark(folder, file, mark, copy)
+
+
+def _of_mark(folder: Path, file: Path, mark: Comment, copy: Definition | None) -> Iterator[str]:
+    where, origin = f"{_told(file)}:{mark.line}", _MARK.sub(r"\g<origin>", mark.text).strip()
+    models = folder.parent.glob("*/model.py")
+    others = sorted({path.parent.name for path in models} - {folder.name})
+    if copy is None:
+        yield message(
+            given=f"{where}: `{mark.text}` stands above no function, class or method",
+            allowed="the line above one, or above its decorators",
+            fix="move the mark there, or delete it",
+        )
+    elif origin not in others:
+        yield message(
+            given=f"{where}: `{mark.text}` above {copy.name}",
+            allowed=f"the name of another variant, alone: {', '.join(others) or 'there is none'}",
+            fix="name the variant that the copy was made from, or delete the mark",
+        )
+    else:
+        yield from _compared(where, copy, file, folder.parent / origin)
+
+
+def _compared(where: str, copy: Definition, file: Path, origin: Path) -> Iterator[str]:
+    # What was moved to another file is still a copy; the file of the same name goes first.
+    files = sorted(origin.glob("*.py"), key=lambda path: (path.name != file.name, path.name))
+    for source in files:
+        try:
+            found = _definitions(source.read_text(encoding="utf-8", errors="replace"))
+        except SyntaxError as error:
+            yield _unreadable(source, error)
+            return
+        for original in found:
+            if (original.name, original.nth) == (copy.name, copy.nth):
+                if original.text != copy.text:
+                    yield _stale(where, copy, f"{_told(source)}:{original.line}", original)
+                return
+    yield message(
+        given=f"{where}: {copy.name} is marked as a copy, and {variant_path(origin.name)} has no "
+        "such function, class or method",
+        allowed="names that the origin has",
+        fix="rename the copy as the origin did, or delete the mark",
+    )
+
+
+@cache
+def _definitions(source: str) -> list[Definition]:
+    """Every definition of a file, from the top, those inside others included."""
+    lines, found, counts = source.split("\n"), [], dict[str, int]()
+
+    def visit(node: ast.AST, above: str) -> None:
+        for child in ast.iter_child_nodes(node):
+            name = above
+            if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+                name = f"{above}.{child.name}" if above else child.name
+                first = min([child.lineno, *(each.lineno for each in child.decorator_list)])
+                counts[name] = counts.get(name, 0) + 1
+                text = _text(lines[first - 1 : child.end_lineno])
+                found.append(Definition(name, first, text, counts[name]))
+            visit(child, name)
+
+    visit(ast.parse(source), "")
+    return found
+
+
+def _text(lines: list[str]) -> str:
+    # A mark on a method inside a class that is itself compared is no difference.
+    kept = [line.rstrip() for line in lines if not _MARK.fullmatch(line.strip())]
+    return textwrap.dedent("\n".join(kept))
+
+
+def _stale(where: str, copy: Definition, there: str, original: Definition) -> str:
+    pair = (original.text.split("\n"), copy.text.split("\n"))
+    diff = list(difflib.unified_diff(*pair, n=_CONTEXT_LINES, lineterm=""))[2:]
+    shown = [f"    {line}" for line in diff[:_MAX_DIFF_LINES]]
+    if len(diff) > _MAX_DIFF_LINES:
+        shown.append(f"    … and {len(diff) - _MAX_DIFF_LINES} lines more")
+    return message(
+        given=f"{where}: {copy.name} is marked as a copy of {there}, and differs:\n"
+        + "\n".join(shown)
+        + "\n",
+        allowed="the same text, decorators and comments included",
+        fix="copy the origin's again, or delete the mark if the variant means to differ",
+    )
+
+
+def _unreadable(file: Path, error: SyntaxError) -> str:
+    return message(
+        given=f"{_told(file)}:{error.lineno}: {error.msg}",
+        allowed="Python that can be parsed, so that copies can be compared",
+        fix="correct the file",
+    )
+
+
+def _told(file: Path) -> str:
+    return f"{variant_path(file.parent.name)}/{file.name}"

@@ -1,0 +1,172 @@
+"""What differs between two folders: which files are looked at, and what they count for."""
+
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+from chomp.errors import ConfigError, StorageError
+from chomp.variants.closest import closest
+from chomp.variants.file_changes import FileChange, FolderChanges, folder_changes
+
+Tree = dict[str, str | bytes]
+
+
+def written(folder: Path, files: Tree) -> Path:
+    """A folder that holds these files."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, content in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content.encode() if isinstance(content, str) else content)
+    return folder
+
+
+def compared(tmp_path: Path, left: Tree, right: Tree, **options) -> FolderChanges:
+    return folder_changes(
+        written(tmp_path / "left", left), written(tmp_path / "right", right), **options
+    )
+
+
+def facts(changes: FolderChanges) -> list[tuple[str, str, int, int]]:
+    return [(f.status, f.path, f.added_lines, f.deleted_lines) for f in changes.files]
+
+
+def named(changes: FolderChanges, path: str) -> FileChange:
+    return next(file for file in changes.files if file.path == path)
+
+
+def test_files_come_by_status_then_path_and_lines_of_both_sides_count(tmp_path):
+    left = {"z.py": "a\nb\n", "a.py": "1\n", "same.py": "x\n", "gone/old.py": "o\np\nq\n"}
+    right = {"z.py": "a\nc\nd\n", "a.py": "2\n", "same.py": "x\n", "new.py": "n\n", "empty.py": ""}
+    changes = compared(tmp_path, left, right)
+    assert facts(changes) == [
+        ("changed", "a.py", 1, 1),
+        ("changed", "z.py", 2, 1),
+        ("added", "empty.py", 0, 0),
+        ("added", "new.py", 1, 0),
+        ("removed", "gone/old.py", 0, 3),
+        ("unchanged", "same.py", 0, 0),
+    ]
+    assert changes.status_counts == {"changed": 2, "added": 2, "removed": 1, "unchanged": 1}
+    assert (changes.added_lines, changes.deleted_lines) == (4, 5)
+    assert not changes.is_empty
+
+
+def test_a_folder_is_equal_to_itself(tmp_path):
+    folder = written(tmp_path, {"a.py": "x\n", "b.md": ""})
+    assert folder_changes(folder, folder).is_empty
+
+
+@pytest.mark.parametrize(
+    ("extensions", "seen"),
+    [
+        ((".py", ".md"), ["a.py", "b.md"]),
+        ((".yaml",), ["c.yaml"]),
+        (None, ["LICENSE", "a.py", "b.md", "c.yaml"]),
+    ],
+)
+def test_only_files_with_the_asked_extensions_are_looked_at(tmp_path, extensions, seen):
+    files: Tree = {"a.py": "", "b.md": "", "c.yaml": "", "LICENSE": ""}
+    changes = compared(tmp_path, files, {}, extensions=extensions)
+    assert [file.path for file in changes.files] == seen
+
+
+def test_caches_environments_and_version_control_are_passed_over(tmp_path):
+    ignored = ["__pycache__", ".git", ".venv", "node_modules", ".mypy_cache"]
+    files: Tree = {f"sub/{name}/x.py": "x\n" for name in ignored}
+    changes = compared(tmp_path, files, {"sub/kept.py": ""})
+    assert [file.path for file in changes.files] == ["sub/kept.py"]
+
+
+def test_a_binary_file_has_no_lines_and_is_still_changed(tmp_path):
+    changes = compared(tmp_path, {"a.py": b"\0one\n"}, {"a.py": "text\n"})
+    assert facts(changes) == [("changed", "a.py", 0, 0)]
+    assert changes.files[0].is_binary
+
+
+def test_a_link_is_where_it_points_to_and_is_never_followed(tmp_path):
+    outside = written(tmp_path / "outside", {"secret.py": "password\n"})
+    left = written(tmp_path / "left", {})
+    right = written(tmp_path / "right", {})
+    (right / "file.py").symlink_to(outside / "secret.py")
+    (right / "folder.py").symlink_to(outside)
+    (right / "nowhere.py").symlink_to("missing")
+    changes = folder_changes(left, right)
+    assert [file.path for file in changes.files] == ["file.py", "folder.py", "nowhere.py"]
+    assert named(changes, "nowhere.py").right.data == b"missing"
+    assert all(b"password" not in file.right.data for file in changes.files)
+
+
+def test_a_renamed_file_is_told_and_counts_as_one_removed_and_one_added(tmp_path):
+    body = "".join(f"line {i}\n" for i in range(10))
+    changes = compared(
+        tmp_path, {"old.py": body, "other.py": "x\ny\n"}, {"new.py": body + "more\n"}
+    )
+    assert facts(changes) == [
+        ("added", "new.py", 11, 0),
+        ("removed", "old.py", 0, 10),
+        ("removed", "other.py", 0, 2),
+    ]
+    rename = named(changes, "new.py").rename
+    assert rename == named(changes, "old.py").rename
+    assert (rename.left, rename.right) == ("old.py", "new.py")
+    assert rename.likeness == pytest.approx(10 / 11)
+    assert named(changes, "other.py").rename is None
+
+
+def test_each_file_is_renamed_at_most_once_and_the_most_alike_first(tmp_path):
+    body = [f"line {i}\n" for i in range(10)]
+    left: Tree = {"a.py": "".join(body), "b.py": "".join(body[:6])}
+    right: Tree = {"c.py": "".join(body), "d.py": "".join(body[:5]) + "new\n"}
+    changes = compared(tmp_path, left, right)
+    renames = {file.rename for file in changes.files}
+    assert {(pair.left, pair.right) for pair in renames} == {("a.py", "c.py"), ("b.py", "d.py")}
+
+
+def test_files_without_content_and_files_unlike_each_other_are_no_renames(tmp_path):
+    changes = compared(
+        tmp_path,
+        {"empty.py": "", "a.py": "a\nb\nc\n", "x.py": b"\0binary"},
+        {"void.py": "", "b.py": "a\nd\ne\n", "y.py": b"\0other"},
+    )
+    assert [file.rename for file in changes.files] == [None] * 6
+
+
+def test_equal_binary_files_are_a_rename(tmp_path):
+    changes = compared(tmp_path, {"a.py": b"\0same"}, {"b.py": b"\0same"})
+    assert named(changes, "b.py").rename.likeness == 1
+
+
+def test_what_is_no_folder_is_refused_by_name(tmp_path):
+    file = tmp_path / "file.py"
+    file.write_text("")
+    for wrong in (file, tmp_path / "missing"):
+        with pytest.raises(ConfigError, match=f"{wrong.name} is .*Allowed: two folders"):
+            folder_changes(tmp_path, wrong)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="to the administrator everything is readable")
+@pytest.mark.parametrize("name", ["a.py", "folder"])
+def test_what_cannot_be_read_is_an_error_that_names_it(tmp_path, name):
+    folder = written(tmp_path / "left", {"a.py": "", "folder/b.py": ""})
+    (folder / name).chmod(0)
+    try:
+        with pytest.raises(StorageError, match=re.escape(name)):
+            folder_changes(folder, folder)
+    finally:
+        (folder / name).chmod(0o700)
+
+
+def test_the_closest_candidate_has_the_fewest_lines_and_ties_go_to_the_first_name(tmp_path):
+    candidates = {
+        "far": written(tmp_path / "far", {"m.py": "1\n2\n3\n"}),
+        "b": written(tmp_path / "b", {"m.py": "x\ny\nz\n"}),
+        "a": written(tmp_path / "a", {"m.py": "x\ny\nw\n"}),
+    }
+    folder = written(tmp_path / "new", {"m.py": "x\ny\nv\n"})
+    found = closest(folder, candidates, label="new")
+    assert (found.name, found.distance) == ("a", 2)
+    assert (found.changes.left_label, found.changes.right_label) == ("a", "new")
+    assert closest(folder, {}) is None
