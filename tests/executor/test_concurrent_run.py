@@ -2,7 +2,8 @@
 
 import random
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -177,6 +178,87 @@ def test_what_another_process_runs_is_left_for_later_while_there_is_other_work(
     assert failures == []
     assert begun[0] == "other"
     assert sorted(begun) == ["above", "held", "other"]
+
+
+class Room:
+    """Room for steps, whose coming and going is noted; `on_enter` is what entering it takes."""
+
+    def __init__(self, on_enter: Callable[[], object] = lambda: None) -> None:
+        self.notes: list[str] = []
+        self._on_enter = on_enter
+
+    @contextmanager
+    def __call__(self, item: PlannedStep) -> Iterator[None]:
+        """Room for one step."""
+        assert Lease.holder(f"{item.path}/.executor_lock") is None
+        self._on_enter()
+        self.notes.append("enters")
+        yield
+        assert Lease.holder(f"{item.path}/.executor_lock") is None
+        self.notes.append("leaves")
+
+    def run(self, item: PlannedStep) -> None:
+        """Run a step, which has to be in the room."""
+        self.notes.append("runs")
+        item.step.fn(item.config)
+
+
+def test_who_waits_for_room_leaves_the_step_to_another_process(planned: Planned):
+    others = planned(step("own"))
+    room = Room(lambda: run_plan(others, called))
+    [mine] = planned(step("own"))
+    assert run_plan([mine], pytest.fail, room=room) == []
+    assert room.notes == ["enters", "leaves"]
+    assert storage.read_text(f"{mine.path}/runs") == "ran\n"
+
+
+@pytest.mark.parametrize("is_done", [True, False])
+def test_who_waits_for_another_process_takes_no_room(planned: Planned, is_done: bool):
+    [other], [mine] = planned(step("own")), planned(step("own"))
+    storage.make_folder(mine.path)
+    lock = f"{mine.path}/.executor_lock"
+    lease = Lease.acquire(lock, timeout_s=0)
+    room = Room()
+
+    def on_wait(item: PlannedStep, holder: object) -> None:
+        room.notes.append("waits")
+        lease.release()
+        if is_done:
+            run_plan([other], called)
+
+    assert run_plan([mine], room.run, room=room, on_wait=on_wait) == []
+    assert room.notes == ["waits", *([] if is_done else ["enters", "runs", "leaves"])]
+    assert state_of(mine) == "SUCCESS"
+
+
+def test_room_that_cannot_be_had_is_the_failure_of_its_step(planned: Planned):
+    def refuse() -> None:
+        raise OSError("no such GPU")
+
+    plan = planned(step("own"))
+    [failure] = run_plan(plan, pytest.fail, room=Room(refuse))
+    assert str(failure.error) == "no such GPU"
+    assert state_of(plan[0]) is None
+
+
+def test_what_gets_room_after_an_interruption_does_not_begin(planned: Planned):
+    is_waiting, is_told = threading.Event(), threading.Event()
+
+    def interrupted(out: str) -> None:
+        assert is_waiting.wait(LONG_S)
+        raise RunInterrupted("saved", exit_code=75)
+
+    @contextmanager
+    def room(item: PlannedStep) -> Iterator[None]:
+        if item.step.name == "later":
+            is_waiting.set()
+            assert is_told.wait(LONG_S)
+        yield
+
+    plan = planned(calling("own", interrupted), step("later"))
+    with pytest.raises(RunInterrupted, match="saved"):
+        run_plan(plan, called, max_concurrent=2, room=room, ask_to_stop=is_told.set)
+    assert [state_of(item) for item in plan] == ["INTERRUPTED", None]
 
 
 def test_no_steps_at_once_are_refused(planned: Planned):

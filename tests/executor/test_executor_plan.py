@@ -1,9 +1,12 @@
 """The plan: run, skip or wait, where and why, from what the folders say and without a trace."""
 
+import importlib.util
 import os
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +92,51 @@ class AdamW:
 @dataclass(frozen=True)
 class Lion:
     lr: float = 1.0
+
+
+def from_file(patch: pytest.MonkeyPatch, folder: Path, name: str) -> Any:
+    """An `AdamW` of the file adamw.py in a folder, loaded under a name of its own."""
+    (folder / "adamw.py").write_text(
+        "from dataclasses import dataclass\n\n@dataclass\nclass AdamW:\n    lr: float = 1.0\n"
+    )
+    spec = importlib.util.spec_from_file_location(name, folder / "adamw.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    patch.setitem(sys.modules, name, module)
+    spec.loader.exec_module(module)
+    return module.AdamW()
+
+
+def test_two_classes_of_one_name_and_two_modules_are_told_apart(
+    planned: Planned, ran: Ran, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    load = partial(from_file, monkeypatch)
+    package = tmp_path / "optimizers"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    ran(step("own", {"opt": load(package, "made_up_1")}))
+    [again] = planned(step("own", {"opt": load(package, "made_up_2")}))
+    assert (again.action, again.differences) == ("skip", ()), "it is the same file"
+    theirs = step("own", {"opt": load(tmp_path, "made_up_3")})
+    [other] = planned(theirs)
+    told = "version.opt.<module>: recorded 'optimizers.adamw', now 'adamw'"
+    assert (other.action, other.differences) == ("skip", (told,))
+    with pytest.raises(LaunchError, match=r"opt\.<module> \('optimizers\.adamw' and 'adamw'\)"):
+        planned(step("own", {"opt": load(package, "made_up_1")}), theirs)
+
+
+def test_a_record_from_before_classes_were_written_down_is_no_difference(
+    planned: Planned, ran: Ran
+):
+    own = step("own", opt=AdamW(lr=versioned(1.0)), more=[AdamW()])
+    ran(own)
+    info = f"{planned(own)[0].path}/.executor_info"
+    record = storage.read_json(info)
+    for key in ("<module>", "<class>"):
+        del record["config"]["opt"][key], record["config"]["more"][0][key]
+        storage.write_json_atomic(info, record)
+        assert planned(own)[0].differences == ()
 
 
 @pytest.mark.parametrize(

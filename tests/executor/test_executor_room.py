@@ -14,6 +14,7 @@ def test_the_public_names_are_exactly_these():
         "OutputName",
         "PlannedStep",
         "Resources",
+        "Room",
         "Runner",
         "StepFailure",
         "StepState",

@@ -180,6 +180,14 @@ def test_the_whole_config_and_a_key_called_so_are_different():
     assert hash_of(one) != hash_of(other)
 
 
+def test_a_list_is_not_a_mapping_with_its_indexes_as_keys():
+    for mark in (versioned, lambda x: step("other") / str(x)):
+        assert hash_of([mark(5)]) != hash_of({"0": mark(5)})
+        assert hash_of({"a": [0, mark(5)]}) != hash_of({"a": {"1": mark(5)}})
+    assert hash_of({"0": versioned(5)}) != hash_of({"~20": versioned(5)})
+    assert hash_of({"0": versioned(5)}) == hash_of(versioned({"0": 5}))
+
+
 def test_equal_steps_are_one_step(planned: Planned):
     plan = planned(
         step("b", data=output_path_of(step("a"))), step("c", data=step("a") / "x"), step("a")

@@ -33,6 +33,35 @@ for line in sys.stdin:
           flush=True)
 """
 
+# Holds a lock and Python's own lock, as a C extension may: no other thread runs, no heart beats.
+SILENT = """
+import ctypes, sys
+from chomp.storage import Lease
+
+lease = Lease.acquire(sys.argv[1], timeout_s=5, heartbeat_s=0.02)
+print("held", flush=True)
+ctypes.PyDLL(None).sleep(60)
+"""
+
+# Fills the disk and the pipe of its errors, in the eyes of this process, and holds a lock.
+UNHEARD = """
+import os, resource, sys
+from chomp.storage import Lease
+
+_kept, full = os.pipe()
+os.set_blocking(full, False)
+try:
+    while os.write(full, bytes(4096)):
+        pass
+except BlockingIOError:
+    os.set_blocking(full, True)
+os.dup2(full, 2)
+lease = Lease.acquire(sys.argv[1], timeout_s=5, heartbeat_s=0.02)
+resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+print("held", flush=True)
+sys.stdin.read()
+"""
+
 # Tries each lock once, keeps what it wins, and lives on until its input ends.
 CONTEND = """
 import os, sys
@@ -260,6 +289,32 @@ def test_a_live_holder_keeps_its_lock_on_a_full_disk(tmp_path: Path, start: Star
     assert state_of(process) == "True False"
 
 
+def test_a_holder_that_is_silent_and_seen_to_run_is_given_much_longer(tmp_path: Path, start: Start):
+    lock = tmp_path / "lock"
+    process = start(SILENT, lock)
+    assert line_from(process) == "held"
+    with pytest.raises(StorageError, match=f"process {process.pid} on "):
+        Lease.acquire(lock, timeout_s=1.0, stale_after_s=0.4, poll_s=0.005)
+    # Stopped, it cannot be at work: the usual time is enough.
+    process.send_signal(signal.SIGSTOP)
+    with Lease.acquire(lock, timeout_s=3, stale_after_s=0.4, poll_s=0.005) as lease:
+        assert lease.still_held()
+
+
+def test_a_holder_whose_warnings_nobody_reads_goes_on_beating(
+    tmp_path: Path, start: Start, wait_until: WaitUntil
+):
+    lock = tmp_path / "lock"
+    assert line_from(start(UNHEARD, lock)) == "held"
+    seen: set[int] = set()
+
+    def beats() -> bool:
+        seen.add(lock.stat().st_mtime_ns)
+        return len(seen) > 3
+
+    wait_until(beats)
+
+
 def test_a_slow_but_honest_heartbeat_is_not_taken_for_silence(
     lock: str, leave_record: Callable[..., None]
 ):
@@ -363,6 +418,17 @@ def test_a_lost_lease_is_noticed_and_the_other_file_left_alone(
     lease.release()
     assert storage.read_json(lock) == theirs
     assert "was lost" in caplog.text
+
+
+def test_a_loss_that_a_heartbeat_notices_is_told_before_the_next_is_due(
+    tmp_path: Path, wait_until: WaitUntil
+):
+    lock, is_told = tmp_path / "lock", threading.Event()
+    lease = Lease.acquire(lock, timeout_s=0, heartbeat_s=1.0)
+    storage.write_json_atomic(lock, {**storage.read_json(lock), "token": "theirs"})
+    with lease.watched(is_told.set):
+        wait_until(lambda: lease.is_lost)
+        assert is_told.wait(0.9)
 
 
 def test_the_fence_notices_a_loss_before_the_heartbeat_does(lock: str):

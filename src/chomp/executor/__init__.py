@@ -16,7 +16,7 @@ from chomp.executor.step import (
     this_output_path,
     versioned,
 )
-from chomp.executor.step_run import Runner
+from chomp.executor.step_run import Room, Runner
 
 __all__ = [
     "Abandon",
@@ -25,6 +25,7 @@ __all__ = [
     "OutputName",
     "PlannedStep",
     "Resources",
+    "Room",
     "Runner",
     "StepFailure",
     "StepState",

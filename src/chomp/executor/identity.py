@@ -137,9 +137,17 @@ def _needed(names: Iterable[InputName]) -> tuple[ExecutorStep, ...]:
 def _pointer(path: KeyPath) -> str:
     """The path as a JSON pointer (RFC 6901): each has one, and no two the same.
 
-    A dotted path is for people: "the config" is the whole of it, or a key of that name.
+    A key of digits has `~2` in front, which no pointer has: it is not the index of a list. A dotted
+    path is for people: "the config" is the whole of it, or a key of that name.
     """
-    return "".join(f"/{str(part).replace('~', '~0').replace('/', '~1')}" for part in path)
+    return "".join(f"/{_token(part)}" for part in path)
+
+
+def _token(part: str | int) -> str:
+    if isinstance(part, int):
+        return str(part)
+    is_like_an_index = part.isascii() and part.isdigit()
+    return f"~2{part}" if is_like_an_index else part.replace("~", "~0").replace("/", "~1")
 
 
 @lru_cache(maxsize=10_000)  # the steps of a sweep have the same few paths, each a thousand times

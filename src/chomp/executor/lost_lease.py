@@ -16,7 +16,7 @@ from pathlib import Path
 from chomp.errors import RunInterrupted, StorageError, message
 from chomp.executor.planned import PlannedStep
 from chomp.executor.status import LOCK
-from chomp.storage import Lease, join
+from chomp.storage import Lease, LeaseHolder, join
 
 # Ends what runs of a step, at once and without saving.
 Abandon = Callable[[PlannedStep], None]
@@ -26,11 +26,19 @@ _log = logging.getLogger(__name__)
 _LAST_WORDS_S = 2.0
 
 
+class LostLease(StorageError):
+    """A step lost its lease while it ran; `holder` is who has it now, None if nobody does."""
+
+    def __init__(self, text: str, holder: LeaseHolder | None) -> None:
+        super().__init__(text)
+        self.holder = holder
+
+
 @contextmanager
 def abandoned_at_loss(planned: PlannedStep, lease: Lease, abandon: Abandon) -> Iterator[None]:
     """While it is open, the loss of the lease ends the step by one call of `abandon`.
 
-    What the step then raises is an echo of that, and comes out as a `StorageError` that says so.
+    What the step then raises is an echo of that, and comes out as a `LostLease`.
     """
     is_abandoned = threading.Event()
 
@@ -71,19 +79,26 @@ def end_this_process(planned: PlannedStep) -> None:
     os._exit(os.EX_TEMPFAIL)
 
 
-def lost_lease(planned: PlannedStep) -> StorageError:
-    """The error of a step that another process has by now, with who that is."""
+def lost_lease(planned: PlannedStep) -> LostLease:
+    """The error of a step that is not this process's any more, with whose it is."""
     holder = None
     with suppress(StorageError):
         holder = Lease.holder(join(planned.path, LOCK))
-    return StorageError(
+    owner = f"now held by {holder}" if holder else "held by nobody, and its lock file is gone"
+    fix = (
+        "leave it to the other process; the same command waits for that one, and this result is "
+        "not marked as done"
+        # Who finds no other must not be told to wait for one.
+        if holder
+        else "leave lock files of steps that run alone; the same command runs it again, in place"
+    )
+    return LostLease(
         message(
-            given=f"{planned.title} lost its lease while it ran: {planned.path} is now held by "
-            f"{holder or 'nobody, and its lock file is gone'}",
+            given=f"{planned.title} lost its lease while it ran: {planned.path} is {owner}",
             allowed="one process per step",
-            fix="leave it to the other process; the same command waits for that one, and this "
-            "result is not marked as done",
-        )
+            fix=fix,
+        ),
+        holder,
     )
 
 

@@ -5,6 +5,7 @@ from typing import Any
 
 from chomp.config import MISSING, Difference, canonical_json, config_difference
 from chomp.config.paths import KeyPath, dotted
+from chomp.executor.class_names import CLASS, MODULE
 from chomp.executor.earlier import EarlierRuns, earlier_runs
 from chomp.executor.identity import HASH_DIGITS, Identity
 from chomp.executor.status import StepInfo
@@ -93,16 +94,19 @@ def record_differences(
     """How a run with this plain config, template source and function differs from its record.
 
     Places with a marker are left out: the identity covers what is versioned, and where outputs lie
-    does not matter. `unversioned` are places inside of these which it does not cover.
+    does not matter. `unversioned` are places inside of these which it does not cover; modules of
+    classes are others. A record from before classes, or modules, were written down is not one of
+    configs without: it says nothing of them.
     """
     # As `plain_differences` writes the places of a config that is no mapping.
     root: KeyPath = () if isinstance(config, dict) else ("config",)
     covered, not_covered = ([(*root, *each) for each in some] for some in (marked, unversioned))
     told = [
         f"{d.path}: recorded {short(d.before)}, now {short(d.after)}"
-        for d in plain_differences(info.config, config)
+        for d in _told_differences(info.config, config)
         if not any(_is_within(d.path, path) for path in covered)
         or any(_is_within(d.path, path) for path in not_covered)
+        or _is_at(d.path, MODULE)
     ]
     # By its own name: the same launch file is one module as a command and another when loaded.
     if info.fn.rpartition(".")[2] != fn.rpartition(".")[2]:
@@ -146,3 +150,20 @@ def _inner_differences(whole: Difference) -> list[Difference]:
 
 def _is_within(path: str, outer: KeyPath) -> bool:
     return not outer or path == dotted(outer) or path.startswith(f"{dotted(outer)}.")
+
+
+def _told_differences(recorded: Any, config: Any) -> list[Difference]:
+    """What differs from a record in what it speaks of."""
+    found = plain_differences(recorded, config)
+    silent = [key for key in (CLASS, MODULE) if found and not _has_key(recorded, key)]
+    return [d for d in found if not any(_is_at(d.path, key) for key in silent)]
+
+
+def _has_key(plain: Any, key: str) -> bool:
+    if isinstance(plain, dict):
+        return key in plain or any(_has_key(each, key) for each in plain.values())
+    return isinstance(plain, list) and any(_has_key(each, key) for each in plain)
+
+
+def _is_at(path: str, key: str) -> bool:
+    return path == key or path.endswith(f".{key}")

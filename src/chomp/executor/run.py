@@ -17,6 +17,7 @@ from chomp.executor.planned import PlannedStep
 from chomp.executor.step_run import (
     OnStart,
     OnWait,
+    Room,
     Runner,
     StepHeld,
     StepRunner,
@@ -37,6 +38,7 @@ def run_plan(
     runner: Runner,
     *,
     max_concurrent: int = 1,
+    room: Room | None = None,
     on_start: OnStart = lambda planned: None,
     on_wait: OnWait = lambda planned, holder: None,
     on_failure: Callable[[StepFailure], None] = lambda failure: None,
@@ -52,11 +54,15 @@ def run_plan(
     With `max_concurrent` above 1, steps that need not wait for each other run at the same time,
     each in a thread; `on_start` and `on_wait` are called there. An interruption of one of them is
     told to the others by `ask_to_stop`, and raised when they have ended.
-    A step whose lease another process took over is a failure, and must not write any more:
-    `abandon` ends it at once, without saving, and must not raise. It is called by the lease's
-    thread, once a step at most, from the moment at which `runner` is called for it. None: steps run
-    inside this process, which cannot stop a function, and ends itself. A loss is noticed with the
-    next heartbeat.
+    `room` lends a step what it needs to run here, such as GPUs. It is entered by the step's thread
+    before the lease is asked for, and left after the step: who waits for room holds no lease, so
+    another process may have the step meanwhile. What entering raises is the step's failure.
+    A step whose lease another process took over must not write any more: `abandon` ends it at
+    once, without saving, and must not raise. It is called by the lease's thread, once for a call of
+    `runner` at most, from the moment of that call. The step is then waited for as any other that is
+    held elsewhere, and run once more should the other process end without a result; it is a failure
+    if its lock is gone and nobody has it. `abandon=None`: steps run inside this process, which
+    cannot stop a function, and ends itself. A loss is noticed with the next heartbeat.
     """
     require(
         max_concurrent >= 1,
@@ -67,6 +73,7 @@ def run_plan(
     agenda = _Agenda(plan, on_failure)
     steps = StepRunner(
         runner=runner,
+        room=room,
         abandon=abandon or end_this_process,
         on_start=on_start,
         on_wait=on_wait,

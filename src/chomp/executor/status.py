@@ -47,7 +47,7 @@ class StepInfo:
     identity: str
     values: dict[str, Any]  # dotted path -> versioned value or dependency
     fn: str
-    config: Any  # plain data, in which "<class>" names the class of a config
+    config: Any  # plain data; "<class>" and "<module>" name the class of a config
     description: str
     dependencies: list[str]  # their output folders
     output_path: str

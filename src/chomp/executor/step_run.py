@@ -5,14 +5,16 @@ Nothing is written to a step's folder by a process that does not hold its lease.
 
 import dataclasses
 import errno
+import logging
 import threading
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 from chomp.errors import LaunchError, RunInterrupted, StorageError, message
-from chomp.executor.lost_lease import Abandon, abandoned_at_loss, lost_lease
+from chomp.executor.lost_lease import Abandon, LostLease, abandoned_at_loss, lost_lease
 from chomp.executor.planned import PlannedStep
 from chomp.executor.source import function_name
 from chomp.executor.status import (
@@ -42,7 +44,10 @@ from chomp.storage import (
 Runner = Callable[[PlannedStep], None]
 OnStart = Callable[[PlannedStep], None]
 OnWait = Callable[[PlannedStep, LeaseHolder], None]
+# What a step needs of this machine, lent as long as the context lasts; entering it may take long.
+Room = Callable[[PlannedStep], AbstractContextManager[None]]
 
+_log = logging.getLogger(__name__)
 # Two processes that move one folder aside can get in each other's way once, not time and again.
 _TRIES_FOR_A_FOLDER = 5
 
@@ -56,6 +61,7 @@ class StepRunner:
     """Runs one step at a time, in any thread; whoever waits for a lease stops once told so."""
 
     runner: Runner
+    room: Room | None
     abandon: Abandon
     on_start: OnStart
     on_wait: OnWait
@@ -66,27 +72,59 @@ class StepRunner:
     def run(self, planned: PlannedStep, is_patient: bool) -> BaseException | None:
         """Run the step unless it is done; the error that it ended with, if it did.
 
-        What another process holds is waited for if `is_patient`, else `StepHeld` is raised. An
-        interruption is raised, too.
+        What another process holds is waited for if `is_patient`, else `StepHeld` is raised, as it
+        is for a step that another took over. An interruption is raised, too.
         """
         try:
-            while True:
-                with self._lease_on(planned, is_patient) as lease:
-                    status = read_status(planned.path)
-                    if _is_in_the_way(planned, status):
-                        _move_aside(planned.path)
-                        continue  # the lease went with the folder; the new one needs a new one
-                    # Another process may have finished it since the plan was made.
-                    if not _is_done(planned, status):
-                        _require_needs(planned)
-                        self.on_start(planned)
-                        self._run_held(planned, lease, status)
-                    return None
+            if self.room is None:
+                self._run_unless_done(planned, is_patient)
+            elif not self._is_settled(planned, is_patient):
+                with self.room(planned):
+                    self._require_going_on()
+                    self._run_unless_done(planned, is_patient=False)
+            return None
         except (RunInterrupted, StepHeld):
             raise
+        except LostLease as error:
+            if error.holder is None and not _is_done(planned, read_status(planned.path)):
+                return error
+            # Another makes it, or has: who needs it can have that one's.
+            _log.warning("%s was taken over by another process: its result counts", planned.title)
+            raise StepHeld from error
         # A step that calls sys.exit has not done its work, and must not end the others'.
         except (Exception, SystemExit) as error:
             return error
+
+    def _is_settled(self, planned: PlannedStep, is_patient: bool) -> bool:
+        """Whether the step needs no room, being done; else nobody else is at it, a moment ago.
+
+        Asked before there is room, which others could use while this one only waits for a lease.
+        """
+        if is_patient:
+            self._lease_on(planned, is_patient).release()
+        elif Lease.live_holder(join(planned.path, LOCK)) is not None:
+            raise StepHeld
+        status = read_status(planned.path)
+        return _is_done(planned, status) and not _is_in_the_way(planned, status)
+
+    def _run_unless_done(self, planned: PlannedStep, is_patient: bool) -> None:
+        while True:
+            with self._lease_on(planned, is_patient) as lease:
+                status = read_status(planned.path)
+                if _is_in_the_way(planned, status):
+                    _move_aside(planned.path)
+                    continue  # the lease went with the folder; the new one needs a new one
+                # Another process may have finished it since the plan was made.
+                if not _is_done(planned, status):
+                    _require_needs(planned)
+                    self.on_start(planned)
+                    self._run_held(planned, lease, status)
+                return
+
+    def _require_going_on(self) -> None:
+        """Raise `StepHeld` once the run is to end: what waited until now is not to begin."""
+        if self.is_stopping.is_set():
+            raise StepHeld
 
     def _lease_on(self, planned: PlannedStep, is_patient: bool) -> Lease:
         """The lease on the step's folder, which is made if need be."""
@@ -106,8 +144,7 @@ class StepRunner:
 
         def tell_once(holder: LeaseHolder, waited_s: float) -> None:
             nonlocal told
-            if self.is_stopping.is_set():
-                raise StepHeld
+            self._require_going_on()
             if not told:
                 self.on_wait(planned, holder)
             told = True

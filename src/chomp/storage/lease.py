@@ -1,10 +1,11 @@
 """A lock file held by one process, kept alive by a heartbeat and fenced by a token.
 
 Whoever creates the file holds the lease. A thread rewrites it with a growing beat; a holder that
-dies on this machine is replaced at once, one that falls silent elsewhere after `stale_after_s`. No
-lock can stop a process that was paused and wakes up late, so ask `still_held()` right before
-anything that must not happen twice, and let `watched()` end what goes on for long. Nobody ever
-changes a file that carries another's token.
+dies on this machine is replaced at once, one that falls silent elsewhere after `stale_after_s`, one
+that is silent here and can be seen to run after ten times that. No lock can stop a process that was
+paused and wakes up late, so ask `still_held()` right before anything that must not happen twice,
+and let `watched()` end what goes on for long. Nobody ever changes a file that carries another's
+token.
 """
 
 import logging
@@ -13,7 +14,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from types import TracebackType
 
@@ -28,6 +29,7 @@ from chomp.storage.guarded import (
     snapshot_of,
     touch_if,
 )
+from chomp.storage.lease_aside import Aside
 from chomp.storage.lease_holder import LeaseHolder, LeaseWatch
 from chomp.storage.locations import StrPath, normalise
 from chomp.storage.process_identity import this_process
@@ -52,6 +54,8 @@ class Lease:
         self._lost = threading.Event()
         self._ended = threading.Event()
         self._on_loss: Callable[[], None] | None = None
+        self._is_loss_told = False
+        self._aside = Aside(_log)
         self._heartbeat = threading.Thread(
             target=self._beat_until_ended, name=f"lease {path}", daemon=True
         )
@@ -141,7 +145,8 @@ class Lease:
             return False
         seen = snapshot_of(self.path)
         if seen is None or not self._is_ours(seen):
-            self._notice_loss()
+            self._note_loss()
+            self._tell_loss()
         return not self.is_lost
 
     @contextmanager
@@ -181,15 +186,18 @@ class Lease:
         self.release()
 
     def _beat_until_ended(self) -> None:
-        while not self._ended.wait(self._holder.heartbeat_s) and not self.is_lost:
+        # In this order: a loss that a beat has noticed waits for no other beat.
+        while not self.is_lost and not self._ended.wait(self._holder.heartbeat_s):
             try:
                 self._beat()
             except StorageError as error:
                 # The file is still ours. Others wait `stale_after_s`; the next beat may succeed.
-                _log.warning("heartbeat of lock %s failed: %s", self.path, error)
+                self._aside.warn("heartbeat of lock %s failed: %s", self.path, error)
         on_loss = self._on_loss
         if self.is_lost and on_loss is not None:
             on_loss()
+        # Words last: a log that nobody reads blocks for ever, and the disk may be away.
+        self._tell_loss()
 
     def _beat(self) -> None:
         later = self._holder.next_beat()
@@ -197,17 +205,26 @@ class Lease:
             outcome = replace_if(self.path, self._is_ours, later.to_bytes(), patience_s=_PATIENCE_S)
         except StorageError as error:
             # On a full disk a live holder must not seem dead: a new file time is a beat too.
-            _log.warning("heartbeat of lock %s only touches it: %s", self.path, error)
+            self._aside.warn("heartbeat of lock %s only touches it: %s", self.path, error)
             outcome = touch_if(self.path, self._is_ours, patience_s=_PATIENCE_S)
         else:
             self._holder = later if outcome is Outcome.DONE else self._holder
         if outcome is Outcome.CHANGED:
-            self._notice_loss()
+            self._note_loss()
 
-    def _notice_loss(self) -> None:
-        if not self.is_lost and not self._ended.is_set():
+    def _note_loss(self) -> None:
+        # Once ended, it may be our own release that took the file away.
+        if not self._ended.is_set():
             self._lost.set()
-            _log.error("lock %s was lost; it is now held by %s", self.path, self.holder(self.path))
+
+    def _tell_loss(self) -> None:
+        if self._is_loss_told or not self.is_lost:
+            return
+        self._is_loss_told = True
+        holder = None
+        with suppress(StorageError):
+            holder = self.holder(self.path)
+        _log.error("lock %s was lost; it is now held by %s", self.path, holder or "nobody")
 
     def _is_ours(self, seen: Snapshot) -> bool:
         return LeaseHolder.from_bytes(seen.content).token == self.token

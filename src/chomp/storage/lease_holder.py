@@ -2,7 +2,7 @@
 
 The wall clock in the record is for people. Judging compares no clocks of two machines: a holder is
 gone when its process is surely dead, or when its heartbeat stood still for long enough on the
-judge's own monotonic clock.
+judge's own monotonic clock. That is longer where the process can be seen to run.
 """
 
 import hashlib
@@ -16,6 +16,9 @@ from chomp.storage.process_identity import ProcessIdentity
 
 # Fewer missed beats prove nothing: one sync on a busy disk can take seconds.
 MISSED_BEATS = 3
+# Times the usual patience, so ten minutes: a live process is silent while one C call keeps Python's
+# lock, or one sync takes minutes, and taking its lease would end its work.
+PATIENCE_WITH_THE_LIVING = 10
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,7 +88,10 @@ class LeaseWatch:
             self._last, self._since = seen, now
         # A holder that beats slowly by its own promise is not silent for being slow.
         patience_s = max(self._stale_after_s, MISSED_BEATS * holder.heartbeat_s)
-        return now - self._since >= patience_s
+        silent_s = now - self._since
+        if silent_s >= patience_s and holder.process.is_surely_running():
+            return silent_s >= PATIENCE_WITH_THE_LIVING * patience_s
+        return silent_s >= patience_s
 
 
 def _holder_of(record: dict[str, object]) -> LeaseHolder:

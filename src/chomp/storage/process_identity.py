@@ -22,9 +22,7 @@ class ProcessIdentity:
 
     def is_surely_dead(self) -> bool:
         """Whether this process can be seen to have ended; False whenever that cannot be told."""
-        # Either alone could deceive: host names repeat, and a cloned machine keeps its boot.
-        is_here = self.pid_space == _pid_space() and self.host == socket.gethostname()
-        if not is_here or not self.pid_space or self.pid < 1:
+        if not self._is_here():
             return False
         try:
             os.kill(self.pid, 0)
@@ -35,6 +33,19 @@ class ProcessIdentity:
         state, start_id = _state_and_start(self.pid)
         # A zombie has ended; its parent only has not asked yet.
         return state in ("Z", "X") or bool(start_id and self.start_id and start_id != self.start_id)
+
+    def is_surely_running(self) -> bool:
+        """Whether this process can be seen to be there, and not to be stopped, as by Ctrl-Z."""
+        if not self._is_here():
+            return False
+        state, start_id = _state_and_start(self.pid)
+        is_this = bool(start_id) and start_id == self.start_id
+        return is_this and state not in ("T", "Z", "X")
+
+    def _is_here(self) -> bool:
+        # Either alone could deceive: host names repeat, and a cloned machine keeps its boot.
+        is_here = self.pid_space == _pid_space() and self.host == socket.gethostname()
+        return is_here and bool(self.pid_space) and self.pid >= 1
 
 
 def this_process() -> ProcessIdentity:
