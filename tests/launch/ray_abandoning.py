@@ -27,10 +27,16 @@ def abandon_one(prefix: str) -> None:
             runner.abandon(item)
         error = running.exception()
         print(f"{type(error).__name__}: {error}")
+        runner.abandon(item)
         try:
             runner(item)
-        except LaunchError as later:
-            print(f"later: {type(later).__name__}")
+        except LaunchError as early:
+            print(f"before it began: {type(early).__name__}")
+        runner.abandon(item)
+        Path(item.path, "alone").touch()
+        with runner.room(item):  # the other has given up
+            runner(item)
+        print("tried again")
 
 
 if __name__ == "__main__":

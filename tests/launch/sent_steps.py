@@ -46,6 +46,9 @@ def work(config: dict[str, Any]) -> None:
             os._exit(3)
         case "never ends":
             _go_on(out)
+        case "until let go":
+            (out / "ready").touch()
+            wait_for(out / "go")
         case "until asked":
             _wait_to_be_asked(out)
         case "one is lost once":
@@ -84,7 +87,12 @@ def _wait_to_be_asked(out: Path) -> None:
 
 
 def _go_on(out: Path) -> None:
-    """Work with a process of its own, and save when asked to, which is not to happen."""
+    """Work with a process of its own, and save when asked to, which is not to happen.
+
+    Whoever finds "alone" in its folder has nothing left to do.
+    """
+    if (out / "alone").exists():
+        return
     helper = subprocess.Popen([sys.executable, "-c", f"import time; time.sleep({LONGEST_S})"])
     signal.signal(signal.SIGTERM, lambda number, frame: (out / "saved").touch())
     (out / "ready").write_text(f"{os.getpid()} {helper.pid}")

@@ -131,10 +131,12 @@ def test_a_loss_is_tried_again_as_often_as_allowed_and_an_error_is_not():
         ((75, None), 1),
         (SILENT, 0),
         (BROKEN_PIPE, 0),
+        (TAKEN, 0),  # an address of its own
     ],
 )
 def test_one_process_alone_is_tried_again_only_if_it_was_ended_from_outside(end, times):
-    assert ended((end,), (DONE,), restarts=3).restarts == times
+    tried = ended((end,), (DONE,), restarts=3)
+    assert (tried.restarts, tried.code) == (times, 0 if times else end[0])
 
 
 def test_a_taken_address_is_left_for_another_and_costs_no_restart(caplog):

@@ -322,6 +322,8 @@ def test_an_expected_error_is_one_line_without_a_traceback(launch: Run, tmp_path
         (["--on", "local", "--max-concurrent", "2"], "Fix: use --on process"),
         (["--dry-run", "--only", "tokens"], "--dry-run with --only tokens, which leaves out train"),
         (["--sweep", "lr=1", "--sweep-best", "first"], "--sweep-best first. Allowed: lowest, "),
+        (["--sweep-best", "higest"], "--sweep-best higest. Allowed: lowest, "),
+        (["--sweep-best", "highest"], "--sweep-best highest without a sweep"),
     ],
 )
 def test_a_wrong_command_line_ends_with_two_and_one_message(

@@ -18,11 +18,11 @@ from tests.launch.sent_steps import wait_for
 ROOT = Path(__file__).parents[2]
 
 COMMAND = """
-import os, signal, sys, time
+import os, signal, socket, sys, time
 from pathlib import Path
 
 folder, wish = Path(sys.argv[1]), sys.argv[2]
-index, count = os.environ["JAX_PROCESS_ID"], os.environ["JAX_NUM_PROCESSES"]
+index, count = os.environ.get("JAX_PROCESS_ID", "0"), os.environ.get("JAX_NUM_PROCESSES")
 told = [os.environ.get(name) for name in ("JAX_NUM_CPU_DEVICES", "CUDA_VISIBLE_DEVICES")]
 print("told", index, count, *told)
 print("trouble", file=sys.stderr)
@@ -30,8 +30,14 @@ with (folder / "starts").open("a") as file:
     file.write(index)
 if wish == "lost once" and index == "1" and (folder / "starts").read_text().count("1") == 1:
     os.kill(os.getpid(), signal.SIGKILL)
-if wish.startswith("taken") and index == "0" and (folder / "starts").read_text().count("0") == 1:
-    sys.exit(int(wish.split()[1]))
+if wish == "98":
+    sys.exit(98)
+if wish == "taken" and index == "0" and (folder / "starts").read_text().count("0") == 1:
+    from chomp.mesh import join_processes
+
+    host, port = os.environ["JAX_COORDINATOR_ADDRESS"].split(":")
+    with socket.create_server((host, int(port))):
+        join_processes()
 if index == "1" and wish == "fails":
     sys.exit(7)
 if index == "1" and wish == "killed":
@@ -89,9 +95,18 @@ def test_a_loss_begins_all_of_them_again_if_asked_for(launched, tmp_path):
 def test_an_address_that_is_taken_is_left_for_another_though_no_restart_is_allowed(
     launched, tmp_path, caplog
 ):
-    assert launched(f"taken {CoordinatorAddressTaken.exit_code}") == 0
+    assert launched("taken") == 0
     assert (tmp_path / "starts").read_text().count("0") == 2
     assert "was taken by another program; trying another port" in caplog.text
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_program_that_ends_with_the_code_of_a_taken_address_has_failed(
+    launched, tmp_path, processes
+):
+    assert launched("98", "--processes", str(processes)) == CoordinatorAddressTaken.exit_code
+    starts = (tmp_path / "starts").read_text()
+    assert len(starts) == len(set(starts)) <= processes
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 75)])

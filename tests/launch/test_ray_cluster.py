@@ -136,14 +136,17 @@ def test_a_driver_asked_to_stop_hands_that_on_and_ends_as_the_step_did(start, tm
     assert state(folder) == "INTERRUPTED"
 
 
-def test_a_step_that_is_abandoned_ends_at_once_with_all_that_it_started(start, tmp_path):
+def test_a_step_that_is_abandoned_ends_at_once_with_all_it_started_and_may_be_tried_again(
+    start, tmp_path
+):
     printed = ended(start(ABANDONING, tmp_path))
     assert "LaunchError: one-" in printed
     assert "was abandoned" in printed
-    assert "later: LaunchError" in printed
+    assert "before it began: LaunchError" in printed
+    assert "tried again" in printed
     assert "starting all of them again" not in printed
     folder = folder_of(tmp_path, "one")
-    assert (folder / "starts").read_text().split() == ["0"]
+    assert (folder / "starts").read_text().split() == ["0", "0"]  # none by who was to begin
     assert not (folder / "saved").exists()
     worked, helped = map(int, (folder / "ready").read_text().split())
     wait_until(lambda: not began_at(worked) and not began_at(helped))

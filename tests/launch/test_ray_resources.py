@@ -1,5 +1,6 @@
 """What a step asks of a cluster, and what its nodes have: refused before anything runs."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -143,12 +144,19 @@ def test_a_seat_runs_the_process_with_its_variables_and_keeps_what_it_printed(tm
     assert printed.startswith("printed by ")
 
 
-@pytest.mark.parametrize(("gpus", "seen"), [(0, ["", "cpu"]), (2, ["4,5", "any"])])
-def test_a_process_that_asked_for_no_gpu_sees_none_of_its_node(tmp_path, monkeypatch, gpus, seen):
+@pytest.mark.parametrize(
+    ("gpus", "told", "seen"),
+    [(0, {}, ["", "cpu"]), (2, {}, ["4,5", "any"]), (0, {"JAX_PLATFORMS": "cuda"}, ["", "cpu"])],
+)
+def test_a_process_that_asked_for_no_gpu_sees_none_of_its_node_whatever_its_driver_has(
+    tmp_path, monkeypatch, gpus, told, seen
+):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5")  # as Ray has set it for the seat
     monkeypatch.delenv("JAX_PLATFORMS")
     item = begun(planned(tmp_path, Resources()))
-    assert Seat().run(sent(item, gpus)) == (0, Outcome())
+    process = sent(item, gpus)
+    process = replace(process, environment={**process.environment, **told})
+    assert Seat().run(process) == (0, Outcome())
     assert [Path(item.path, name).read_text() for name in ("seen-7", "platforms-7")] == seen
 
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import zipfile
@@ -14,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from chomp.errors import ConfigError, LaunchError
-from chomp.launch import ray_job
+from chomp.launch import ray_job, ray_run
 from chomp.launch import shipped_folder as shipping
 from chomp.launch.job_command import entrypoint_of, submission_id_of, with_extras
 from chomp.launch.job_environment import git_commit, job_environment, split_environment_words
@@ -252,6 +253,8 @@ def test_help_shows_the_options_and_needs_no_ray(tmp_path):
         (["python", "x.py"], [], "python -m chomp_job_start python x.py"),
         (["/env/bin/python3", "x.py"], [], "/env/bin/python3 -m chomp_job_start /env/bin/python3"),
         (["bash", "x.sh"], [], "python -m chomp_job_start bash x.sh"),
+        (["python3.11", "x.py"], [], "python3.11 -m chomp_job_start python3.11 x.py"),
+        (["python-coverage", "run"], [], "python -m chomp_job_start python-coverage run"),
         (
             ["uv", "run", "x.py"],
             ["hf"],
@@ -276,7 +279,9 @@ def test_keys_are_fetched_by_a_python_that_has_ray(tmp_path, command, extras, wo
 
 def test_what_is_named_as_keys_are_is_one():
     keys = ["WANDB_API_KEY", "HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "MY_PASSWORD", "my_secret"]
-    others = ["CHOMP_PREFIX", "TOKENIZERS_PARALLELISM", "MAX_TOKENS", "MODE", "GIT_COMMIT"]
+    keys += ["GITHUB_PAT", "DB_PASSWD", "OPENAI_API_KEYS", "AWS_ACCESS_KEY_ID", "PGPASSWORD"]
+    keys += ["SMTP_PASS", "GCP_CREDENTIAL_FILE"]
+    others = ["CHOMP_PREFIX", "TOKENIZERS_PARALLELISM", "MODE", "GIT_COMMIT", "PATH", "COMPAT"]
     assert [name for name in (*keys, *others) if is_key(name)] == keys
 
 
@@ -440,6 +445,55 @@ def test_a_command_finds_its_keys_once_and_a_second_one_is_told_so(tmp_path):
     assert "no longer there" in again.stderr
     (tmp_path / "store").write_bytes(b"{}")
     assert started(tmp_path, "no-such-command").returncode == 127
+
+
+class InterruptedClient(ClientOfJobs):
+    """A job server that is told of keys or of a job when Ctrl-C comes."""
+
+    def __init__(self, at: str) -> None:
+        super().__init__()
+        self._at = at
+
+    def _do_request(self, method: str, place: str, data: bytes) -> SimpleNamespace:
+        answer = super()._do_request(method, place, data)
+        if self._at == "upload" and data:
+            raise KeyboardInterrupt
+        return answer
+
+    def submit_job(self, **asked: object) -> str:
+        raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("at", ["upload", "submission"])
+def test_ctrl_c_before_there_is_a_job_leaves_no_keys_behind(at):
+    client = InterruptedClient(at)
+    with pytest.raises(KeyboardInterrupt):
+        submitted(client, job(keys={"HF_TOKEN": "a-long-key"}))
+    assert list(client.stored.values()) == [b""]
+
+
+class ClosedTerminal(ClientOfJobs):
+    """A job that fails, and whose follower's terminal is closed before that."""
+
+    def get_address(self) -> str:
+        return "here"
+
+    async def tail_job_logs(self, submission_id: str) -> AsyncIterator[str]:
+        os.kill(os.getpid(), signal.SIGHUP)
+        yield "line\n"
+
+
+@pytest.mark.parametrize(("before", "code"), [(signal.SIG_IGN, 3), (signal.SIG_DFL, 130)])
+def test_a_job_is_followed_after_its_terminal_was_closed_under_nohup_alone(
+    checkout, monkeypatch, before, code
+):
+    monkeypatch.setattr(ray_run, "job_client", lambda cluster: ClosedTerminal("FAILED"))
+    usual = signal.signal(signal.SIGHUP, before)
+    try:
+        assert main(["--", "python", "launch.py"]) == code
+        assert signal.getsignal(signal.SIGHUP) is before
+    finally:
+        signal.signal(signal.SIGHUP, usual)
 
 
 class RefusingClient:

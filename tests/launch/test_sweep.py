@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from rich.console import Console
@@ -59,6 +60,22 @@ def test_a_grid_has_every_combination_and_brackets_hold_one_value():
         ("knobs.sizes=[32]", "seed=0"),
         ("knobs.sizes=[32]", "seed=1"),
     ]
+
+
+@given(texts=st.lists(st.text(), min_size=1, max_size=4, unique=True), quote=st.sampled_from("'\""))
+@example(texts=["x,y", "z"], quote='"')
+@example(texts=["it's, so", 'a "b", c', "]", "\\"], quote="'")
+@settings(max_examples=30, deadline=None)
+def test_a_grid_holds_what_is_in_quotes_together(texts, quote):
+    # Those that YAML cannot write so are not the question here.
+    quoted = [yaml.safe_dump(each, default_style=quote, width=math.inf).rstrip() for each in texts]
+    assert grid_of([f"knobs.name={','.join(quoted)}"]) == [(f"knobs.name={q}",) for q in quoted]
+    [run, *_] = sweep_of(steps, Launch(), grid_of([f"knobs.notes={{a: {quoted[0]}}},{{}}"])).runs
+    assert run.config["all"].value.knobs.notes == {"a": parsed_yaml(quoted[0], source="text")}
+
+
+def test_a_quote_inside_of_a_word_holds_nothing_together():
+    assert grid_of(["knobs.name=it's,that's"]) == [("knobs.name=it's",), ("knobs.name=that's",)]
 
 
 def test_points_of_a_file_are_the_overrides_of_its_mappings(tmp_path):

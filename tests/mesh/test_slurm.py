@@ -9,6 +9,8 @@ import jax
 import pytest
 
 from chomp.mesh import join_processes
+from chomp.mesh.membership import CoordinatorAddressTaken
+from tests.launch.sent_steps import wait_for
 from tests.process_gang import Gang
 
 # As srun sets them for the second of two processes on two machines with four GPUs each.
@@ -28,16 +30,22 @@ STEP = {
 def asked_for(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, object]]:
     """What JAX is asked to join, which is not done."""
     calls: list[dict[str, object]] = []
-    monkeypatch.setattr(jax.distributed, "initialize", lambda **given: calls.append(given))
+
+    def note(address: str, **given: object) -> None:
+        calls.append({"address": address, **given})
+
+    monkeypatch.setattr(jax.distributed, "initialize", note)
     return calls
 
 
-def test_a_process_of_srun_joins_by_what_jax_finds_out_itself(asked_for, caplog):
+def test_a_process_of_srun_joins_by_what_srun_has_set(asked_for, caplog):
     caplog.set_level(logging.INFO)
     assert join_processes({**STEP, "CHOMP_HEARTBEAT_S": "30"})
     assert asked_for == [
         {
+            "address": "gpu07:62041",
             "num_processes": 2,
+            "process_id": 1,
             "cluster_detection_method": "slurm",
             "local_device_ids": [0, 1, 2, 3],
             "heartbeat_timeout_seconds": 30,
@@ -95,8 +103,53 @@ def test_a_script_of_a_larger_job_that_srun_did_not_start_is_alone_and_says_so(
     assert "SLURM_NTASKS=2, but this process is none of several that srun started" in caplog.text
 
 
+@pytest.mark.parametrize(
+    ("nodes", "first"),
+    [
+        ("node001", "node001"),
+        ("node001,host2", "node001"),
+        ("node[001,007-015],host2", "node001"),
+        ("rack[3-4]n[01-16]-ib,x", "rack3n01-ib"),
+    ],
+)
+def test_processes_meet_at_the_first_node_of_their_step(asked_for, nodes, first):
+    assert join_processes({**STEP, "SLURM_STEP_NODELIST": nodes})
+    assert asked_for[0]["address"] == f"{first}:62041"
+
+
+def test_steps_that_may_run_at_once_meet_at_ports_of_their_own(asked_for):
+    for job in range(77, 93):
+        for step in range(8):
+            join_processes({**STEP, "SLURM_JOB_ID": str(job), "SLURM_STEP_ID": str(step)})
+    ports = [int(str(given["address"]).rpartition(":")[2]) for given in asked_for]
+    assert len(set(ports)) == len(ports) == 128
+    assert all(61440 <= port < 65536 for port in ports)
+
+
+@pytest.mark.parametrize(
+    ("change", "address"),
+    [
+        ({"JAX_COORDINATOR_PORT": "7777"}, "gpu07:7777"),
+        ({"JAX_COORDINATOR_ADDRESS": "gpu08:8888"}, "gpu08:8888"),
+    ],
+)
+def test_where_to_meet_can_be_told(asked_for, change, address):
+    assert join_processes({**STEP, **change})
+    assert asked_for[0]["address"] == address
+
+
+def test_a_port_that_another_program_has_is_told_by_the_first_process(asked_for):
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        port = str(listening.getsockname()[1])
+        first = {**STEP, "SLURM_PROCID": "0", "JAX_COORDINATOR_PORT": port}
+        with pytest.raises(CoordinatorAddressTaken, match=r"listens there.*JAX_COORDINATOR_PORT"):
+            join_processes(first)
+    assert asked_for == []
+
+
 TALK = """
-import json, os, sys
+import json, os, sys, time
+from pathlib import Path
 from chomp.mesh import gathered, join_processes
 
 for name in ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES"):
@@ -104,14 +157,17 @@ for name in ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES"):
 os.environ["SLURM_PROCID"] = os.environ["SLURM_LOCALID"] = os.environ.pop("JAX_PROCESS_ID")
 os.environ |= json.loads(sys.argv[1])
 assert join_processes()
-print(json.dumps(gathered("who", os.environ["SLURM_PROCID"])))
+step, index = os.environ["SLURM_STEP_ID"], os.environ["SLURM_PROCID"]
+print(json.dumps(gathered("who", step + index)))
+Path(f"met-{step}-{index}").touch()
+while step == "0" and not Path("met-1-1").exists():  # it keeps its port until the other has met
+    time.sleep(0.005)
 """
 
 
-def test_two_real_processes_meet_by_the_variables_of_slurm_alone(tmp_path):
-    # JAX makes the port of the number of the job, and one that is free here is wanted.
+def test_real_processes_of_two_steps_of_a_job_meet_those_of_their_own(tmp_path, monkeypatch):
     variables = {
-        "SLURM_JOB_ID": str(free_port(61440, 65535) - 61440),
+        "SLURM_JOB_ID": str(os.getpid()),  # another in every test process, and so are the ports
         "SLURM_STEP_NODELIST": "localhost",
         "SLURM_NTASKS": "2",
         "SLURM_STEP_NUM_TASKS": "2",
@@ -119,15 +175,13 @@ def test_two_real_processes_meet_by_the_variables_of_slurm_alone(tmp_path):
     }
     program = tmp_path / "program.py"
     program.write_text(TALK)
-    both = Gang(program, json.dumps(variables), count=2, folder=tmp_path / "said")
-    assert both.exit_codes() == [0, 0], both.errors()
-    assert [text.splitlines()[-1] for text in both.outputs()] == ['["0", "1"]'] * 2
-
-
-def free_port(first: int, last: int) -> int:
-    """A port in that range which nobody listens on; not the same one in every test process."""
-    for port in range(first + os.getpid() % 2000, last + 1):
-        with socket.socket() as probe:
-            if probe.connect_ex(("127.0.0.1", port)) != 0:
-                return port
-    raise AssertionError("no port is free")
+    monkeypatch.chdir(tmp_path)
+    steps = []
+    for step in "01":
+        told = json.dumps({**variables, "SLURM_STEP_ID": step})
+        steps.append(Gang(program, told, count=2, folder=tmp_path / step))
+        wait_for(tmp_path / f"met-{step}-1")
+    for step, both in zip("01", steps, strict=True):
+        assert both.exit_codes() == [0, 0], both.errors()
+        said = [text.splitlines()[-1] for text in both.outputs()]
+        assert said == [f'["{step}0", "{step}1"]'] * 2

@@ -103,6 +103,11 @@ class CommandLine:
     sweep_best: str
     options: LaunchOptions
 
+    @property
+    def is_sweep(self) -> bool:
+        """Whether several runs are asked for, each at other settings."""
+        return bool(self.sweep) or self.sweep_file is not None
+
 
 def parsed_command_line(description: str) -> CommandLine | None:
     """What is asked for, or None once help was shown.

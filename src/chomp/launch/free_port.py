@@ -26,7 +26,8 @@ def free_port(host: str = "127.0.0.1", *, avoided: range | None = None) -> int:
     """A port of `host`, an address of this machine, that nobody uses now; another at each call.
 
     Outside of `avoided`, by default the ports of outgoing connections. Where those are all there
-    are, it is one of them, and a warning says so. Raises `LaunchError` if none is free.
+    are, it is one of them, and a warning says so. Raises `LaunchError` if none is free, or if
+    `host` is no address of this machine.
     """
     avoided = ephemeral_ports() if avoided is None else avoided
     above = [port for port in range(_PREFERRED, _HIGHEST + 1) if port not in avoided]
@@ -65,13 +66,23 @@ def ephemeral_ports() -> range:
 
 
 def is_free(host: str, port: int) -> bool:
-    """Whether a program could listen at that port of an address of this machine now."""
+    """Whether a program could listen at that port of an address of this machine now.
+
+    `LaunchError` for a host that is none.
+    """
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
         try:
             probe.bind((host, port))
         except OSError as error:
             # EACCES: kept for root. Any other speaks of the address, and holds for all ports.
-            if error.errno not in (errno.EADDRINUSE, errno.EACCES):
-                raise
-            return False
+            if error.errno in (errno.EADDRINUSE, errno.EACCES):
+                return False
+            raise LaunchError(
+                message(
+                    given=f"{host}, where no program of this machine can listen ({error})",
+                    allowed="an address of this machine, on which processes of a gang can meet",
+                    fix="give one that `ip addr` shows; a node of Ray tells its own by "
+                    "ray start --node-ip-address",
+                )
+            ) from error
     return True

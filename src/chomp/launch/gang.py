@@ -89,7 +89,8 @@ class GangEnd:
     @property
     def is_address_taken(self) -> bool:
         """Whether the members could not meet where they were told to; nothing was begun."""
-        return _is_taken(self.outcome)
+        # One that is alone was told of no place: whatever it met at is its own affair.
+        return not self.is_alone and _is_taken(self.outcome)
 
 
 def run_gang(

@@ -1,6 +1,7 @@
 """The command of a job: in which environment it runs on the cluster, and what the job is called."""
 
 import getpass
+import re
 import secrets
 import tomllib
 from collections.abc import Sequence
@@ -13,6 +14,7 @@ from chomp.launch.job_keys import PACKAGE
 
 # The driver of a job needs Ray itself, whatever else it needs.
 _EXTRA_OF_RAY = "ray"
+_PYTHON = re.compile(r"python(\d+(\.\d+)?)?")  # and not python-coverage or the like
 
 
 def with_extras(command: Sequence[str], extras: Sequence[str], project: Path) -> list[str]:
@@ -43,7 +45,7 @@ def entrypoint_of(
     words = with_extras(command, extras, project)
     if not has_keys:
         return words
-    python = command[0] if Path(command[0]).name.startswith("python") else "python"
+    python = command[0] if _PYTHON.fullmatch(Path(command[0]).name) else "python"
     start = [python, "-m", PACKAGE]
     # Inside of the environment that uv makes, which has Ray; a node's own `python` may have none.
     is_inside = bool(extras) and not _is_uv_run(command)

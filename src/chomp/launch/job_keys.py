@@ -16,24 +16,33 @@ from typing import Any
 from chomp.launch import job_start
 
 PACKAGE = "chomp_job_start"
-_ENDS = ("KEY", "TOKEN", "SECRET", "PASSWORD", "PASSPHRASE", "CREDENTIALS")
+# How a part of the name of a key ends, in the plural too, and what is one as a whole.
+_ENDS = ("KEY", "TOKEN", "SECRET", "PASSWORD", "PASSWD", "PASSPHRASE", "CREDENTIAL")
+_WHOLE = {"PAT", "PASS"}
 # An upload that fails is told, and logged over there, with its first 15 bytes.
 _PADDING = bytes(16)
 
 
 def is_key(name: str) -> bool:
-    """Whether a variable of that name is nobody else's business."""
-    return name.upper().endswith(_ENDS)
+    """Whether a variable of that name is nobody else's business, by the words of its name.
+
+    MAX_TOKENS is one by that, which does it no harm.
+    """
+    parts = name.upper().split("_")
+    return any(part.removesuffix("S").endswith(_ENDS) or part in _WHOLE for part in parts)
 
 
-def uploaded_keys(client: Any, keys: Mapping[str, str]) -> str:
-    """Where the cluster keeps the keys from now on, until a job fetches them.
+def place_for_keys() -> str:
+    """A place in the cluster's store that nobody else has, and that nobody can guess."""
+    return f"gcs://_ray_pkg_{secrets.token_hex(16)}.zip"
+
+
+def upload_keys(client: Any, place: str, keys: Mapping[str, str]) -> None:
+    """Leave keys at a place of the cluster's store, until a job fetches them.
 
     Raises what Ray's client raises, which holds none of them.
     """
-    place = f"gcs://_ray_pkg_{secrets.token_hex(16)}.zip"
     _put(client, place, _PADDING + json.dumps(dict(keys)).encode())
-    return place
 
 
 def wipe_keys(client: Any, place: str) -> None:

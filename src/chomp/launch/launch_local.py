@@ -9,13 +9,15 @@ import logging
 import shutil
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import IO
 
 from chomp.errors import ConfigError, message, require
-from chomp.launch.gang import ADDRESS_TAKEN, GangEnd, member_environment, run_gang
+from chomp.launch.gang import ADDRESS, ADDRESS_TAKEN, GangEnd, member_environment, run_gang
 from chomp.launch.outcome import INTERRUPTED_EXIT_CODE, PREEMPTED_EXIT_CODE, Outcome
 from chomp.launch.step_end import told_code
 from chomp.launch.stop_wish import StopWish
@@ -25,7 +27,7 @@ from chomp.launch.visible_gpus import PLATFORMS, VISIBLE, is_on_cpu, visible_gpu
 
 _log = logging.getLogger(__name__)
 _printing = threading.Lock()
-_ADDRESS_TAKEN_EXIT_CODE = 98  # of `chomp.mesh`, which imports JAX
+_TAKEN_FILE = "CHOMP_ADDRESS_TAKEN_FILE"  # of `chomp.mesh`, which imports JAX
 
 
 def launched_locally(
@@ -44,9 +46,10 @@ def launched_locally(
     _require_sensible(command, processes, devices_per_process, restarts)
     shares = _device_shares(processes, devices_per_process)
     words = _with_this_python(command)
-    with StopWish() as stop:
+    with StopWish() as stop, tempfile.TemporaryDirectory(prefix="chomp-launch-") as folder:
+        told = {_TAKEN_FILE: str(Path(folder, "address-taken"))}
         end = run_gang(
-            lambda index, given: _Command(words, index, {**given, **shares[index]}),
+            lambda index, given: _Command(words, index, {**given, **shares[index], **told}),
             processes,
             restarts=restarts,
             stop=stop,
@@ -68,6 +71,7 @@ class _Command:
     """One of the processes, whose lines are printed here; a `Member` of a gang."""
 
     def __init__(self, command: Sequence[str], index: int, given: Mapping[str, str]) -> None:
+        self._given = given
         self._process = subprocess.Popen(
             tethered(command),
             env=member_environment(given) | _printing_environment(),
@@ -104,15 +108,22 @@ class _Command:
         self._process.kill()
 
     def outcome(self) -> Outcome | None:
-        """What an exit code tells: an error of its own, an agreed stop, or None for a signal."""
+        """What its end tells: an error of its own, an agreed stop, or None for a signal."""
         code = self._process.returncode
         if code is None or code < 0:
             return None  # killed: that may happen to anybody, and may be tried again
         if code == 0:
             return Outcome()
-        stopped = dict.fromkeys((PREEMPTED_EXIT_CODE, INTERRUPTED_EXIT_CODE), "RunInterrupted")
-        kind = {**stopped, _ADDRESS_TAKEN_EXIT_CODE: ADDRESS_TAKEN}.get(code, "ChompError")
-        return Outcome(kinds=(kind,), exit_code=code)
+        if self._is_address_taken():
+            return Outcome(kinds=(ADDRESS_TAKEN,), exit_code=code)
+        is_stopped = code in (PREEMPTED_EXIT_CODE, INTERRUPTED_EXIT_CODE)
+        return Outcome(kinds=("RunInterrupted" if is_stopped else "ChompError",), exit_code=code)
+
+    def _is_address_taken(self) -> bool:
+        """Whether process 0 said so; not by its exit code, which any program may end with."""
+        said = Path(self._given[_TAKEN_FILE])
+        # Of this try, and not of a launch inside of the command, which inherits the variable.
+        return said.exists() and said.read_text() == self._given.get(ADDRESS)
 
 
 def _printing_environment() -> dict[str, str]:

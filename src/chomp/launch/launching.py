@@ -125,6 +125,7 @@ def _ran(planned: list[PlannedStep], prefix: str, runner: ChosenRunner) -> int:
         planned,
         runner.run,
         max_concurrent=runner.max_concurrent,
+        room=runner.room,
         on_start=partial(tell_start, has_log=runner.has_logs),
         on_wait=tell_wait,
         on_failure=tell_failure,

@@ -19,7 +19,7 @@ from chomp.launch.command_line import CommandLine, parsed_command_line
 from chomp.launch.launching import DryRun, Report, launched, require_dry_run
 from chomp.launch.restarts import require_restartable, restarted, this_command
 from chomp.launch.sweep import Point, Sweep, grid_of, points_in_file, sweep_of
-from chomp.launch.sweep_table import require_order, tell_sweep
+from chomp.launch.sweep_table import DEFAULT_METRIC, LOWEST, require_order, tell_sweep
 from chomp.launch.telling import tell_error, tell_stop, tell_warnings_only
 from chomp.launch.together import is_spokesman
 from chomp.storage import join
@@ -81,6 +81,7 @@ def _exit_code(file: _LaunchFile[L]) -> int:
 def _launched(file: _LaunchFile[L], asked: CommandLine) -> int:
     """Plan, try out or run, as the options say; the exit code."""
     options = asked.options
+    _require_sensible_table(asked)
     require_restartable(asked.restarts, asked.force)
     if asked.restarts and not (options.is_plan or options.is_dry_run):
         return restarted(this_command(sys.argv[0]), asked.restarts)
@@ -88,7 +89,7 @@ def _launched(file: _LaunchFile[L], asked: CommandLine) -> int:
         require_dry_run(file.dry_run, fix="use --plan, or pass dry_run= to executor_main")
     # Overrides come before steps: what the steps are may depend on any field.
     config = apply_overrides(file.config, asked.overrides)
-    if asked.sweep or asked.sweep_file is not None:
+    if asked.is_sweep:
         return _swept(sweep_of(file.steps_of, config, _points(asked)), asked)
     steps = list(file.steps_of(config))
     planned = _planned(steps, asked)
@@ -98,6 +99,18 @@ def _launched(file: _LaunchFile[L], asked: CommandLine) -> int:
     if options.is_dry_run:
         _refuse_dry_run(planned, steps, asked)
     return launched(planned, options)
+
+
+def _require_sensible_table(asked: CommandLine) -> None:
+    """Raise `ConfigError` for wishes about a sweep's table that nothing can obey."""
+    require_order(asked.sweep_best)
+    is_usual = (asked.sweep_by, asked.sweep_best) == (DEFAULT_METRIC, LOWEST)
+    require(
+        asked.is_sweep or is_usual,
+        given=f"--sweep-by {asked.sweep_by} --sweep-best {asked.sweep_best} without a sweep",
+        allowed="an order for the table of a sweep",
+        fix="add --sweep or --sweep-file, or leave them out",
+    )
 
 
 def _refuse_dry_run(
@@ -123,7 +136,6 @@ def _refuse_dry_run(
 
 def _points(asked: CommandLine) -> list[Point]:
     """The runs that a sweep asks for, as overrides."""
-    require_order(asked.sweep_best)
     refused = [
         ("--allow", asked.allow),
         ("--dry-run", asked.options.is_dry_run),

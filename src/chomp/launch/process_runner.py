@@ -8,7 +8,7 @@ checked before the first step begins.
 import os
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 from types import TracebackType
 from typing import BinaryIO
@@ -40,18 +40,73 @@ class ProcessRunner:
         # All of them now: a step that cannot be sent is found before the first has begun.
         self._payloads = {item.path: payload_of(item) for item in to_do}
         self._stop = StopWish()
+        self._lent: dict[str, list[str]] = {}  # GPUs of those steps that have room, by folder
         # Over the next two: a process that begins is either known here or not begun.
         self._noting = threading.Lock()
         self._members: dict[str, list[StepMember]] = {item.path: [] for item in to_do}
         self._abandoned: set[str] = set()
 
     def __call__(self, planned: PlannedStep) -> None:
-        """Run one step of the plan; returns when it is done, raises what it raised."""
+        """Run one step of the plan; returns when it is done, raises what it raised.
+
+        It has its GPUs from `room`, if that was entered, else waits for them here.
+        """
+        try:
+            if planned.path in self._lent:
+                self._run(planned, self._lent[planned.path])
+            else:
+                with self._gpus_for(planned) as gpus:
+                    self._run(planned, gpus)
+        finally:
+            self._forgive(planned)
+
+    @contextmanager
+    def room(self, planned: PlannedStep) -> Iterator[None]:
+        """While it is entered, the step has the GPUs that it asks for; waits until there are so.
+
+        Raises once all are to stop. A step that was abandoned may be tried again in a new room.
+        """
+        self._forgive(planned)
+        with self._gpus_for(planned) as gpus:
+            self._lent[planned.path] = gpus
+            try:
+                yield
+            finally:
+                del self._lent[planned.path]
+
+    def abandon(self, planned: PlannedStep) -> None:
+        """End a step's processes at once, without saving: its folder is another's by now.
+
+        From any thread. The call that runs the step raises, or else the one that is to come.
+        """
+        with self._noting:
+            self._abandoned.add(planned.path)
+            for member in self._members[planned.path]:
+                member.kill()
+        self._gpus.look_again()  # it may wait there
+
+    def ask_to_stop(self) -> None:
+        """Let all steps that run now save and end, and no other begin."""
+        self._stop.ask()
+        self._gpus.look_again()
+
+    def __enter__(self) -> "ProcessRunner":
+        self._stop.__enter__()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._stop.__exit__(kind, error, trace)
+
+    def _run(self, planned: PlannedStep, gpus: Sequence[str]) -> None:
         wanted = resources_of(planned)
         count, each = wanted.processes, gpus_each(wanted, self._gpus.size)
-        told = partial(tell_gpu_wait, planned, count * each)
-        with self._gpus.lent(count * each, told) as gpus, ExitStack() as opened:
-            self._stop.raise_if_made()  # only now: GPUs may have been long in coming
+        self._stop.raise_if_made()  # only now: room may have been long in coming
+        with ExitStack() as opened:
 
             def start(index: int, given: Mapping[str, str]) -> StepMember:
                 own = gpus[index * each : (index + 1) * each]
@@ -70,31 +125,16 @@ class ProcessRunner:
         self._require_kept(planned)
         raise_end(planned, end, self._stop)
 
-    def abandon(self, planned: PlannedStep) -> None:
-        """End a step's processes at once, without saving: its folder is another's by now.
+    def _gpus_for(self, planned: PlannedStep) -> AbstractContextManager[list[str]]:
+        """GPUs that the step has as long as the context lasts; waits while it is still wanted."""
+        wanted = resources_of(planned)
+        count = wanted.processes * gpus_each(wanted, self._gpus.size)
 
-        From any thread. The call that runs the step raises; one that comes later does, too.
-        """
-        with self._noting:
-            self._abandoned.add(planned.path)
-            for member in self._members[planned.path]:
-                member.kill()
+        def require_wanted() -> None:
+            self._stop.raise_if_made()
+            self._require_kept(planned)
 
-    def ask_to_stop(self) -> None:
-        """Let all steps that run now save and end, and no other begin."""
-        self._stop.ask()
-
-    def __enter__(self) -> "ProcessRunner":
-        self._stop.__enter__()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._stop.__exit__(kind, error, trace)
+        return self._gpus.lent(count, partial(tell_gpu_wait, planned, count), require_wanted)
 
     @contextmanager
     def _begun(
@@ -117,11 +157,18 @@ class ProcessRunner:
         """Variables that show a process its own GPUs; none where it may have whatever there is."""
         if wanted.gpus is None:
             return {}
-        return {VISIBLE: ",".join(own)} if own else hidden_gpus(self._gpus.size > 0)
+        if own:
+            return {VISIBLE: ",".join(own)}
+        return hidden_gpus(os.environ, has_gpus=self._gpus.size > 0)
 
     def _tell_restart(self, planned: PlannedStep, end: GangEnd) -> None:
         self._require_kept(planned)  # what was ended on purpose was not lost
         tell_restart_of(planned, end)
+
+    def _forgive(self, planned: PlannedStep) -> None:
+        # The other may end without a result: then the step is this process's once more.
+        with self._noting:
+            self._abandoned.discard(planned.path)
 
     def _require_kept(self, planned: PlannedStep) -> None:
         if planned.path in self._abandoned:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from chomp.errors import LaunchError, message
-from chomp.launch.job_keys import start_package, uploaded_keys, wipe_keys
+from chomp.launch.job_keys import place_for_keys, start_package, upload_keys, wipe_keys
 from chomp.launch.job_start import PLACE
 from chomp.launch.outcome import INTERRUPTED_EXIT_CODE
 
@@ -128,10 +128,12 @@ def say(text: str) -> None:
 
 def submitted(client: Any, job: RayJob) -> FollowedJob:
     """The job, once the cluster has taken it. `LaunchError` if it does not."""
-    place: str | None = None
+    # Chosen before the upload: one that is broken off may have left the keys there.
+    place = place_for_keys() if job.keys else None
     try:
-        # Before the job, which fetches them at once.
-        place = uploaded_keys(client, job.keys) if job.keys else None
+        if place is not None:
+            # Before the job, which fetches them at once.
+            upload_keys(client, place, job.keys)
         with tempfile.TemporaryDirectory() as folder:
             client.submit_job(
                 entrypoint=job.entrypoint,
@@ -142,8 +144,11 @@ def submitted(client: Any, job: RayJob) -> FollowedJob:
                 entrypoint_memory=job.memory_bytes,
                 entrypoint_resources=None if job.resources is None else dict(job.resources),
             )
-    except Exception as error:  # of requests and of Ray, which have no class in common
+    except BaseException as error:
         _forget(client, place)
+        if not isinstance(error, Exception):
+            raise  # Ctrl-C; if the job is there, it ends for want of its keys
+        # Of requests and of Ray, which have no class in common.
         told = _reason(error)
         for value in (*job.environment.values(), *job.keys.values()):  # which an error may quote
             told = told.replace(value, "...") if len(value) > 3 else told

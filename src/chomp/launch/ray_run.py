@@ -189,8 +189,13 @@ def _ran(wish: _Wish, command: Sequence[str], variables: dict[str, str]) -> int:
 
 
 def _followed(job: FollowedJob, submission_id: str, address: str, *, is_stopped: bool) -> int:
-    # As Ctrl-C: whoever follows is told to go, not the job.
-    others = (signal.SIGTERM, signal.SIGHUP)
+    # As Ctrl-C: whoever follows is told to go, not the job. But what is ignored stays so: under
+    # nohup, a terminal that is closed is nothing to this process.
+    others = [
+        each
+        for each in (signal.SIGTERM, signal.SIGHUP)
+        if signal.getsignal(each) is not signal.SIG_IGN
+    ]
     earlier = {each: signal.signal(each, signal.default_int_handler) for each in others}
     code = INTERRUPTED_EXIT_CODE
     try:

@@ -7,7 +7,8 @@ and the output prefix are to be the same for all nodes; see docs/tutorials/clust
 
 import os
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from types import TracebackType
 
@@ -80,14 +81,25 @@ class RayRunner:
         finally:
             with self._noting:
                 del self._seats[planned.path]
+                self._abandoned.discard(planned.path)
             seats.free()
         seats.require_kept()
         raise_end(planned, end, self._stop)
 
+    @contextmanager
+    def room(self, planned: PlannedStep) -> Iterator[None]:
+        """A new try at the step: that an earlier one was abandoned holds no longer.
+
+        Nothing is lent here: the cluster hands out its nodes once the step runs.
+        """
+        with self._noting:
+            self._abandoned.discard(planned.path)
+        yield
+
     def abandon(self, planned: PlannedStep) -> None:
         """End a step's processes at once, without saving: its folder is another's by now.
 
-        From any thread. The call that runs the step raises; one that comes later does, too.
+        From any thread. The call that runs the step raises, or else the one that is to come.
         """
         with self._noting:
             self._abandoned.add(planned.path)

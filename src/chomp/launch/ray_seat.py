@@ -60,9 +60,11 @@ class Seat:
         try:
             _enter_folders(sent)
             with appended_log(sent.log, sent.log_header) as log:
-                # Ray hides those of others, but none from a process that has asked for none.
-                hidden = {} if sent.gpus else hidden_gpus(bool(visible_gpus()))
-                environment = {**member_environment(hidden), **sent.environment}
+                environment = member_environment(sent.environment)
+                if not sent.gpus:
+                    # Ray hides those of others, but none from a process that has asked for none.
+                    # Last, since a driver with GPUs may have sent word to use one.
+                    environment |= hidden_gpus(environment, has_gpus=bool(visible_gpus()))
                 member = StepMember(sent.payload, environment=environment, log=log)
                 # In this thread, which lives as long as the process: the kernel ties it to that.
                 return self._until_ended(member)

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from chomp.errors import require
-from chomp.executor import PlannedStep, Runner
+from chomp.executor import PlannedStep, Room, Runner
 from chomp.launch.local_runner import local_runner
 
 RUNNERS = ("local", "process", "ray")
@@ -23,6 +23,8 @@ class ChosenRunner:
     run: Runner
     max_concurrent: int = 1
     ask_to_stop: Callable[[], None] = lambda: None
+    # Entered for each try at a step, before its lease is asked for: lends it what it takes here.
+    room: Room | None = None
     # Ends a step that is another's by now; None: it runs in this process, which has to end itself.
     abandon: Callable[[PlannedStep], None] | None = None
     has_logs: bool = False  # whether what steps print goes to their folders, and not to a terminal
@@ -76,6 +78,7 @@ def runner_named(
                 run=here,
                 max_concurrent=most,
                 ask_to_stop=here.ask_to_stop,
+                room=here.room,
                 abandon=here.abandon,
                 has_logs=True,
             )
@@ -89,6 +92,7 @@ def runner_named(
                 run=there,
                 max_concurrent=most,
                 ask_to_stop=there.ask_to_stop,
+                room=there.room,
                 abandon=there.abandon,
                 has_logs=True,
             )

@@ -27,6 +27,8 @@ Point = tuple[str, ...]  # `dotted=value`, as on a command line
 
 # A word that a command line takes for itself, unless YAML has another meaning for it.
 _WORD = re.compile(r"[A-Za-z_][\w./-]*")
+# Text in quotes, as YAML has it.
+_QUOTED = re.compile(r'"(?:[^"\\]|\\.)*"|\'(?:[^\']|\'\')*\'')
 # More runs than anybody means: a comma too many multiplies.
 MAX_POINTS = 1000
 
@@ -117,14 +119,19 @@ def _values(axis: str) -> list[str]:
 
 
 def _split(values: str) -> list[str]:
-    """The parts between commas; not those inside brackets, which belong to one value."""
-    parts, depth = [""], 0
-    for character in values:
-        depth += (character in "[{(") - (character in "]})")
-        if character == "," and depth == 0:
+    """The parts between commas; not those inside brackets or quotes, which belong to one value."""
+    parts, depth, at = [""], 0, 0
+    while at < len(values):
+        before = parts[-1].rstrip()
+        # Only where a text begins: the quote in it's opens nothing.
+        quoted = None if before and before[-1] not in "[{(,:" else _QUOTED.match(values, at)
+        piece = quoted.group() if quoted else values[at]
+        at += len(piece)
+        depth += (piece in "[{(") - (piece in "]})")
+        if piece == "," and depth == 0:
             parts.append("")
         else:
-            parts[-1] += character
+            parts[-1] += piece
     return [part.strip() for part in parts]
 
 

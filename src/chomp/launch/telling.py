@@ -68,7 +68,7 @@ def tell_wait(planned: PlannedStep, holder: LeaseHolder) -> None:
 
 
 def tell_gpu_wait(planned: PlannedStep, count: int) -> None:
-    """A step has begun and waits for GPUs that other steps of this launch have."""
+    """A step is to begin and waits for GPUs that other steps of this launch have."""
     _say(_console, "yellow", "Waiting", f"for {count} GPU{'s' * (count > 1)}: {planned.title}")
 
 

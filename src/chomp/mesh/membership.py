@@ -14,7 +14,8 @@ import re
 import socket
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 
 import jax
 
@@ -26,13 +27,21 @@ BIND_ADDRESS = "JAX_COORDINATOR_BIND_ADDRESS"
 COUNT = "JAX_NUM_PROCESSES"
 INDEX = "JAX_PROCESS_ID"
 HEARTBEAT = "CHOMP_HEARTBEAT_S"
+# A file in which a launcher wants to find the address, if process 0 found it taken.
+TAKEN_FILE = "CHOMP_ADDRESS_TAKEN_FILE"
+_PORT = "JAX_COORDINATOR_PORT"
 # What a job was given; a batch script and a shell of `salloc` have it as well.
 _SLURM_JOB_COUNT = "SLURM_NTASKS"
 # What `srun` started, which alone tells how many there are: 1 in a shell that it started.
 _SLURM_COUNT = "SLURM_STEP_NUM_TASKS"
 # What `srun` tells each of its processes, and JAX asks for.
 _SLURM = ("SLURM_JOB_ID", "SLURM_STEP_NODELIST", "SLURM_PROCID", "SLURM_LOCALID", _SLURM_JOB_COUNT)
+_SLURM_STEP = "SLURM_STEP_ID"
 _GPUS_EACH = "SLURM_GPUS_PER_TASK"
+# The range from which JAX takes a port for SLURM's jobs: above that of outgoing connections.
+_SLURM_PORTS = range(61440, 65536)
+# Steps of a job whose ports come before those of the next job; odd, so that all ports are used.
+_STEPS_APART = 61
 # The others lose their connections with process 0, so it leaves last; but not much later.
 _LAST_WORDS_S = 3.0
 _LEAVING = "leaving"
@@ -45,8 +54,7 @@ _exit_code: int | None = None
 class CoordinatorAddressTaken(LaunchError):
     """Another program listens where process 0 is to wait for the others."""
 
-    # The number of EADDRINUSE, for launchers that see no more of a process than its exit code.
-    exit_code = 98
+    exit_code = 98  # the number of EADDRINUSE
 
 
 def join_processes(environ: Mapping[str, str] | None = None) -> bool:
@@ -67,7 +75,7 @@ def join_processes(environ: Mapping[str, str] | None = None) -> bool:
     count, index = _placed(given)
     if count > 1:
         if index == 0:
-            _require_free(environ.get(BIND_ADDRESS) or f"[::]:{given[ADDRESS].rpartition(':')[2]}")
+            _require_free(given[ADDRESS], environ)
         jax.distributed.initialize(
             given[ADDRESS],
             num_processes=count,
@@ -110,38 +118,62 @@ def _joined_by_slurm(environ: Mapping[str, str]) -> bool:
                 count,
             )
         return False
-    # JAX reads the rest of SLURM's variables: the first node, and a port by the job.
+    address, index = environ.get(ADDRESS) or _slurm_address(environ), int(environ["SLURM_PROCID"])
+    if index == 0:
+        _require_free(address, environ)
     jax.distributed.initialize(
+        address,
         num_processes=int(count),
+        process_id=index,
         cluster_detection_method="slurm",
         local_device_ids=_own_gpus(environ),
         heartbeat_timeout_seconds=_heartbeat_s(environ),
     )
-    log.info("process %s of %s, by SLURM's srun", environ["SLURM_PROCID"], count)
+    log.info("process %d of %s, by SLURM's srun", index, count)
     return True
+
+
+def _slurm_address(environ: Mapping[str, str]) -> str:
+    """Where the processes of an `srun` meet: its first node, and a port by its job and its step.
+
+    JAX would take the port by the job alone, and processes of two steps at once would meet there.
+    """
+    nodes = environ["SLURM_STEP_NODELIST"]
+    # Of each bracket the first: "gpu[07-09,12],login" begins with gpu07.
+    first = re.sub(r"\[([^],-]*)[^]]*\]", r"\1", nodes).partition(",")[0]
+    job, step = int(environ["SLURM_JOB_ID"]), int(environ.get(_SLURM_STEP) or 0)
+    port = _SLURM_PORTS[(job * _STEPS_APART + step) % len(_SLURM_PORTS)]
+    return f"{first}:{environ.get(_PORT) or port}"
 
 
 def _is_several(count: str) -> bool:
     return count.isdigit() and int(count) > 1
 
 
-def _require_free(address: str) -> None:
-    """Raise `CoordinatorAddressTaken` if another program listens at an address of this machine.
+def _require_free(address: str, environ: Mapping[str, str]) -> None:
+    """Raise `CoordinatorAddressTaken` if another program listens where process 0 would.
 
     JAX itself ends by a segmentation fault then (0.10.2), or shares the port with another run of
     the same user, so that processes of both meet there.
     """
-    host, _, port = address.rpartition(":")
+    # Where JAX listens: at all addresses of this machine, unless it is told which.
+    bound = environ.get(BIND_ADDRESS) or f"[::]:{address.rpartition(':')[2]}"
+    host, _, port = bound.rpartition(":")
     host = host.strip("[]")
     # Where there is no IPv6, "::" means all addresses of the other kind.
     hosts = (host, "0.0.0.0") if host == "::" else (host,)
     if port.isdigit() and any(_is_taken(each, int(port)) for each in hosts):
+        if environ.get(TAKEN_FILE):
+            # Without it the error is told all the same, and only not tried again elsewhere.
+            with suppress(OSError):
+                Path(environ[TAKEN_FILE]).write_text(address)
         raise CoordinatorAddressTaken(
             message(
-                given=f"process 0 is to wait for the others at {address}, and another program "
+                given=f"process 0 is to wait for the others at {bound}, and another program "
                 "listens there",
                 allowed="a port of its own for each run",
-                fix=f"choose another one in {ADDRESS}, or end that program (ss -ltnp names it)",
+                fix=f"choose another one in {ADDRESS} (under SLURM in {_PORT}), or end that "
+                "program (ss -ltnp names it)",
             )
         )
 
