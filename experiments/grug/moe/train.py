@@ -312,6 +312,7 @@ class Instruments:
     stop: hooks.StopSignal
 
 
+# verbatim: base
 def run_grug(config: GrugRunConfig) -> None:
     """Train to the end, continuing whatever the output folder already holds."""
     config = validated(config)
@@ -388,6 +389,7 @@ def train(run: Run, begun: hooks.StartingPoint[GrugTrainState], stop: hooks.Stop
         finish(run, tools, step_loop(run, tools, state, start))
 
 
+# verbatim: base
 def step_loop(run: Run, tools: Instruments, state: GrugTrainState, start: int) -> GrugTrainState:
     """Every step from `start` on: batch, step, and between steps whatever is due."""
     config, trainer = run.config, run.config.trainer
@@ -431,6 +433,7 @@ def step_loop(run: Run, tools: Instruments, state: GrugTrainState, start: int) -
     return state
 
 
+# verbatim: base
 def finish(run: Run, tools: Instruments, state: GrugTrainState) -> None:
     """The permanent checkpoint, the last evaluation, and a sample of text."""
     completed = run.config.trainer.steps
@@ -442,6 +445,7 @@ def finish(run: Run, tools: Instruments, state: GrugTrainState) -> None:
     tools.step_log.close()
 
 
+# verbatim: base
 def save(run: Run, tools: Instruments, state: GrugTrainState, completed: int) -> None:
     """Begin to save the state after `completed` steps; after the last one, for good."""
     loader, steps = run.loader, run.config.trainer.steps

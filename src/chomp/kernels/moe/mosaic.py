@@ -41,8 +41,8 @@ def unsupported_by_mosaic(dtype: DTypeLike, rows: int, *widths: int) -> str | No
     return f"they need widths that {_INNER} divides, not {odd}" if odd else None
 
 
-# Jitted, though their callers are: JAX then writes a kernel once into a program, however many layers
-# call it, and one kernel is compiled instead of one for each call (12 s a layer).
+# Jitted, though their callers are: JAX then writes a kernel once into a program, however many
+# layers call it, and compiles one instead of one for each call (12 s a layer).
 @partial(jax.jit, static_argnames="is_turned")
 def mosaic_matmul(
     rows: Float[Array, "M _"],
