@@ -211,6 +211,7 @@ def test_flops_count_the_experts_a_token_goes_through_and_no_other() -> None:
         ({"capacity_factor": 0.0}, "capacity_factor"),
         ({"shared_dim": -1}, "shared_dim"),
         ({"balance_rate": -0.1}, "balance_rate"),
+        ({"balance_rate": 1.5}, "balance_rate"),
     ],
 )
 def test_experts_that_cannot_be_are_refused(changes: dict[str, Any], said: str) -> None:

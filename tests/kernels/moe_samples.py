@@ -9,7 +9,7 @@ from jaxtyping import Array
 from chomp.kernels.moe import ExpertWeights
 from chomp.mesh import BATCH_AXES
 
-BATCH, LENGTH, WIDTH = 8, 12, 16
+BATCH, LENGTH, WIDTH = 8, 16, 16
 
 
 def sample(

@@ -157,3 +157,11 @@ def test_metrics_of_the_routing_are_what_they_are_called() -> None:
     assert found["entropy"] == pytest.approx(-(probability * np.log(probability)).sum(), rel=1e-5)
     assert found["z_loss"] == pytest.approx(np.log(np.exp([3, 1, 0, 0]).sum()) ** 2, rel=1e-5)
     assert float(router_z_loss(sums)) == pytest.approx(found["z_loss"])
+
+
+@pytest.mark.parametrize("top_k", [1, 2])
+def test_the_dropped_fraction_is_of_the_weight_that_was_given(top_k: int) -> None:
+    routing = route(logits_of(8), jnp.zeros(8), top_k=top_k)
+    # All of it dropped is all of it, also where the weights of a token add up to less than 1.
+    sums = routing.sums._replace(dropped_weight=jnp.sum(routing.weights))
+    assert float(router_metrics(sums)["dropped_fraction"]) == pytest.approx(1.0)

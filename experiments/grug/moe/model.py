@@ -84,6 +84,12 @@ class GrugModelConfig(Config):
             value = getattr(self, name)
             fix = f"set model.{name}=0 to go without"
             require(value >= 0, given=f"model.{name}={value}", allowed="0 or more", fix=fix)
+        require(
+            self.balance_rate <= 1,
+            given=f"model.balance_rate={self.balance_rate}",
+            allowed="between 0 and 1, the share of the way to an even spread",
+            fix="0.3 averages over some six steps",
+        )
         limit = ("model.num_experts", self.num_experts)
         require_at_most("model.experts_per_token", self.experts_per_token, *limit)
         require_divides("num_kv_heads", self.num_kv_heads, "num_heads", self.num_heads)
@@ -233,7 +239,7 @@ class Experts(eqx.Module):
         self, x: Hidden, bias: Float[Array, " E"], is_real: IsReal, *, capacity_factor: float
     ) -> tuple[Hidden, moe.RouterSums]:
         """What the experts make of each token, and how they were chosen."""
-        # The logits are float32 whatever `x` is: experts a rounding apart are told apart.
+        # Products of the dtype `x` is in, added up in float32, as all that follows from them is.
         logits = jnp.einsum("bsd,de->bse", x, self.w_router, preferred_element_type=jnp.float32)
         routing = moe.route(logits, bias, top_k=self.cfg.experts_per_token, is_real=is_real)
         weights = moe.ExpertWeights(self.w_up, self.w_gate, self.w_down)

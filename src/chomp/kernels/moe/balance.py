@@ -60,5 +60,5 @@ def router_metrics(sums: RouterSums) -> dict[str, Float[Array, "*L"]]:
         "balance_loss": balance_loss(sums),
         "z_loss": router_z_loss(sums),
         # Of all weight that tokens gave to experts.
-        "dropped_fraction": sums.dropped_weight / tokens,
+        "dropped_fraction": sums.dropped_weight / jnp.maximum(sums.weight, 1e-9),
     }

@@ -79,14 +79,17 @@ def exchanged_dispatch(
 
 
 def capacity_of(assignments: int, num_devices: int, factor: float) -> int:
-    """Rows that one device may send another: `factor` times an even share, at most all."""
+    """Rows that one device may send another: `factor` times an even share, at most all.
+
+    Rounded up to a multiple of 8, which kernels for the products want.
+    """
     require(
         factor > 0,
         given=f"model.capacity_factor={factor}",
         allowed="above 0; 1 is room for an even share",
         fix="1.25 leaves room for a quarter more",
     )
-    return min(assignments, math.ceil(factor * assignments / num_devices))
+    return min(assignments, math.ceil(factor * assignments / num_devices / 8) * 8)
 
 
 def to_rows(dispatch: Dispatch, x: Float[Array, "T D"]) -> Float[Array, "M D"]:

@@ -26,7 +26,8 @@ class RouterSums(NamedTuple):
     logsumexp_squared: Float[Array, "*L"]
     # By how much an expert's logit passes what it took to be chosen: how many tokens in each bin.
     margins: Int[Array, "*L E N"]
-    dropped_weight: Float[Array, "*L"]  # of at most one for each token
+    weight: Float[Array, "*L"]  # that tokens gave to experts
+    dropped_weight: Float[Array, "*L"]  # of it, what found no room
 
 
 class Routing(NamedTuple):
@@ -63,7 +64,8 @@ def route(
     logs = picked - normalizer[..., None] if top_k == 1 else jax.nn.log_softmax(picked, axis=-1)
     weights = jnp.exp(logs) * real[..., None]
     is_any = jnp.any(is_chosen, axis=2)
-    return Routing(chosen, weights, _sums(logits, best, normalizer, is_any, real, top_k))
+    sums = _sums(logits, best, normalizer, is_any, real, top_k)
+    return Routing(chosen, weights, sums._replace(weight=jnp.sum(jax.lax.stop_gradient(weights))))
 
 
 def _sums(
@@ -87,6 +89,7 @@ def _sums(
         entropy=total(-jnp.sum(probability * logs, axis=-1)),
         logsumexp_squared=total(jnp.square(normalizer)),
         margins=_margins(jax.lax.stop_gradient(logits), best, is_chosen, real, top_k),
+        weight=jnp.float32(0),
         dropped_weight=jnp.float32(0),
     )
 
