@@ -8,6 +8,7 @@ import json
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import date, timedelta
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from tests.grug_contracts import BASE, ROOT
 from tests.grug_run_contracts import STEPS
 
 _numbers = count()
+NEXT_MONTH = str(date.today() + timedelta(days=30))
 # One layer, by default and as launched: what is planted here does not depend on there being more.
 SMALLER = re.compile(r"num_layers(: int = |=)[46]\b")
 
@@ -195,7 +197,7 @@ def test_a_planted_breach_is_named_once_with_its_file(breach: Breach, tmp_path: 
         assert words in violation
 
 
-@pytest.mark.parametrize(("until", "is_skipped"), [("2100-01-01", True), ("2020-01-01", False)])
+@pytest.mark.parametrize(("until", "is_skipped"), [(NEXT_MONTH, True), ("2020-01-01", False)])
 def test_an_exception_is_honoured_with_its_reason_until_its_day(
     until: str, is_skipped: bool, tmp_path: Path
 ):
@@ -231,7 +233,7 @@ def test_no_variants_or_none_to_verify_is_a_failure(tmp_path: Path):
     excluded = (
         "train.py",
         "from collections",
-        "# GRUG NOVERIFY: x, until 2100-01-01\nfrom collections",
+        f"# GRUG NOVERIFY: x, until {NEXT_MONTH}\nfrom collections",
     )
     variant = planted(tmp_path, excluded)
     assert contracts.something_to_verify(tmp_path) == []

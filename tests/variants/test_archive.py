@@ -113,8 +113,8 @@ FAULTS = {
         "base: Introduced is 'yesterday",
     ),
     "a commit that is not there": (
-        replaced("Introduced: `", "Introduced: `0123"),
-        15,
+        replaced("Last known-good: `", "Last known-good: `0123"),
+        34,
         "a commit that this repository does not have",
     ),
     "another folder's path": (
@@ -197,7 +197,7 @@ def test_a_checkout_without_variants_and_archive_is_fine_and_one_with_variants_i
 def test_a_commit_is_looked_up_only_where_the_whole_history_is_there(
     checkout: Checkout, tmp_path: Path
 ):
-    replaced("Introduced: `", "Introduced: `0123")(checkout)
+    replaced("Last known-good: `", "Last known-good: `0123")(checkout)
     checkout.commit()
     assert len(archive_problems(checkout.root)) == 1
     shallow = tmp_path / "shallow"
@@ -207,7 +207,7 @@ def test_a_commit_is_looked_up_only_where_the_whole_history_is_there(
     assert told(archive_problems(checkout.root)) == ""
 
 
-def test_a_new_variant_names_its_commit_at_the_latest_in_the_next_one(checkout: Checkout):
+def test_a_new_variant_may_name_its_commit_whenever_it_likes(checkout: Checkout):
     page = archive_of(checkout.read(ARCHIVE))
     checkout.write(ARCHIVE, with_entry(page, "mine", MINE).text)
     new_folder(checkout)
@@ -218,13 +218,42 @@ def test_a_new_variant_names_its_commit_at_the_latest_in_the_next_one(checkout: 
     assert told(archive_problems(checkout.root)) == "", "in the commit that brings it"
     checkout.write("README.md", "more\n")
     checkout.commit()
-    found = told(archive_problems(checkout.root))
-    assert f"mine: not committed yet, but git knows it since {brought}" in found
+    assert told(archive_problems(checkout.root)) == "", "in any later commit"
 
     before = checkout.read(ARCHIVE)
     fill_in_commits(checkout.root)
     assert told(archive_problems(checkout.root)) == ""
     assert checkout.read(ARCHIVE) == before.replace("not committed yet", f"`{brought}`")
+
+
+def test_a_pull_request_is_right_on_its_branch_when_merged_and_when_squashed(checkout: Checkout):
+    main = checkout.git("rev-parse", "--abbrev-ref", "HEAD")
+    checkout.git("checkout", "--quiet", "-b", "branch")
+    checkout.write(ARCHIVE, with_entry(archive_of(checkout.read(ARCHIVE)), "mine", MINE).text)
+    new_folder(checkout)
+    checkout.commit()
+    checkout.git("checkout", "--quiet", "-b", "merged", main)
+    checkout.git("merge", "--quiet", "--no-ff", "--message=merge", "branch")
+    assert told(archive_problems(checkout.root)) == "", "in a merge commit"
+
+    # What `--fix` wrote on the branch is no commit of the squashed history.
+    checkout.git("checkout", "--quiet", main)
+    text = with_entry(archive_of(checkout.read(ARCHIVE)), "mine", MINE | {"Introduced": "f" * 7})
+    checkout.write(ARCHIVE, text.text)
+    new_folder(checkout)
+    squashed = checkout.commit("squashed")
+    assert told(archive_problems(checkout.root)) == ""
+    fill_in_commits(checkout.root)
+    assert checkout.read(ARCHIVE) == text.text.replace("f" * 7, squashed)
+
+
+def test_fix_leaves_the_commits_of_retired_entries_to_people(checkout: Checkout):
+    old = archive_of(checkout.read(ARCHIVE)).entries[1].get("Introduced")
+    replaced(f"Introduced: `{old}`\n- Last", "Introduced: `0123456`\n- Last")(checkout)
+    before = checkout.read(ARCHIVE)
+    fill_in_commits(checkout.root)
+    assert checkout.read(ARCHIVE) == before
+    assert "gone: Introduced is 0123456, a commit that" in told(archive_problems(checkout.root))
 
 
 def test_an_edited_page_keeps_every_other_line_and_an_entry_keeps_its_prose():

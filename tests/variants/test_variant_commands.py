@@ -165,7 +165,7 @@ def test_without_a_purpose_the_archive_asks_for_one(checkout: Checkout, chomp: C
     told = chomp("new", "mine", "--no-check")
     assert told.code == 0
     assert "and its Purpose in the archive" in told.out
-    assert "-k mine" in told.out, "how to run the contracts that were left out"
+    assert "-k '[mine] or [mine-'" in told.out, "how to run the contracts that were left out"
     assert [found.what for found in archive_problems(checkout.root)] == [
         "mine: Purpose is to be filled in"
     ]
@@ -178,6 +178,8 @@ def test_contracts_that_do_not_hold_end_the_command_but_leave_the_variant(
     assert told.code == 1
     assert "is made, but its contracts do not hold" in told.err
     assert (checkout.root / "experiments/grug/broken/model.py").is_file()
+    told = chomp("new", "roke", *PURPOSE)
+    assert told.code == 0, "the contracts of a variant whose name contains it are not run"
 
 
 def test_without_pytest_the_command_says_how_to_run_the_contracts(
@@ -187,7 +189,10 @@ def test_without_pytest_the_command_says_how_to_run_the_contracts(
     told = chomp("new", "mine", *PURPOSE)
     assert told.code == 1
     assert "there is no pytest here" in told.err
-    assert "uv run --group test pytest tests/test_grug_variant_contracts.py -k mine" in told.err
+    command = (
+        "uv run --group test pytest tests/test_grug_variant_contracts.py -k '[mine] or [mine-'"
+    )
+    assert command in told.err
 
 
 @pytest.mark.parametrize(
@@ -197,6 +202,13 @@ def test_without_pytest_the_command_says_how_to_run_the_contracts(
         (["class"], "the name 'class'"),
         (["base"], "experiments/grug/base is there already"),
         (["gone"], "the archive knows gone as deleted (git checkout"),
+        (["wide_"], "the name 'wide_'"),
+        (["wide__mlp"], "the name 'wide__mlp'"),
+        (["outputs"], "git ignores experiments/grug/outputs"),
+        (["x" * 80], "characters long. Allowed: a name with which lines have at most 100"),
+        (["mine", "--purpose", "None"], "--purpose 'None'"),
+        (["mine", "--purpose", " "], "--purpose ' '"),
+        (["mine", "--purpose", "to be filled in"], "--purpose 'to be filled in'"),
         (["mine", "--from", "bass"], "there is no variant 'bass' to copy. Allowed: base"),
     ],
 )
@@ -244,6 +256,14 @@ def test_diff_counts_the_lines_of_each_file_and_writes_a_page(mine: Checkout, ch
     assert own["model.py"] == ["changed", "+1", "-1"], "against its origin, which is mine"
     other = rows(chomp("diff", "second", "--against", "base", "--out", "other"))
     assert other["model.py"] == ["changed", "+3", "-1"]
+
+
+@pytest.mark.parametrize("arguments", [["mine", "--against", "../../.."], ["../grug/mine"]])
+def test_diff_reads_nothing_but_variants(mine: Checkout, chomp: Chomp, arguments: list[str]):
+    told = chomp("diff", *arguments, "--out", "report")
+    assert (told.code, told.out) == (2, "")
+    assert f"the name {arguments[-1]!r}" in told.err
+    assert not (mine.root / "report").exists()
 
 
 def test_list_shows_origin_lines_status_and_the_last_finished_run(mine: Checkout, chomp: Chomp):
@@ -393,6 +413,21 @@ def test_retiring_is_refused_where_something_would_be_lost_or_break(
     assert (told.code, told.out) == (2, "")
     assert words in " ".join(told.err.split())
     assert below(mine.root) == before
+
+
+def test_the_last_good_commit_is_one_that_holds_the_folder_not_its_deletion(
+    mine: Checkout, chomp: Chomp
+):
+    replaced = mine.read(ARCHIVE).replace("not committed yet", "`0123456`")
+    mine.write(ARCHIVE, replaced)  # as a squash leaves it
+    good = mine.git("rev-parse", "--short=7", "HEAD")
+    mine.git("rm", "-r", "--quiet", "--cached", "experiments/grug/mine")
+    mine.git("commit", "--quiet", "--message=taken away")
+    told = chomp("retire", "mine", *DELETED, "--force")
+    assert told.code == 0, told.err
+    assert entry(mine, "mine")["Last known-good"] == good
+    assert entry(mine, "mine")["Introduced"] == good
+    assert archive_problems(mine.root) == []
 
 
 def test_force_gives_up_what_no_commit_holds_but_never_a_variant_without_a_commit(

@@ -2,7 +2,8 @@
 
 The archive is right when every variant folder has an active entry, every active entry a folder,
 and every entry all its fields. Commits are looked up where the whole history is there; in a shallow
-clone only their form is checked.
+clone only their form is checked. An active entry may lack the commit that brought it, or name one
+that a merge rewrote: its folder is there, and `fill_in_commits` puts the commit right.
 """
 
 from collections.abc import Iterator
@@ -12,7 +13,13 @@ from chomp.variants import git_history
 from chomp.variants.archive import ARCHIVE, archive_of, read_archive, with_value, write_archive
 from chomp.variants.archive_entry import NOT_COMMITTED, STATUSES
 from chomp.variants.checkout import variant_path
-from chomp.variants.entry_lint import ArchiveProblem, LintedPage, entry_problems, problem_at
+from chomp.variants.entry_lint import (
+    ArchiveProblem,
+    LintedPage,
+    entry_problems,
+    is_lost,
+    problem_at,
+)
 from chomp.variants.folders import variant_folders
 
 
@@ -33,13 +40,16 @@ def archive_problems(root: Path) -> list[ArchiveProblem]:
 
 
 def fill_in_commits(root: Path) -> None:
-    """Entries of variants that were committed since then say by which commit."""
+    """Active entries that name no commit, or one that is not here, name the folder's first."""
     if not (root / ARCHIVE).is_file() or not git_history.is_whole_history(root):
         return  # in a shallow clone every folder seems to come from its oldest commit
     before = archive = read_archive(root)
     for entry in before.entries:
+        said = entry.get("Introduced")
+        if entry.get("Status") != "active" or not (said == NOT_COMMITTED or is_lost(root, said)):
+            continue
         commit = git_history.first_commit_of(root, variant_path(entry.name))
-        if entry.get("Introduced") == NOT_COMMITTED and commit:
+        if commit:
             # Each edit may move the lines of the entries below it.
             now = next(e for e in archive.entries if e.name == entry.name)
             archive = with_value(archive, now, "Introduced", git_history.short(root, commit))

@@ -8,13 +8,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from chomp.errors import ConfigError, message
+from chomp.errors import ConfigError, message, require
 from chomp.variants import git_history
 from chomp.variants.archive import Archive
 from chomp.variants.checkout import BASE, variant_path
 from chomp.variants.file_changes import EXTENSIONS, FolderChanges, changed_files, folder_changes
 from chomp.variants.file_content import Content
-from chomp.variants.renamed_source import Renaming, renamed_source
+from chomp.variants.renamed_source import Renaming, is_variant_name, renamed_source
 
 
 def origin_of(archive: Archive, name: str) -> str:
@@ -34,6 +34,14 @@ def variant_changes(
     extensions: Sequence[str] | None = EXTENSIONS,
 ) -> FolderChanges:
     """What it takes to turn `against` into `name`; `ConfigError` for one that never was."""
+    for given in (name, against):
+        # A path would be followed out of the templates, and out of the checkout.
+        require(
+            is_variant_name(given),
+            given=f"the name {given!r}",
+            allowed="the name of a variant: small letters, digits and underscores",
+            fix="name a folder under experiments/grug; scripts/grug_dir_diff.py compares any two",
+        )
     commit = _commit_of(root, archive, name)
     with TemporaryDirectory(prefix="chomp-variants-") as scratch:
         right = _folder(root, name, commit, Path(scratch, "right"))

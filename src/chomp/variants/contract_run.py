@@ -13,7 +13,7 @@ CONTRACTS = "tests/test_grug_variant_contracts.py"
 
 def contract_command(name: str) -> str:
     """The line that runs a variant's contracts, for a person to type."""
-    return f"uv run --group test pytest {CONTRACTS} -k {name}"
+    return f"uv run --group test pytest {CONTRACTS} -k '{_selection(name)}'"
 
 
 def run_contracts(root: Path, name: str) -> None:
@@ -23,11 +23,16 @@ def run_contracts(root: Path, name: str) -> None:
     if not (root / CONTRACTS).is_file():
         raise _not_kept(name, f"were not run: there is no {CONTRACTS}", "in a whole checkout")
     # A process of its own: the contracts set up JAX as no command may.
-    command = [sys.executable, "-m", "pytest", "-q", CONTRACTS, "-k", name]
+    command = [sys.executable, "-m", "pytest", "-q", CONTRACTS, "-k", _selection(name)]
     sys.stdout.flush()  # what was said before stands before what pytest says
     ended = subprocess.run(command, cwd=root).returncode
     if ended:
         raise _not_kept(name, f"do not hold: pytest ended with {ended}", "once it is repaired")
+
+
+def _selection(name: str) -> str:
+    # The name alone would also select variants whose name contains it: mlp and wide_mlp.
+    return f"[{name}] or [{name}-"
 
 
 def _not_kept(name: str, what: str, when: str) -> LaunchError:

@@ -16,8 +16,9 @@ from chomp.variants import git_history
 from chomp.variants.archive import Archive, read_archive, with_entry, write_archive
 from chomp.variants.archive_entry import NONE, NOT_COMMITTED, TO_BE_FILLED_IN
 from chomp.variants.checkout import variant_path
+from chomp.variants.entry_lint import says_nothing
 from chomp.variants.folders import variant_folders
-from chomp.variants.renamed_source import Renaming, is_variant_name, renamed_source
+from chomp.variants.renamed_source import LINE_LENGTH, Renaming, is_variant_name, renamed_source
 from chomp.variants.variant_readme import README, readme_stub
 
 
@@ -33,7 +34,8 @@ class CopiedVariant:
 def copy_variant(root: Path, *, origin: str, name: str, purpose: str = "") -> CopiedVariant:
     """The variant `name` is there, a copy of `origin`, and the archive has an entry for it.
 
-    Raises `ConfigError` for a name that cannot be one, that is taken, or that the archive knows;
+    Raises `ConfigError` for a name that cannot be one, that is taken, that the archive knows or
+    that git ignores, that makes a line too long, and for a purpose that says nothing;
     whatever is raised, neither folder nor entry is left behind.
     """
     archive = read_archive(root)
@@ -41,6 +43,7 @@ def copy_variant(root: Path, *, origin: str, name: str, purpose: str = "") -> Co
     _require_there(root, origin)
     # Before anything is written: a page that cannot take the entry ends the command here.
     listed = with_entry(archive, name, _entry(name, origin, purpose))
+    _require_purpose(listed, name, purpose)
     folder = root / variant_path(name)
     # With this process's number: two commands at once would otherwise write into one folder.
     unfinished = folder.with_name(f".{name}-unfinished-{os.getpid()}")
@@ -62,10 +65,18 @@ def copy_variant(root: Path, *, origin: str, name: str, purpose: str = "") -> Co
 
 def _require_new(root: Path, archive: Archive, name: str) -> None:
     require(
-        is_variant_name(name),
+        # Without its underscores, which a class's name leaves out, it would be another's.
+        is_variant_name(name) and "__" not in name and not name.endswith("_"),
         given=f"the name {name!r}",
-        allowed="a Python identifier in small letters that is no keyword, such as wide_mlp",
+        allowed="a Python identifier in small letters that is no keyword, with single underscores "
+        "between words, such as wide_mlp",
         fix="choose such a name: it becomes a folder, a module and the run id",
+    )
+    require(
+        not git_history.is_ignored(root, variant_path(name)),
+        given=f"git ignores {variant_path(name)}",
+        allowed="a name that no pattern in .gitignore matches: a variant is committed",
+        fix=f"choose another name, such as {name}_2",
     )
     folder = root / variant_path(name)
     require(
@@ -86,6 +97,17 @@ def _require_new(root: Path, archive: Archive, name: str) -> None:
             allowed="a name that no variant ever had, so that an entry is of one thing",
             fix=f"choose another name, such as {name}_2",
         )
+    )
+
+
+def _require_purpose(listed: Archive, name: str, purpose: str) -> None:
+    entry = listed.entry(name)
+    said = entry.values["Purpose"] if entry is not None else ""  # as the check will read it
+    require(
+        not purpose or not says_nothing("Purpose", said),
+        given=f"--purpose {purpose!r}",
+        allowed="a sentence that says what the variant is for",
+        fix="write one, or leave --purpose out and fill it in later",
     )
 
 
@@ -110,9 +132,24 @@ def _write_copy(root: Path, renaming: Renaming, target: Path) -> list[str]:
         with storage_errors(copy, "write"):
             shutil.copy2(source / name, copy, follow_symlinks=False)
         if copy.suffix == ".py" and not copy.is_symlink():
-            text = renamed_source(read_text(copy), renaming, where=str(source / name))
+            before = read_text(copy)
+            text = renamed_source(before, renaming, where=str(source / name))
+            _require_short_lines(before, text, name, renaming)
             write_text_atomic(copy, text)  # keeps the permissions
     return names
+
+
+def _require_short_lines(before: str, text: str, file: str, renaming: Renaming) -> None:
+    """No line is too long because of the name; one that the origin has as it is may be."""
+    pairs = zip(before.split("\n"), text.split("\n"), strict=True)
+    longest = max((len(new) for old, new in pairs if new != old), default=0)
+    too_many = longest - LINE_LENGTH
+    require(
+        too_many <= 0,
+        given=f"the name {renaming.name!r} makes a line of {file} {longest} characters long",
+        allowed=f"a name with which lines have at most {LINE_LENGTH}",
+        fix=f"choose a shorter name, by {too_many} characters or more",
+    )
 
 
 def _kept_files(root: Path, folder: Path) -> list[str]:

@@ -65,6 +65,17 @@ def entry_problems(entry: ArchiveEntry, page: LintedPage) -> Iterator[ArchivePro
         yield from check(entry, page)
 
 
+def says_nothing(key: str, value: str) -> bool:
+    """Whether a field is there without being filled in: empty, a promise, or a none too many."""
+    may_be_none = key in (*_MAY_BE_NONE, *OPTIONAL_FIELDS)
+    return value in ("", TO_BE_FILLED_IN) or (value.lower() == NONE and not may_be_none)
+
+
+def is_lost(root: Path, commit: str) -> bool:
+    """Whether this is written as a commit is, and the repository has none of that name."""
+    return _COMMIT.fullmatch(commit) is not None and not git_history.has_commit(root, commit)
+
+
 def _keys(entry: ArchiveEntry, page: LintedPage) -> Iterator[ArchiveProblem]:
     """Unknown fields, doubled ones, missing ones, empty ones."""
     # One fault a field: a key that is unknown is not also empty.
@@ -79,11 +90,9 @@ def _keys(entry: ArchiveEntry, page: LintedPage) -> Iterator[ArchiveProblem]:
             )
         elif field.key in seen:
             yield problem_at(field.line, f"{entry.name}: a second {field.key}", "keep one of them")
-        elif field.value in ("", TO_BE_FILLED_IN):
+        elif says_nothing(field.key, field.value):
             what = f"{entry.name}: {field.key} is {field.value or 'empty'}"
             yield problem_at(field.line, what, f"write its {field.key.lower()}")
-        elif field.value.lower() == NONE and field.key not in (*_MAY_BE_NONE, *OPTIONAL_FIELDS):
-            yield problem_at(field.line, f"{entry.name}: {field.key} is none", "write what it is")
         seen.add(field.key)
     for key in FIELDS:
         # The fields of a retired entry are asked for by `_last_known_good`.
@@ -158,27 +167,17 @@ def _names(entry: ArchiveEntry, page: LintedPage) -> Iterator[ArchiveProblem]:
 
 
 def _introduced(entry: ArchiveEntry, page: LintedPage) -> Iterator[ArchiveProblem]:
-    """A commit that is none; and one that is still missing although git knows the folder."""
-    value = entry.get("Introduced")
-    if value != NOT_COMMITTED:
+    """A commit that is none, and of a retired variant one that is missing."""
+    value, is_active = entry.get("Introduced"), entry.get("Status") == "active"
+    if value == NOT_COMMITTED:
+        # A commit cannot name itself, and a branch may be merged as any number of others.
+        if not is_active:
+            what = f"{entry.name}: retired, and {value}"
+            yield problem_at(entry.line_of("Introduced"), what, "write the commit it came by")
+        return
+    # A squash or a rebase loses the commit that was named; `fill_in_commits` finds the new one.
+    if not (is_active and page.can_look_up and is_lost(page.root, value)):
         yield from _commit_problems(entry, "Introduced", page)
-        return
-    line = entry.line_of("Introduced")
-    if entry.get("Status") != "active":
-        yield problem_at(line, f"{entry.name}: retired, and {value}", "write the commit it came by")
-        return
-    commit = (
-        git_history.first_commit_of(page.root, variant_path(entry.name))
-        if page.can_look_up
-        else None
-    )
-    # The commit that brings a folder cannot name itself, so it has until the next one.
-    if commit and commit != git_history.head_commit(page.root):
-        yield problem_at(
-            line,
-            f"{entry.name}: {value}, but git knows it since {git_history.short(page.root, commit)}",
-            "write that commit, or run infra/pre-commit.py --fix",
-        )
 
 
 def _last_known_good(entry: ArchiveEntry, page: LintedPage) -> Iterator[ArchiveProblem]:
@@ -216,7 +215,7 @@ def _commit_problems(entry: ArchiveEntry, key: str, page: LintedPage) -> Iterato
         return  # said by `_keys` or `_last_known_good`
     if not _COMMIT.fullmatch(value):
         what = f"{value!r}, which is no commit"
-    elif page.can_look_up and not git_history.has_commit(page.root, value):
+    elif page.can_look_up and is_lost(page.root, value):
         what = f"{value}, a commit that this repository does not have"
     # A commit that exists but never had the folder is a slip of the pen, and as useless.
     elif page.can_look_up and not git_history.holds(page.root, value, variant_path(entry.name)):

@@ -21,8 +21,10 @@ def head_commit(root: Path) -> str | None:
 
 
 def last_commit_of(root: Path, path: str) -> str | None:
-    """The newest commit that touched the path; None where git knows of none."""
-    return _line(root, "log", "-1", "--format=%H", "--", path)
+    """The newest commit that touched the path and holds it; None where git knows of none."""
+    # The newest that touched it may be its deletion, which has nothing to go back to.
+    touched = _output(root, "log", "--format=%H", "--", path).split()
+    return next((commit for commit in touched if holds(root, commit, path)), None)
 
 
 def first_commit_of(root: Path, path: str) -> str | None:
@@ -47,6 +49,12 @@ def holds(root: Path, commit: str, path: str) -> bool:
     """Whether the path was there at a commit."""
     # `./`: from this folder, where the checkout is part of a larger repository.
     return _asked(root, "cat-file", "-e", f"{commit}:./{path}") is not None
+
+
+def is_ignored(root: Path, folder: str) -> bool:
+    """Whether git would leave out what is in such a folder; it need not be there."""
+    # The slash: most patterns are of folders alone.
+    return _asked(root, "check-ignore", "--quiet", "--", f"{folder}/") is not None
 
 
 def short(root: Path, commit: str) -> str:

@@ -3,13 +3,14 @@
     # GRUG NOVERIFY: the router does not resume bit for bit, until 2027-01-31
 
 The reason is for whoever reads the list of skipped variants; the date is what ends the exception.
-Without either, or after that day, the mark counts for nothing and is itself an error.
+Without either, after that day, or with a day more than 180 days ahead, the mark counts for nothing
+and is itself an error.
 """
 
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import date
+from datetime import date, timedelta
 from pathlib import Path
 
 from chomp.errors import message
@@ -20,6 +21,8 @@ MARKED_FILE = "train.py"
 _FORM = "# GRUG NOVERIFY: <reason>, until <YYYY-MM-DD>"
 # Whatever begins like a mark is meant as one; a sentence that mentions it does not begin so.
 _BEGINNING = re.compile(r"#+\s*GRUG[ _-]?NOVERIFY\b", re.IGNORECASE)
+# An exception without an end in sight is none: whoever needs longer decides so again.
+LONGEST = timedelta(days=180)
 _HEAD, _BEFORE_DATE = "# GRUG NOVERIFY:", ", until "
 
 
@@ -35,13 +38,17 @@ class NotVerified:
 
     def fault(self, today: date) -> str | None:
         """Why the mark does not count on that day, in three parts; None where it does."""
-        is_over = self.until is not None and self.until < today
-        wrong = self.wrong or (f"has expired, today is {today}" if is_over else None)
+        wrong = self.wrong
+        if wrong is None and self.until is not None and self.until < today:
+            wrong = f"has expired, today is {today}"
+        elif wrong is None and self.until is not None and self.until - today > LONGEST:
+            wrong = f"ends more than {LONGEST.days} days ahead, today is {today}"
         if wrong is None:
             return None
         return message(
             given=f"{self.where}: `{self.text}` {wrong}",
-            allowed=f"`{_FORM}` as a line of its own, up to that day",
+            allowed=f"`{_FORM}` as a line of its own, up to that day, at most "
+            f"{LONGEST.days} days ahead",
             fix="make the variant keep the contracts and delete the line, or say why it does not "
             "and until when",
         )

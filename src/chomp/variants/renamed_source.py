@@ -25,7 +25,7 @@ _LAYOUT = {tokenize.NEWLINE, tokenize.NL, tokenize.INDENT, tokenize.DEDENT, toke
 # Statements that begin so say the variant's name in a string.
 _SAYS_NAME = ("VARIANT", "run_id")
 
-_LINE_LENGTH = 100
+LINE_LENGTH = 100
 # What a docstring calls the thing itself.
 _CALLED = "run|model|training loop|template|variant"
 
@@ -101,7 +101,7 @@ def renamed_source(source: str, renaming: Renaming, *, where: str) -> str:
     prose = _replaced(source, _changes(tokens, renaming, renaming.prose))
     # A longer name must not break the limit on lines for the sake of a sentence.
     pairs = zip(io.StringIO(plain), io.StringIO(prose), strict=True)
-    return "".join(line if len(said) > _LINE_LENGTH + 1 else said for line, said in pairs)
+    return "".join(line if len(said) > LINE_LENGTH + 1 else said for line, said in pairs)
 
 
 def _replaced(source: str, changes: Iterator[_Change]) -> str:

@@ -16,6 +16,7 @@ from chomp.variants import git_history
 from chomp.variants.archive import Archive, moved_entry, read_archive, write_archive
 from chomp.variants.archive_entry import NOT_COMMITTED, ArchiveEntry
 from chomp.variants.checkout import BASE, variant_path
+from chomp.variants.entry_lint import is_lost
 
 # Where a file may stand that needs a variant. The library is not among them: it imports none.
 _USERS = ("experiments", "tests", "benchmarks", "scripts", "configs")
@@ -42,8 +43,8 @@ def retire_variant(
 ) -> RetiredVariant:
     """The folder is gone and the entry is in the section of `status`, with the last good commit.
 
-    That is the last commit which touched the folder; `is_forced` gives up what came after it.
-    Whatever is raised, folder and entry are as they were.
+    That is the last commit which touched the folder and holds it; `is_forced` gives up what came
+    after it. Whatever is raised, folder and entry are as they were.
     """
     archive = read_archive(root)
     entry = _active_entry(root, archive, name)
@@ -54,7 +55,9 @@ def retire_variant(
     values = entry.values | {key: text for key, text in told.items() if text}
     values |= {"Status": status, "Last known-good": last_good}
     # The last chance to say it: afterwards nobody would look.
-    if entry.get("Introduced") == NOT_COMMITTED:
+    said = entry.get("Introduced")
+    # In a shallow clone, most commits only seem to be lost.
+    if said == NOT_COMMITTED or (git_history.is_whole_history(root) and is_lost(root, said)):
         first = git_history.first_commit_of(root, variant_path(name)) or last_good
         values["Introduced"] = git_history.short(root, first)
     moved = moved_entry(archive, entry, values)
