@@ -444,14 +444,6 @@ def step_once(
     return state, {name: float(value) for name, value in metrics.items()}
 
 
-def test_averaging_changes_no_loss_and_is_saved_only_when_asked_for(straight_run, data, tmp_path):
-    run_grug(replace(tiny.run_config(data, tmp_path), eval=None))
-    assert tiny.losses(tmp_path) == tiny.losses(straight_run)
-    averaged, plain = tiny.receipt(straight_run, 12), tiny.receipt(tmp_path, 12)
-    assert {name for name in averaged if name.startswith("ema_params/")}
-    assert plain == {k: v for k, v in averaged.items() if not k.startswith("ema_params/")}
-
-
 def test_averaged_weights_follow_their_formula(one_device_mesh):
     before, after = (step_once(one_device_mesh, 1, ema_beta=0.75, steps=n)[0] for n in (0, 1))
     leaves = (before.params, after.params, after.ema_params)

@@ -136,6 +136,7 @@ def test_a_driver_asked_to_stop_hands_that_on_and_ends_as_the_step_did(start, tm
     assert state(folder) == "INTERRUPTED"
 
 
+@pytest.mark.slow
 def test_a_step_that_is_abandoned_ends_at_once_with_all_it_started_and_may_be_tried_again(
     start, tmp_path
 ):
