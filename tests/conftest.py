@@ -48,6 +48,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """Under `-n`, a file's tests stay together: what its fixtures make is made once."""
     from xdist.scheduler import LoadFileScheduling  # only there if its plugin calls this
 
+    # In the order below: by itself it begins with the files of most tests, which are short ones.
+    config.option.loadscopereorder = False
     return LoadFileScheduling(config, log)
 
 

@@ -357,6 +357,22 @@ def test_a_job_that_is_stopped_before_it_began_leaves_no_keys_and_is_not_waited_
     assert ("not begun" in capsys.readouterr().err) == (status == "PENDING")
 
 
+def test_keys_that_cannot_be_wiped_are_told_of_and_do_not_hide_how_the_job_ended(
+    monkeypatch, caplog
+):
+    client = ClientOfJobs("FAILED")
+    followed = submitted(client, job(keys={"HF_TOKEN": "a-long-key"}))
+
+    def gone(*request: object, **more: object) -> None:
+        raise ConnectionError("the head is gone")
+
+    monkeypatch.setattr(client, "_do_request", gone)
+    assert followed.exit_code() == 3
+    assert "keys of this job may be left" in caplog.text
+    assert "the head is gone" in caplog.text
+    assert "a-long-key" not in caplog.text
+
+
 def test_a_job_that_fails_is_told_by_its_exit_code_and_what_it_said(capsys):
     assert FollowedJob(ClientOfJobs("FAILED", says="no documents\n"), "mine").exit_code() == 3
     assert capsys.readouterr().out == "no documents\n"

@@ -1,6 +1,7 @@
 """A command that runs on a cluster as a job of Ray: submitted, followed, and how it ended."""
 
 import asyncio
+import logging
 import re
 import sys
 import tempfile
@@ -15,6 +16,8 @@ from chomp.errors import LaunchError, message
 from chomp.launch.job_keys import place_for_keys, start_package, upload_keys, wipe_keys
 from chomp.launch.job_start import PLACE
 from chomp.launch.outcome import INTERRUPTED_EXIT_CODE
+
+_log = logging.getLogger(__name__)
 
 # While the connection is down; after that somebody is better told.
 _PATIENCE_S = 60.0
@@ -176,8 +179,13 @@ def _forget(client: Any, keys: str | None) -> None:
     """Leave no keys behind for a job that never fetched them."""
     if keys is not None:
         # How the job ended is what matters, and is told whatever becomes of this.
-        with suppress(Exception):
+        try:
             wipe_keys(client, keys)
+        except Exception as error:
+            _log.warning(
+                "keys of this job may be left in the cluster's store, until its head ends: %s",
+                _reason(error),
+            )
 
 
 def _reason(error: Exception) -> str:
