@@ -24,7 +24,7 @@ from chomp.kernels.loss import chunk_rows
 from chomp.mesh import BATCH_AXES, batch_shards, local_rows, place_rows
 
 # Axes: N rows of the run's batch, B rows that are tried, S positions, H query heads, G key-value
-# heads, K head width, D model width, V vocabulary.
+# heads, K head width, W width of values, D model width, V vocabulary.
 
 # Scores of the reference on one device. On a CPU a matter of time, with two rows if they are short.
 # Elsewhere a part of the memory, as about five arrays of that size are there at once.
@@ -42,8 +42,8 @@ class AttentionInputs(NamedTuple):
 
     q: Float[Array, "B S H K"]
     k: Float[Array, "B S G K"]
-    v: Float[Array, "B S G K"]
-    slope: Float[Array, "B S H K"]
+    v: Float[Array, "B S G W"]
+    slope: Float[Array, "B S H W"]
     segment_ids: Int[Array, "B S"] | None
 
 
@@ -64,7 +64,8 @@ def attention_inputs(
     The ratio of heads is the run's, and a device has two key-value heads where the run gives it
     more than one: with one there would be no wrong way to map query heads to them.
     """
-    model = mesh.shape["model"]
+    cuts_values = shapes.cuts_values(mesh)
+    model = 1 if cuts_values else mesh.shape["model"]
     kv_heads = model * min(shapes.num_kv_heads // model, 2)
     heads = kv_heads * (shapes.num_heads // shapes.num_kv_heads)
     rows, length = _rows_and_length(shapes.seq_len, heads // model, mesh)
@@ -79,13 +80,20 @@ def attention_inputs(
         ids = _rows_of_most_documents(ids, batch, mesh)
     random = np.random.default_rng(0)
 
-    def made(count: int, size: float = 1.0) -> Array:
-        shape = (batch, length, count, shapes.head_dim)
-        numbers = size * random.standard_normal(shape, np.float32)
-        return _placed(numbers.astype(np.dtype(dtype)), mesh, P(BATCH_AXES, None, "model", None))
+    of_heads, of_values = shapes.attention_specs(mesh)
 
-    q, k, v, slope = made(heads, _SCORE_SIZE), made(kv_heads), made(kv_heads), made(heads)
-    return AttentionInputs(q, k, v, slope, ids)
+    def made(count: int, width: int, spec: P, size: float = 1.0) -> Array:
+        numbers = size * random.standard_normal((batch, length, count, width), np.float32)
+        return _placed(numbers.astype(np.dtype(dtype)), mesh, spec)
+
+    value_dim = shapes.value_dim or shapes.head_dim
+    return AttentionInputs(
+        q=made(heads, shapes.head_dim, of_heads, _SCORE_SIZE),
+        k=made(kv_heads, shapes.head_dim, of_heads),
+        v=made(kv_heads, value_dim, of_values),
+        slope=made(heads, value_dim, of_values),
+        segment_ids=ids,
+    )
 
 
 def loss_inputs(shapes: KernelShapes, *, dtype: DTypeLike, mesh: Mesh) -> LossInputs:

@@ -4,9 +4,11 @@ from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from jax.sharding import AbstractMesh, Mesh
+from jax.sharding import PartitionSpec as P
 
 from chomp.errors import divisors, require
 from chomp.kernels.attention import Backend
+from chomp.mesh import BATCH_AXES
 
 
 @runtime_checkable
@@ -67,6 +69,7 @@ class KernelShapes:
     sliding_window: int | None = None
     logit_soft_cap: float | None = None
     backend: Backend = "auto"
+    value_dim: int | None = None  # width of a head's values; None: head_dim
 
     @staticmethod
     def of(model: ModelShapes, *, seq_len: int) -> "KernelShapes":
@@ -81,12 +84,26 @@ class KernelShapes:
             sliding_window=model.sliding_window,
             logit_soft_cap=model.logit_soft_cap,
             backend=model.attention,
+            # Of a model that has one: in most, values are as wide as keys.
+            value_dim=getattr(model, "value_head_dim", None),
         )
+
+    def cuts_values(self, mesh: Mesh | AbstractMesh) -> bool:
+        """Whether the mesh's model axis cuts the width of the values, there being one head."""
+        is_one = self.num_kv_heads == 1 and self.value_dim is not None
+        return is_one and (self.value_dim or 1) % mesh.shape["model"] == 0
+
+    def attention_specs(self, mesh: Mesh | AbstractMesh) -> tuple[P, P]:
+        """How queries and keys, and how values, lie on the mesh."""
+        if self.cuts_values(mesh):
+            return P(BATCH_AXES, None, None, None), P(BATCH_AXES, None, None, "model")
+        return (P(BATCH_AXES, None, "model", None),) * 2
 
     def require_cut_by(self, mesh: Mesh | AbstractMesh) -> None:
         """Raise `ConfigError` unless the mesh's model axis cuts heads and vocabulary evenly."""
         model = mesh.shape["model"]
-        for name in ("num_kv_heads", "vocab_size"):
+        heads = () if self.cuts_values(mesh) else ("num_kv_heads",)
+        for name in (*heads, "vocab_size"):
             size = getattr(self, name)
             above = -(-size // model) * model
             fewer = [part for part in divisors(size) if part <= mesh.size]

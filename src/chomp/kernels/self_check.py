@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding
 from jax.typing import DTypeLike
 from jaxtyping import Array
 
@@ -40,7 +40,7 @@ from chomp.kernels.deviation import Deviation, deviation, tolerance
 from chomp.kernels.kernel_shapes import KernelShapes
 from chomp.kernels.loss import LossKernel, linear_cross_entropy, loss_kernel
 from chomp.kernels.quick_compile import quick_jit
-from chomp.mesh import BATCH_AXES, batch_shards
+from chomp.mesh import batch_shards
 
 # Large beside what runs use, so that a z-loss that is left out of the gradient is seen in bfloat16.
 _LOGSUMEXP_WEIGHT = 0.1
@@ -118,7 +118,9 @@ def check_kernels(
     tokens = loss_inputs(shapes, dtype=dtype, mesh=mesh)
     mask = mask.with_segment_ids(heads.segment_ids)
     # Asked for as the run asks; by name only if smaller shapes would lead to another choice.
-    small = choose_backend(AttentionCall.of(heads.q, heads.k, mask), shapes.backend)
+    small = choose_backend(
+        AttentionCall.of(heads.q, heads.k, mask, value_dim=heads.v.shape[3]), shapes.backend
+    )
     backend = shapes.backend if small.name == choice.name else choice.name
     program = _program(attend, loss_of, backend, shapes.logit_soft_cap, mesh_platform(mesh))
     with jax.set_mesh(mesh):
@@ -149,7 +151,7 @@ def attention_choice(
     Raises `ConfigError` too if the mesh cannot cut the shapes.
     """
     shapes.require_cut_by(mesh)
-    spec = PartitionSpec(BATCH_AXES, None, "model", None)
+    spec, _ = shapes.attention_specs(mesh)
     q, k = (
         jax.ShapeDtypeStruct(
             (batch_shards(mesh), shapes.seq_len, heads, shapes.head_dim),
@@ -158,9 +160,10 @@ def attention_choice(
         )
         for heads in (shapes.num_heads, shapes.num_kv_heads)
     )
+    call = partial(AttentionCall.of, value_dim=shapes.value_dim)
     calls: list[AttentionCall] = []
     with jax.set_mesh(mesh):
-        jax.eval_shape(lambda q, k: calls.append(AttentionCall.of(q, k, mask)), q, k)
+        jax.eval_shape(lambda q, k: calls.append(call(q, k, mask)), q, k)
     return choose_backend(calls[0], shapes.backend)
 
 

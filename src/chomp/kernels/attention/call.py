@@ -27,6 +27,7 @@ class AttentionCall:
     is_causal: bool = True
     has_window: bool = False
     has_documents: bool = False
+    value_dim: int | None = None  # width of a head's values; None: head_dim
     # Of an NVIDIA GPU, as (9, 0) for Hopper; None on everything else.
     compute_capability: tuple[int, int] | None = None
 
@@ -40,7 +41,11 @@ class AttentionCall:
 
     @staticmethod
     def of(
-        q: Float[Array, "B S H K"], k: Float[Array, "B S G K"], mask: AttentionMask
+        q: Float[Array, "B S H K"],
+        k: Float[Array, "B S G K"],
+        mask: AttentionMask,
+        *,
+        value_dim: int | None = None,
     ) -> "AttentionCall":
         """The call of these arrays on the platform they are traced for."""
         platform = platform_of(q)
@@ -54,5 +59,6 @@ class AttentionCall:
             is_causal=mask.is_causal,
             has_window=mask.sliding_window is not None,
             has_documents=mask.segment_ids is not None,
+            value_dim=value_dim,
             compute_capability=compute_capability() if platform == "gpu" else None,
         )

@@ -42,7 +42,12 @@ _LIMITS: dict[Backend, Callable[[AttentionCall], str | None]] = {
 
 def unsupported(backend: Backend, call: AttentionCall) -> str | None:
     """Why `backend` cannot do the call, with what it could do; None if it can."""
-    return _LIMITS[backend](call) if backend in _LIMITS else None
+    if backend not in _LIMITS:
+        return None
+    if call.value_dim is not None and call.value_dim % call.head_dim:
+        # Values of several widths go in as several heads (`wide_values`).
+        return f"it takes values of a multiple of head_dim={call.head_dim}, not {call.value_dim}"
+    return _LIMITS[backend](call)
 
 
 def choose_backend(call: AttentionCall, requested: Backend = "auto") -> BackendChoice:

@@ -21,7 +21,7 @@ from chomp.kernels.attention.reference import MASKED_SCORE
 
 # Axes: B batch, S positions, H query heads, G key-value heads (each serves R = H/G query heads),
 # C queries of a block, M their rows (R C, one head's under the other's), T keys of a block,
-# K head width.
+# K head width, W width of a head's values.
 
 # Queries are cut into spans, and a span stops at its last key: four spans of a causal row compute
 # 5/8 of its square. Eight compute 9/16, take twice as long to compile, and on two CPU cores were
@@ -39,7 +39,7 @@ SCORE_BYTES = 4 * 2**20
 Position = int | Int[Array, ""]
 # Gradients of a span's keys and values, summed so far. Keys last: 12 % less for the whole at 1024
 # tokens than keys first (2026-11-15).
-KeySums = tuple[Float[Array, "G K T"], Float[Array, "G K T"]]
+KeySums = tuple[Float[Array, "G K T"], Float[Array, "G W T"]]
 
 
 class Span(NamedTuple):
@@ -59,7 +59,7 @@ class Row(NamedTuple):
 
     q: Float[Array, "S H K"]
     k: Float[Array, "S G K"]
-    v: Float[Array, "S G K"]
+    v: Float[Array, "S G W"]
     # Documents as a column and as a row. Cut out of one array inside a loop, XLA for CPU compares
     # them one by one: 3.9 ms instead of 0.4 for a million scores (2026-11-15).
     query_ids: Int[Array, "S 1"] | None
@@ -71,16 +71,16 @@ class Seen(NamedTuple):
 
     first: Position
     k: Float[Array, "G T K"]
-    v: Float[Array, "G T K"]
+    v: Float[Array, "G T W"]
     allowed: Bool[Array, "C T"] | None  # None: all of it
 
 
 def chunked_attention(
     q: Float[Array, "B S H K"],
     k: Float[Array, "B S G K"],
-    v: Float[Array, "B S G K"],
+    v: Float[Array, "B S G W"],
     mask: AttentionMask,
-) -> Float[Array, "B S H K"]:
+) -> Float[Array, "B S H W"]:
     """softmax(q k^T / sqrt(K)) v under `mask`, each key-value head serving H/G query heads.
 
     For arrays of one device: under a mesh, call it inside shard_map. Scores, softmax and sums are
@@ -133,9 +133,9 @@ def _attention(
     mask: AttentionMask,
     q: Float[Array, "B S H K"],
     k: Float[Array, "B S G K"],
-    v: Float[Array, "B S G K"],
+    v: Float[Array, "B S G W"],
     ids: Int[Array, "B S"] | None,
-) -> Float[Array, "B S H K"]:
+) -> Float[Array, "B S H W"]:
     """Attention under a mask whose documents come beside it, so that the mask can be static."""
     return _forward(mask, q, k, v, ids)[0]
 
@@ -144,16 +144,16 @@ def _forward(
     mask: AttentionMask,
     q: Float[Array, "B S H K"],
     k: Float[Array, "B S G K"],
-    v: Float[Array, "B S G K"],
+    v: Float[Array, "B S G W"],
     ids: Int[Array, "B S"] | None,
-) -> tuple[Float[Array, "B S H K"], tuple[Any, ...]]:
+) -> tuple[Float[Array, "B S H W"], tuple[Any, ...]]:
     rows = Row(q, k, v, *((None, None) if ids is None else (ids[:, :, None], ids[:, None, :])))
     out, log_sums = _over_rows(_row_result, mask, rows)
     return out, (rows, out, log_sums)
 
 
 def _backward(
-    mask: AttentionMask, kept: tuple[Any, ...], d_out: Float[Array, "B S H K"]
+    mask: AttentionMask, kept: tuple[Any, ...], d_out: Float[Array, "B S H W"]
 ) -> tuple[Array | None, ...]:
     # The barrier keeps XLA from finding the scores of the forward pass here and saving those.
     (rows, out, log_sums), d_out = lax.optimization_barrier((kept, d_out))
@@ -180,7 +180,7 @@ def _over_rows(of_row: Callable[..., Any], mask: AttentionMask, rows: Any, *rest
 
 def _row_result(
     mask: AttentionMask, spans: tuple[Span, ...], row: Row
-) -> tuple[Float[Array, "S H K"], Float[Array, "S H 1"]]:
+) -> tuple[Float[Array, "S H W"], Float[Array, "S H 1"]]:
     """Attention of one row, and the logarithm of each query's sum of exp(score)."""
     keys = _heads_first(row.k), _heads_first(row.v)
     heads, kv_heads = row.q.shape[1], row.k.shape[1]
@@ -201,10 +201,10 @@ def _row_gradients(
     mask: AttentionMask,
     spans: tuple[Span, ...],
     row: Row,
-    d_out: Float[Array, "S H K"],
+    d_out: Float[Array, "S H W"],
     log_sums: Float[Array, "S H 1"],
     dots: Float[Array, "S H 1"],
-) -> tuple[Float[Array, "S H K"], Float[Array, "S G K"], Float[Array, "S G K"]]:
+) -> tuple[Float[Array, "S H K"], Float[Array, "S G K"], Float[Array, "S G W"]]:
     """Gradients of one row's q, k and v; `dots` are the products of `d_out` and the result."""
     keys = _heads_first(row.k), _heads_first(row.v)
     heads, kv_heads = row.q.shape[1], row.k.shape[1]
@@ -221,8 +221,9 @@ def _row_gradients(
     dq_parts, key_parts = [], []
     for span in spans:
         # Like the keys, so that inside shard_map the sums vary over the same axes of the mesh.
-        zeros = jnp.zeros_like(keys[0][:, span.first_key : span.end_key].mT, dtype=jnp.float32)
-        sums, dq = _over_blocks(functools.partial(step, span=span), (zeros, zeros), span)
+        seen = (x[:, span.first_key : span.end_key].mT for x in keys)
+        zeros = tuple(jnp.zeros_like(x, dtype=jnp.float32) for x in seen)
+        sums, dq = _over_blocks(functools.partial(step, span=span), zeros, span)
         dq_parts.append(dq)
         key_parts.append(sums)
     dk, dv = (_summed(spans, parts) for parts in zip(*key_parts, strict=True))
@@ -231,7 +232,7 @@ def _row_gradients(
 
 def _block_result(
     seen: Seen, q: Float[Array, "G M K"]
-) -> tuple[Float[Array, "G M K"], Float[Array, "G M 1"]]:
+) -> tuple[Float[Array, "G M W"], Float[Array, "G M 1"]]:
     scores = _scores(seen, q)
     largest = scores.max(-1, keepdims=True)
     weights = jnp.exp(scores - largest)
@@ -243,10 +244,10 @@ def _block_result(
 def _block_gradients(
     seen: Seen,
     q: Float[Array, "G M K"],
-    d_out: Float[Array, "G M K"],
+    d_out: Float[Array, "G M W"],
     log_sums: Float[Array, "G M 1"],
     dots: Float[Array, "G M 1"],
-) -> tuple[Float[Array, "G M K"], Float[Array, "G K T"], Float[Array, "G K T"]]:
+) -> tuple[Float[Array, "G M K"], Float[Array, "G K T"], Float[Array, "G W T"]]:
     """Gradients of q and, with the keys last, of k and v; float32."""
     shares = jnp.exp(_scores(seen, q) - log_sums)
     d_shares = _dot(d_out, seen.v, 2, 2)
@@ -267,7 +268,7 @@ def _seen(
     mask: AttentionMask,
     span: Span,
     start: Position,
-    keys: tuple[Float[Array, "G S K"], Float[Array, "G S K"]],
+    keys: tuple[Float[Array, "G S K"], Float[Array, "G S W"]],
     row: Row,
 ) -> Seen:
     """What the queries of the span's block at `start` see of `keys`, the row's k and v."""

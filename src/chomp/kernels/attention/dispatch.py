@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -18,32 +19,35 @@ from chomp.kernels.attention.cudnn_packed import cudnn_packed_attention
 from chomp.kernels.attention.mask import AttentionMask
 from chomp.kernels.attention.reference import reference_attention
 from chomp.kernels.attention.splash import splash_attention
+from chomp.kernels.attention.wide_values import with_wide_values
 
-# Axes: B batch, Q query positions, T key positions, H query heads, G key-value heads, K head width.
+# Axes: B batch, Q query positions, T key positions, H query heads, G key-value heads, K head width,
+# W width of a head's values.
 
 # Self attention of the rows and heads that one device holds.
 LocalAttention = Callable[[Array, Array, Array, AttentionMask], Array]
 
 _LOCAL: dict[Backend, LocalAttention] = {
     "chunked": chunked_attention,
-    "cudnn": cudnn_attention,
-    "cudnn_packed": cudnn_packed_attention,
-    "splash": splash_attention,
+    "cudnn": partial(with_wide_values, cudnn_attention),
+    "cudnn_packed": partial(with_wide_values, cudnn_packed_attention),
+    "splash": partial(with_wide_values, splash_attention),
 }
 
 
 def attention(
     q: Float[Array, "B Q H K"],
     k: Float[Array, "B T G K"],
-    v: Float[Array, "B T G K"],
+    v: Float[Array, "B T G W"],
     mask: AttentionMask,
     *,
     query_offset: int | Int[Array, ""] = 0,
     backend: Backend = "auto",
-) -> Float[Array, "B Q H K"]:
+) -> Float[Array, "B Q H W"]:
     """softmax(q k^T / sqrt(K)) v under `mask`, each key-value head serving H/G query heads.
 
-    Under a mesh, rows may be cut over any axes and heads too, key-value heads like query heads.
+    Under a mesh, rows may be cut over any axes and heads too, key-value heads like query heads;
+    where heads are whole, the width of the values may be cut.
     Query i stands at position `query_offset + i` of the keys' line; decoding (an offset, or fewer
     queries than keys) is the reference's, whatever `backend` says.
     """
@@ -51,7 +55,7 @@ def attention(
     if not is_self_attention or q.shape[1] != k.shape[1]:
         return reference_attention(q, k, v, mask, query_offset=query_offset)
     mask.require_length(q.shape[1], k.shape[1])
-    choice = choose_backend(AttentionCall.of(q, k, mask), backend)
+    choice = choose_backend(AttentionCall.of(q, k, mask, value_dim=v.shape[3]), backend)
     log_choice(choice)
     if choice.name == "reference":
         return reference_attention(q, k, v, mask)
@@ -63,11 +67,11 @@ def on_local_shards(
     run: LocalAttention,
     q: Float[Array, "B Q H K"],
     k: Float[Array, "B Q G K"],
-    v: Float[Array, "B Q G K"],
+    v: Float[Array, "B Q G W"],
     mask: AttentionMask,
     *,
     is_checked: bool = True,
-) -> Float[Array, "B Q H K"]:
+) -> Float[Array, "B Q H W"]:
     """`run` on every device's own part of the arrays, or on the whole where there is no mesh."""
     ids = mask.segment_ids
     if ids is not None:
@@ -77,22 +81,28 @@ def on_local_shards(
     if sharding.mesh.empty:
         return run(q, k, v, mask.with_segment_ids(ids))
     heads, rows = _specs(sharding, k.shape[2])
+    width = jax.typeof(v).sharding.spec[3]
+    values = P(*heads[:3], width)
 
     def placed(x: Array, spec: P) -> Array:
         return jax.reshard(x, NamedSharding(sharding.mesh, spec))
 
     def local(q: Array, k: Array, v: Array, ids: Array | None) -> Array:
+        if width is not None and is_checked:
+            # Said here, each device's part of their gradients is summed: a kernel with a gradient
+            # of its own cannot know that somebody else has another part.
+            q, k = (jax.lax.pcast(x, width, to="varying") for x in (q, k))
         return run(q, k, v, mask.with_segment_ids(ids))
 
     sharded = jax.shard_map(
         local,
         mesh=sharding.mesh,
-        in_specs=(heads, heads, heads, None if ids is None else rows),
-        out_specs=heads,
+        in_specs=(heads, heads, values, None if ids is None else rows),
+        out_specs=values,
         check_vma=is_checked,
     )
     ids = None if ids is None else placed(ids, rows)
-    return sharded(q, placed(k, heads), placed(v, heads), ids)
+    return sharded(q, placed(k, heads), placed(v, values), ids)
 
 
 def _specs(sharding: NamedSharding, num_kv_heads: int) -> tuple[P, P]:

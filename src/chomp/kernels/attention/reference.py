@@ -12,7 +12,7 @@ from chomp.errors import require
 from chomp.kernels.attention.mask import AttentionMask
 
 # Axes: B batch, Q query positions, T key positions, H query heads, G key-value heads,
-# R query heads per key-value head (H = G R), K head width.
+# R query heads per key-value head (H = G R), K head width, W width of a head's values.
 
 # Finite, so that a row with nothing to see (padding) gives a finite average instead of NaN.
 MASKED_SCORE = -1e30
@@ -21,11 +21,11 @@ MASKED_SCORE = -1e30
 def reference_attention(
     q: Float[Array, "B Q H K"],
     k: Float[Array, "B T G K"],
-    v: Float[Array, "B T G K"],
+    v: Float[Array, "B T G W"],
     mask: AttentionMask,
     *,
     query_offset: int | Int[Array, ""] = 0,
-) -> Float[Array, "B Q H K"]:
+) -> Float[Array, "B Q H W"]:
     """softmax(q k^T / sqrt(K)) v under `mask`, each key-value head serving H/G query heads.
 
     Scores and softmax are float32; the result has the dtype of `v`. Query i stands at position
@@ -50,5 +50,6 @@ def reference_attention(
     allowed = mask.allowed(q.shape[1], k.shape[1], query_offset=query_offset)
     scores = jnp.where(allowed[:, None, None], scores, MASKED_SCORE)
     shares = jax.nn.softmax(scores, axis=-1).astype(v.dtype)
-    out = jnp.einsum("bgrqt,btgk->bqgrk", shares, v)
-    return jnp.reshape(out, (*out.shape[:2], heads, out.shape[-1]), out_sharding=sharding)
+    out = jnp.einsum("bgrqt,btgw->bqgrw", shares, v)
+    values = NamedSharding(sharding.mesh, PartitionSpec(b, s, h, jax.typeof(v).sharding.spec[3]))
+    return jnp.reshape(out, (*out.shape[:2], heads, out.shape[-1]), out_sharding=values)
