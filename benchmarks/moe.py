@@ -143,7 +143,7 @@ def _routing_alone(x: Array, by_y: Array, w_router: Array) -> Any:
     """All that a layer does for its experts but the products with their weights, both ways."""
 
     def weights(x: Array, w_router: Array) -> tuple[Array, moe.Routing]:
-        logits = jnp.einsum("bsd,de->bse", x, w_router, preferred_element_type=jnp.float32)
+        logits = moe.router_logits(x, w_router)
         routing = moe.route(logits, jnp.zeros(EXPERTS), top_k=TOP_K)
         return routing.weights, routing
 
@@ -156,6 +156,8 @@ def _routing_alone(x: Array, by_y: Array, w_router: Array) -> Any:
     by_rows = dispatch.to_rows(plan, by_y.reshape(flat.shape))
     by_weights = dispatch.weights_to_tokens(plan, by_rows[:, 0].astype(jnp.float32), tokens)
     by_x = dispatch.to_tokens(plan, by_rows, tokens)
+    # Rounded as a layer rounds them, or writing float32 would be measured too.
+    y, by_x = y.astype(x.dtype), by_x.astype(x.dtype)
     return y, by_x, backward(by_weights.reshape(chosen_weights.shape)), routing.sums
 
 
@@ -203,7 +205,7 @@ def _arrays(size: ModelSize) -> tuple[Array, ...]:
     width = size.intermediate_dim // (TOP_K + 1)
     dtype = jnp.dtype(_compute_dtype())
     x, by_y = (jax.random.normal(key, shape, dtype) for key in keys[:2])
-    w_router = 0.02 * jax.random.normal(keys[2], (size.hidden_dim, EXPERTS), dtype)
+    w_router = 0.02 * jax.random.normal(keys[2], (size.hidden_dim, EXPERTS))  # always float32
     w_up = 0.02 * jax.random.normal(keys[3], (EXPERTS, size.hidden_dim, width), dtype)
     choices = jax.random.randint(keys[4], (size.step_tokens, TOP_K), 0, EXPERTS, jnp.int32)
     return x, by_y, w_router, w_up, choices

@@ -17,10 +17,11 @@ from chomp.errors import ConfigError
 from chomp.kernels.attention import AttentionMask
 from chomp.kernels.precision import Precision
 from chomp.mesh import MeshConfig, create_mesh, place_batch
-from chomp.optim import GrugOptimizerConfig
+from chomp.optim import GrugOptimizerConfig, MuonConfig, group_table
 from chomp.tracking import names
-from experiments.grug.moe.model import GrugModelConfig, Transformer
-from experiments.grug.moe.train import _make_train_step, computed, initial_state, losses_of
+from experiments.grug.moe.model import Experts, GrugModelConfig, Transformer
+from experiments.grug.moe.train import _make_train_step, initial_state, losses_of
+from tests.well_compiled import well_compiled
 
 CONFIG = GrugModelConfig(
     vocab_size=64,
@@ -85,7 +86,8 @@ def stepped(
 @cache
 def reference() -> tuple[Any, list[dict[str, float]]]:
     """What one device makes of the batch as a whole."""
-    return stepped()
+    with well_compiled():  # else the bias is computed twice, and rounded in two ways
+        return stepped()
 
 
 def worst(found: Any, wanted: Any) -> float:
@@ -171,16 +173,45 @@ def replace_config(params: Transformer, config: GrugModelConfig) -> Transformer:
     return jax.tree.unflatten(jax.tree.structure(like), jax.tree.leaves(params))
 
 
-def test_the_bias_is_float32_whatever_the_model_computes_in() -> None:
+def test_routers_and_their_bias_are_float32_whatever_the_model_computes_in() -> None:
     mp = Precision(params="bfloat16", compute="bfloat16")
     shape = jax.eval_shape(
         lambda: initial_state(
             CONFIG, optimizer=optimizer_of(CONFIG), mp=mp, key=jax.random.key(0), ema_beta=None
         )
     )
-    assert shape.params.router_bias.dtype == jnp.float32
-    assert shape.params.lm_head.dtype == jnp.bfloat16
-    assert computed(mp, reference()[0].params).router_bias.dtype == jnp.float32
+    for params in (shape.params, jax.eval_shape(mp.for_compute, shape.params)):
+        assert params.router_bias.dtype == jnp.float32
+        assert {block.experts.w_router.dtype for block in params.blocks} == {jnp.dtype("float32")}
+        assert params.lm_head.dtype == params.blocks[0].experts.w_up.dtype == jnp.bfloat16
+
+
+def test_a_model_in_bfloat16_routes_by_the_float32_product_of_float32_weights() -> None:
+    weights = reference()[0].params.blocks[0].experts
+    x = jax.random.normal(jax.random.key(1), (2, 16, 32), jnp.bfloat16)
+    experts = Precision(compute="bfloat16").for_compute(reference()[0].params).blocks[0].experts
+    y, sums = jax.jit(partial(Experts.__call__, may_drop=False))(experts, x, jnp.zeros(4), None)
+    assert y.dtype == jnp.bfloat16
+
+    def squares(router: Any) -> float:
+        logits = np.asarray(x, np.float64) @ np.asarray(router, np.float64)
+        return float(np.sum(np.log(np.exp(logits).sum(axis=-1)) ** 2))
+
+    assert float(sums.logsumexp_squared) == pytest.approx(squares(weights.w_router), rel=1e-6)
+    rounded = squares(weights.w_router.astype(jnp.bfloat16))
+    assert float(sums.logsumexp_squared) != pytest.approx(rounded, rel=1e-5)
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_routers_are_never_decayed_and_no_table_that_muon_takes_with_the_embedding(
+    optimizer: Any,
+) -> None:
+    model = jax.eval_shape(lambda: Transformer.init(CONFIG, key=jax.random.key(0)))
+    muon = MuonConfig(allow_tied_embed=True) if optimizer == "muon" else MuonConfig()
+    config = GrugOptimizerConfig(name=optimizer, muon=muon, weight_decay=0.1)
+    rows = [line.split() for line in group_table(model, model.param_groups(), config).splitlines()]
+    assert ["dynamics", "adamw", "none", "2", str(2 * 32 * 4)] in rows
+    assert ["embedding", optimizer, "none", "1", f"{64 * 32:,}"] in rows
 
 
 def test_decoding_gives_the_logits_of_the_whole_row() -> None:

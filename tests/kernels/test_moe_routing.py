@@ -8,10 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from moe_samples import on_mesh, sample
 
+from chomp.errors import ConfigError
 from chomp.kernels.moe import (
     balance_loss,
     balanced_bias,
     route,
+    router_logits,
     router_metrics,
     router_z_loss,
 )
@@ -30,6 +32,32 @@ def logits_of(num_experts: int, *, seed: int = 0, spread: float = 1.0) -> jax.Ar
     keys = jax.random.split(jax.random.key(seed), 2)
     liked = jax.random.normal(jax.random.key(99), (num_experts,))
     return liked[None, None] + spread * jax.random.normal(keys[1], (8, 64, num_experts))
+
+
+def test_logits_are_float32_products_of_float32_factors_whatever_the_tokens_are_in() -> None:
+    keys = jax.random.split(jax.random.key(0), 3)
+    x = jax.random.normal(keys[0], (2, 8, 64), jnp.bfloat16)
+    weight = jax.random.normal(keys[1], (64, 4))
+    slope = jax.random.normal(keys[2], (2, 8, 4))
+    found, backward = jax.vjp(router_logits, x, weight)
+    # Kept for it are the tokens as they came, and no float32 copy.
+    assert {each.dtype for each in jax.tree.leaves(backward) if each.shape == x.shape} == {x.dtype}
+    by_x, by_weight = backward(slope)
+    assert (found.dtype, by_x.dtype, by_weight.dtype) == (jnp.float32, jnp.bfloat16, jnp.float32)
+    exact, table = np.asarray(x, np.float64), np.asarray(weight, np.float64)
+    np.testing.assert_allclose(found, exact @ table, atol=1e-5)
+    wanted = np.einsum("bsd,bse->de", exact, np.asarray(slope, np.float64))
+    np.testing.assert_allclose(by_weight, wanted, atol=1e-5)
+    # What a table in the tokens' dtype would give is further off than all that float32 rounds.
+    rounded = np.asarray(weight.astype(jnp.bfloat16), np.float64)
+    assert np.abs(exact @ rounded - exact @ table).max() > 1e-2
+
+
+def test_a_router_that_was_rounded_is_refused() -> None:
+    with pytest.raises(
+        ConfigError, match=r"router in bfloat16\. Allowed: float32\. Fix: .*dynamics"
+    ):
+        router_logits(jnp.ones((1, 2, 4)), jnp.ones((4, 2), jnp.bfloat16))
 
 
 def test_the_bias_moves_the_choice_and_not_the_weights() -> None:
@@ -132,8 +160,6 @@ def test_a_bias_stays_where_nothing_can_be_learned_of_it() -> None:
     np.testing.assert_array_equal(balanced_bias(bias, nothing, top_k=2, rate=1.0), bias)
     everyone = route(logits_of(4), bias, top_k=4).sums
     np.testing.assert_array_equal(balanced_bias(bias, everyone, top_k=4, rate=1.0), bias)
-    for value in router_metrics(nothing).values():
-        assert np.isfinite(value)
 
 
 def test_the_balance_loss_is_one_for_even_experts_and_pushes_the_busy_down() -> None:
@@ -157,6 +183,17 @@ def test_metrics_of_the_routing_are_what_they_are_called() -> None:
     assert found["entropy"] == pytest.approx(-(probability * np.log(probability)).sum(), rel=1e-5)
     assert found["z_loss"] == pytest.approx(np.log(np.exp([3, 1, 0, 0]).sum()) ** 2, rel=1e-5)
     assert float(router_z_loss(sums)) == pytest.approx(found["z_loss"])
+
+
+def test_padding_alone_leaves_experts_even_and_all_other_metrics_zero() -> None:
+    nothing = route(logits_of(4), jnp.zeros(4), top_k=2, is_real=jnp.zeros((8, 64), bool)).sums
+    something = route(logits_of(4), jnp.zeros(4), top_k=2).sums
+    # Beside a layer that has tokens, which it must leave as it is.
+    both = jax.tree.map(lambda *each: jnp.stack(each), nothing, something)
+    alone = router_metrics(something)
+    for name, (empty, full) in router_metrics(both).items():
+        assert float(empty) == (1.0 if name in ("load_max", "load_min") else 0.0), name
+        assert float(full) == float(alone[name]), name
 
 
 @pytest.mark.parametrize("top_k", [1, 2])

@@ -52,7 +52,7 @@ def test_the_table_says_which_optimizer_takes_the_embedding(model, config, embed
     assert ["embedding", embedding] in [row[:2] for row in rows]
 
 
-def test_all_2d_takes_dynamics_with_two_axes_but_no_stacked_vectors():
+def test_all_2d_takes_no_stacked_vectors_and_no_dynamics():
     weights = {name: jnp.ones((2, 3)) for name in ("w", "decay", "norms")} | {"rate": jnp.ones(2)}
     groups = {"w": "matrix", "decay": "dynamics", "norms": "vector", "rate": "dynamics"}
     config = GrugOptimizerConfig(name="muon", muon=MuonConfig(allow_all_2d=True))
@@ -60,7 +60,6 @@ def test_all_2d_takes_dynamics_with_two_axes_but_no_stacked_vectors():
     assert rows == [
         ["matrix", "muon"],
         ["vector", "adamw"],
-        ["dynamics", "muon"],
         ["dynamics", "adamw"],
     ]
 

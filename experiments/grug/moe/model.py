@@ -54,8 +54,9 @@ class GrugModelConfig(Config):
     experts_per_token: int = 2
     expert_dim: int = 512  # width of one expert
     shared_dim: int = 512  # of the expert that every token goes through; 0: none
-    # Rows that a device may send another, as a multiple of an even share. Beyond it the lowest
-    # weights are dropped, in training alone; without a mesh.expert above 1 nothing ever is.
+    # Rows that a device may send another at once, as a multiple of an even share. In training the
+    # lowest weights beyond it are dropped, elsewhere they go in a further round; without a
+    # mesh.expert above 1 there is no limit.
     capacity_factor: float = setting(default=1.25, mark="schedule")
     # What keeps experts even: a bias on the choice, which every step moves by this share of the way
     # to where its own tokens would be spread evenly (0: none); or a term of the loss.
@@ -236,15 +237,19 @@ class Experts(eqx.Module):
         )
 
     def __call__(
-        self, x: Hidden, bias: Float[Array, " E"], is_real: IsReal, *, capacity_factor: float
+        self, x: Hidden, bias: Float[Array, " E"], is_real: IsReal, *, may_drop: bool
     ) -> tuple[Hidden, moe.RouterSums]:
         """What the experts make of each token, and how they were chosen."""
-        # Products of the dtype `x` is in, added up in float32, as all that follows from them is.
-        logits = jnp.einsum("bsd,de->bse", x, self.w_router, preferred_element_type=jnp.float32)
+        logits = moe.router_logits(x, self.w_router)
         routing = moe.route(logits, bias, top_k=self.cfg.experts_per_token, is_real=is_real)
         weights = moe.ExpertWeights(self.w_up, self.w_gate, self.w_down)
         routed = moe.routed_experts(
-            x, routing.chosen, routing.weights, weights, capacity_factor=capacity_factor
+            x,
+            routing.chosen,
+            routing.weights,
+            weights,
+            capacity_factor=self.cfg.capacity_factor,
+            may_drop=may_drop,
         )
         sums = routing.sums._replace(dropped_weight=routed.dropped_weight)
         y = routed.output if self.shared is None else routed.output + self.shared(x)
@@ -274,14 +279,14 @@ class Block(eqx.Module):
         cache: Layer,
         bias: Float[Array, " E"],
         is_real: IsReal,
-        capacity_factor: float,
+        may_drop: bool,
     ) -> LayerOut:
         """The residual stream after this layer, the layer's cache if it has one, its routing."""
         eps = self.attn.cfg.layer_norm_eps
         gathered, cache = self.attn(rms_norm(x, self.attn_norm, eps), mask, angles, cache)
         x = x + gathered
         normed = rms_norm(x, self.mlp_norm, eps)
-        made, routing = self.experts(normed, bias, is_real, capacity_factor=capacity_factor)
+        made, routing = self.experts(normed, bias, is_real, may_drop=may_drop)
         return LayerOut(x + made, cache, routing)
 
 
@@ -312,14 +317,17 @@ class Transformer(eqx.Module):
         """A tree of this shape whose leaves say how the optimizer treats each weight.
 
         The bias of the routers is `state`: float32, not trained, not decayed, not averaged. Routers
-        are tables of experts, which decay would draw together.
+        are `dynamics`: float32 too, and tables of experts, which decay would draw together.
         """
         groups = jax.tree.map(lambda weight: "matrix" if weight.ndim > 1 else "vector", self)
-        groups = eqx.tree_at(lambda model: model.router_bias, groups, "state")
+        routers = ["dynamics"] * len(self.blocks)
         return eqx.tree_at(
-            lambda model: [model.token_embed, *(b.experts.w_router for b in model.blocks)],
+            lambda model: [
+                *(model.token_embed, model.router_bias),
+                *(block.experts.w_router for block in model.blocks),
+            ],
             groups,
-            replace_fn=lambda _: "embedding",
+            ["embedding", "state", *routers],
         )
 
     def with_router_bias(self, bias: Float[Array, "L E"]) -> "Transformer":
@@ -331,7 +339,8 @@ class Transformer(eqx.Module):
         token_ids: Tokens,
         mask: AttentionMask,
         cache: Cache | None = None,
-        capacity_factor: float | None = None,
+        *,
+        may_drop: bool = False,
     ) -> tuple[Hidden, Cache, moe.RouterSums]:
         cfg, layers = self.cfg, cache or (None,) * self.cfg.num_layers
         # The table is collected first: looking up in a sharded one makes XLA do that anyway, worse.
@@ -340,10 +349,9 @@ class Transformer(eqx.Module):
         documents = mask if cfg.document_positions else AttentionMask.causal()
         positions = documents.positions(x.shape[1]) + (cache[0].length if cache else 0)
         angles = rotary_angles(positions, width=cfg.inferred_head_dim, theta=cfg.rope_theta)
-        # Outside of training there is room for everything, or a row's loss would depend on others.
-        room = capacity_factor or float(cfg.num_experts)
         is_real = None if mask.segment_ids is None else mask.segment_ids != PAD_SEGMENT
-        apply = recomputed(partial(Block.__call__, capacity_factor=room), cfg.remat)
+        # Outside of training nothing may be dropped, or a row's loss would depend on others.
+        apply = recomputed(partial(Block.__call__, may_drop=may_drop), cfg.remat)
         outs: list[LayerOut] = []
         for index, (block, layer) in enumerate(zip(self.blocks, layers, strict=True)):
             outs.append(apply(block, x, mask, angles, layer, self.router_bias[index], is_real))
@@ -406,8 +414,8 @@ class Transformer(eqx.Module):
         """
         limit = ("model.max_seq_len", self.cfg.max_seq_len)
         require_at_most("train.seq_len", token_ids.shape[1], *limit)
-        mask, room = mask or AttentionMask.causal(), self.cfg.capacity_factor
-        hidden, _, routing = self._trunk(token_ids, mask, capacity_factor=room)
+        mask = mask or AttentionMask.causal()
+        hidden, _, routing = self._trunk(token_ids, mask, may_drop=True)
         total = loss.linear_cross_entropy(
             hidden,
             self._head(),

@@ -131,6 +131,7 @@ class GrugTrainState(eqx.Module):
     training_key: PRNGKeyArray
 
 
+# verbatim: base
 def initial_state(
     cfg: GrugModelConfig,
     *,
@@ -141,28 +142,24 @@ def initial_state(
 ) -> GrugTrainState:
     """Fresh weights, a fresh optimizer, and an average that starts at the weights."""
     model_key, training_key = jax.random.split(key)
-    model = Transformer.init(cfg, key=model_key)
-    params = mp.for_params(model, model.param_groups())
+    params = mp.for_params(Transformer.init(cfg, key=model_key))
     # The average is float32 whatever the weights are: bfloat16 would round its steps to nothing.
     average = Precision().for_params(jax.tree.map(jnp.copy, params)) if ema_beta else None
     return GrugTrainState(jnp.int32(0), params, optimizer.init(params), average, training_key)
 
 
-def computed(mp: Precision, params: Transformer) -> Transformer:
-    """The weights in the dtype training computes in; the bias of the routers stays float32."""
-    return mp.for_compute(params, params.param_groups())
-
-
+# verbatim: base
 def losses_of(mp: Precision, params: Transformer, batch: GrugLmExample) -> Float[Array, "B T"]:
     """Loss of every position, unweighted, without z-loss, in the dtype training computes in."""
-    return computed(mp, params).next_token_loss(
+    return mp.for_compute(params).next_token_loss(
         batch.tokens, batch.loss_weight, mask=batch.attn_mask, reduction="none"
     )
 
 
+# verbatim: base
 def scores_of(mp: Precision, params: Transformer, batch: GrugLmExample) -> Scores:
     """Those losses, and whether each next token was the likeliest: what lm-eval tasks ask for."""
-    return computed(mp, params).next_token_scores(batch.tokens, batch.attn_mask)
+    return mp.for_compute(params).next_token_scores(batch.tokens, batch.attn_mask)
 
 
 def _make_train_step(
@@ -183,7 +180,7 @@ def _make_train_step(
     def loss_sum(
         params: Transformer, micro: GrugLmExample, key: PRNGKeyArray
     ) -> tuple[Float[Array, ""], moe.RouterSums]:
-        return computed(mp, params).training_loss(
+        return mp.for_compute(params).training_loss(
             micro.tokens,
             micro.loss_weight,
             mask=micro.attn_mask,

@@ -15,7 +15,7 @@ from chomp.errors import require
 Tree = TypeVar("Tree")
 
 # What a model's `param_groups()` calls so is float32 at rest and at work: time constants and biases
-# whose steps bfloat16 would round away.
+# whose steps bfloat16 would round away, and routers, whose choice it would change.
 FLOAT32_GROUPS = ("dynamics", "state")
 
 _DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16, "float16": jnp.float16}
@@ -61,14 +61,14 @@ class Precision:
         return Precision(**parts)
 
     def for_params(self, tree: Tree, groups: Tree | None = None) -> Tree:
-        """`tree` with its floating-point arrays in the parameter dtype.
+        """`tree` with its floating-point arrays in the parameter dtype, but for `FLOAT32_GROUPS`.
 
-        `groups`: a model's `param_groups()`, for one that has leaves of `FLOAT32_GROUPS`.
+        `groups` says which those are; None: what the `param_groups()` of a model says.
         """
         return _cast(tree, _DTYPES[self.params], groups)
 
     def for_compute(self, tree: Tree, groups: Tree | None = None) -> Tree:
-        """`tree` with its floating-point arrays in the compute dtype; `groups` as above."""
+        """`tree` with its floating-point arrays in the compute dtype, but for the same."""
         return _cast(tree, _DTYPES[self.compute], groups)
 
 
@@ -77,4 +77,8 @@ def _cast(tree: Any, dtype: Any, groups: Any) -> Any:
         is_float = isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jnp.floating)
         return leaf.astype(dtype) if is_float and group not in FLOAT32_GROUPS else leaf
 
+    # Asked here and not by every caller: one that forgot would generate with other experts than
+    # the model was trained with, and nothing would tell.
+    if groups is None and hasattr(tree, "param_groups"):
+        groups = tree.param_groups()
     return jax.tree.map(cast, tree) if groups is None else jax.tree.map(cast, tree, groups)

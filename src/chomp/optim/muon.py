@@ -38,7 +38,7 @@ class MuonConfig(Config):
     ns_steps: int = 5
     nesterov: bool = True
     consistent_rms: float | None = None  # null: updates of norm sqrt(rows), whatever the columns
-    allow_all_2d: bool = False  # embeddings and dynamics with two axes too
+    allow_all_2d: bool = False  # whatever is a table of numbers: embeddings too
     allow_tied_embed: bool = False  # the group `embedding` too
 
     def __post_init__(self) -> None:
@@ -71,11 +71,11 @@ class MuonConfig(Config):
 
     def takes(self, group: Group, num_axes: int) -> bool:
         """Whether Muon updates a weight of that group."""
-        if group == "embedding" and self.allow_tied_embed:
-            return True
-        # A vector with two axes is a stack of the vectors of many layers, not a matrix.
-        is_allowed_2d = self.allow_all_2d and num_axes == 2 and group != "vector"
-        return group == "matrix" or is_allowed_2d
+        if group == "embedding":
+            return self.allow_tied_embed or (self.allow_all_2d and num_axes == 2)
+        # A vector with two axes is a stack of those of many layers; so may be time constants, and
+        # those of one layer mean nothing to one another.
+        return group == "matrix"
 
 
 def muon(

@@ -1,11 +1,13 @@
 """Mixture of experts: which experts a token goes to, how it gets there, how they stay even.
 
-`reference.py` is the specification. Nothing is dropped where one device has all experts.
+`reference.py` is the specification. Nothing is dropped where one device has all experts, nor
+outside of training.
 """
 
 from chomp.kernels.moe.balance import balance_loss, balanced_bias, router_metrics, router_z_loss
-from chomp.kernels.moe.experts import ExpertWeights, Routed, routed_experts
-from chomp.kernels.moe.routing import RouterSums, Routing, route
+from chomp.kernels.moe.experts import Routed, routed_experts
+from chomp.kernels.moe.one_device import ExpertWeights
+from chomp.kernels.moe.routing import RouterSums, Routing, route, router_logits
 
 __all__ = [
     "ExpertWeights",
@@ -16,6 +18,7 @@ __all__ = [
     "balanced_bias",
     "route",
     "routed_experts",
+    "router_logits",
     "router_metrics",
     "router_z_loss",
 ]

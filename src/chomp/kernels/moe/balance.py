@@ -48,14 +48,20 @@ def router_z_loss(sums: RouterSums) -> Float[Array, "*L"]:
 
 
 def router_metrics(sums: RouterSums) -> dict[str, Float[Array, "*L"]]:
-    """What is to be known of the routing, by name, for every layer."""
+    """What is to be known of the routing, by name, for every layer.
+
+    Of padding alone nothing is routed: no expert then has more or less than its share, so loads are
+    1 and the violation is 0, and all the rest is 0.
+    """
     tokens = jnp.maximum(sums.tokens, 1.0)
-    mean_load = jnp.maximum(jnp.mean(sums.assigned, axis=-1), 1e-9)
-    load_max = jnp.max(sums.assigned, axis=-1) / mean_load
+    total = jnp.sum(sums.assigned, axis=-1, keepdims=True)
+    even = jnp.maximum(total / sums.assigned.shape[-1], 1e-9)
+    loads = jnp.where(total > 0, sums.assigned / even, 1.0)
+    load_max = jnp.max(loads, axis=-1)
     return {
         "entropy": sums.entropy / tokens,
         "load_max": load_max,  # of the busiest expert, where 1 is an even share
-        "load_min": jnp.min(sums.assigned, axis=-1) / mean_load,
+        "load_min": jnp.min(loads, axis=-1),
         "max_violation": load_max - 1.0,
         "balance_loss": balance_loss(sums),
         "z_loss": router_z_loss(sums),

@@ -3,8 +3,9 @@
 Both ways are linear maps, and each is the other's transpose: a copy for every chosen expert, and
 the sum of what came of the copies. So the backward pass brings gradients by the same two.
 
-With experts on several devices, every device sends each of them at most `capacity` rows, those of
-the highest weights; the rest is dropped, which makes its part of the sum zero.
+With experts on several devices, every device sends each of them at most `capacity` rows at once,
+those of the highest weights first. What is left is dropped, which makes its part of the sum zero,
+or goes in another round.
 """
 
 import math
@@ -21,6 +22,14 @@ from chomp.errors import require
 
 EXPERT_AXIS = "expert"
 _MAX_KEY = 2**31 - 1
+
+
+class Ranks(NamedTuple):
+    """Where a device's assignments go, and which of them go first."""
+
+    device: Int[Array, " A"]
+    rank: Int[Array, " A"]  # among those for the same device
+    most: Int[Array, ""]  # with a weight, for any one device
 
 
 class Exchange(NamedTuple):
@@ -46,29 +55,40 @@ def local_dispatch(chosen: Int[Array, "T K"], num_experts: int) -> Dispatch:
     return Dispatch(order, _inverse(order), _counts(experts, num_experts), None)
 
 
+def ranks_to_send(
+    chosen: Int[Array, "T K"], weights: Float[Array, "T K"], num_experts: int, num_devices: int
+) -> Ranks:
+    """The order in which this device's assignments go to where their experts are."""
+    devices = chosen.reshape(-1) // (num_experts // num_devices)
+    # By device, the highest weights first; the number decides among equals, so nothing is chance.
+    numbers = jnp.arange(chosen.size, dtype=jnp.int32)
+    _, _, ranked = jax.lax.sort((devices, -weights.reshape(-1), numbers), num_keys=3)
+    starts = jnp.cumsum(sent := _counts(devices, num_devices)) - sent
+    rank = numbers - starts[devices[ranked]]
+    # What weighs nothing, as padding does, comes last and need not go at all.
+    weighty = _counts(jnp.where(weights.reshape(-1) > 0, devices, num_devices), num_devices)
+    return Ranks(devices, jnp.zeros_like(rank).at[ranked].set(rank), jnp.max(weighty))
+
+
 def exchanged_dispatch(
     chosen: Int[Array, "T K"],
-    weights: Float[Array, "T K"],
+    ranks: Ranks,
     num_experts: int,
     *,
     num_devices: int,
     capacity: int,
+    first: Int[Array, ""] | int = 0,
 ) -> Dispatch:
     """What this device's experts get from all devices along the expert axis, inside shard_map.
 
-    A bucket of `capacity` rows goes to each device; empty places hold zeros and go to its first
-    expert.
+    A bucket of `capacity` rows goes to each device, of the ranks from `first` on; empty places hold
+    zeros and go to its first expert.
     """
     experts, count = chosen.reshape(-1), chosen.size
     own = num_experts // num_devices
-    devices = experts // own
-    # By device, the highest weights first; the number decides among equals, so nothing is chance.
-    numbers = jnp.arange(count, dtype=jnp.int32)
-    _, _, ranked = jax.lax.sort((devices, -weights.reshape(-1), numbers), num_keys=3)
-    starts = jnp.cumsum(sent := _counts(devices, num_devices)) - sent
-    rank = numbers - starts[devices[ranked]]
-    slot = jnp.where(rank < capacity, devices[ranked] * capacity + rank, num_devices * capacity)
-    row = jnp.zeros(count, jnp.int32).at[ranked].set(slot)
+    numbers, place = jnp.arange(count, dtype=jnp.int32), ranks.rank - first
+    is_sent = (place >= 0) & (place < capacity)
+    row = jnp.where(is_sent, ranks.device * capacity + place, num_devices * capacity)
     empty = jnp.full(num_devices * capacity, count, jnp.int32)
     assignment = empty.at[row].set(numbers, mode="drop")
     wanted = jnp.take(experts % own, assignment, mode="fill", fill_value=0)
@@ -105,10 +125,9 @@ def weights_to_rows(dispatch: Dispatch, weights: Float[Array, "T K"]) -> Float[A
 
 
 def to_tokens(dispatch: Dispatch, rows: Float[Array, "M D"], count: int) -> Float[Array, "T D"]:
-    """For each of `count` tokens the sum of its rows, added up in float32."""
+    """For each of `count` tokens the sum of its rows, in float32."""
     parts = _taken(_returned(dispatch, rows), dispatch.row, dispatch)
-    sums = jnp.sum(parts.reshape(count, -1, rows.shape[1]).astype(jnp.float32), axis=1)
-    return sums.astype(rows.dtype)
+    return jnp.sum(parts.reshape(count, -1, rows.shape[1]).astype(jnp.float32), axis=1)
 
 
 def weights_to_tokens(

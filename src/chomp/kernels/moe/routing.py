@@ -1,8 +1,9 @@
 """Which experts each token goes to, and with what weight: in float32, whatever the model is in.
 
-Chosen are the K highest of logits plus bias; the bias balances the experts and is no part of the
-weights. What is known of the routing is kept as sums over real tokens, so that micro-batches and
-devices add up, and what is made of the sums divides once.
+Two experts are often nearly as good, and rounding must not choose. Chosen are the K highest of
+logits plus bias; the bias balances the experts and is no part of the weights. What is known of the
+routing is kept as sums over real tokens, so that micro-batches and devices add up, and what is made
+of the sums divides once.
 """
 
 from typing import NamedTuple
@@ -11,9 +12,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from chomp.errors import require
 from chomp.kernels.moe.histogram import NUM_BINS, histogram
 
-# Axes: B batch, S sequence, E experts, K experts of a token, N bins.
+# Axes: B batch, S sequence, D model width, E experts, K experts of a token, N bins.
 
 
 class RouterSums(NamedTuple):
@@ -36,6 +38,20 @@ class Routing(NamedTuple):
     chosen: Int[Array, "B S K"]
     weights: Float[Array, "B S K"]  # of a real token they add up to 1 where K > 1
     sums: RouterSums  # with nothing dropped: that is not known yet
+
+
+def router_logits(x: Float[Array, "B S D"], weight: Float[Array, "D E"]) -> Float[Array, "B S E"]:
+    """How well each expert suits each token, in float32 from a float32 `weight`, whatever `x` is.
+
+    The gradient of `x` is float32 up to the last, where it is rounded to what `x` is in.
+    """
+    require(
+        weight.dtype == jnp.float32,
+        given=f"the weights of a router in {weight.dtype}",
+        allowed="float32",
+        fix="label them 'dynamics' in param_groups(), which Precision leaves in float32",
+    )
+    return _float32_product(x, weight)
 
 
 def route(
@@ -66,6 +82,16 @@ def route(
     is_any = jnp.any(is_chosen, axis=2)
     sums = _sums(logits, best, normalizer, is_any, real, top_k)
     return Routing(chosen, weights, sums._replace(weight=jnp.sum(jax.lax.stop_gradient(weights))))
+
+
+# Checkpointed: the backward pass else keeps a float32 copy of every layer's tokens, twice what they
+# take themselves.
+@jax.checkpoint
+def _float32_product(x: Float[Array, "B S D"], weight: Float[Array, "D E"]) -> Array:
+    # Without HIGHEST a GPU may multiply in TF32, whose factors have 10 bits.
+    return jnp.einsum(
+        "bsd,de->bse", x.astype(jnp.float32), weight, precision=jax.lax.Precision.HIGHEST
+    )
 
 
 def _sums(
