@@ -1,0 +1,176 @@
+"""The moving average of whole rows, block by block, with no state kept per token.
+
+A token sees the tokens of its own block by taps K[tau] = Re(sum_n g_n q_n^tau), and those of
+earlier blocks through the states at its block's start. Where a document starts, everything earlier
+is masked. Each mask is one on the tokens read or on the tokens written, never on pairs of them, so
+that packed rows take the same products as others.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int
+
+from chomp.kernels.ema.carry import carried
+from chomp.kernels.ema.modes import (
+    EmaModes,
+    EmaState,
+    Pair,
+    doubled_powers,
+    first_powers,
+    row_major,
+    times,
+)
+from chomp.kernels.ema.near import TAPS, near_taps
+from chomp.kernels.platform import platform_of
+
+# Axes: B batch, C blocks of a row, D channels, N modes of a channel, M parts of all modes (2 N),
+# L tokens of a block, V of a piece of a block, W of half a piece, K pieces of all rows, T tokens of
+# all blocks.
+# In products t is a token written, s one read.
+
+# Longer blocks make fewer states (2 N / L per token), shorter ones smaller tables (2 N L). Forward
+# and backward of 2 x 1024 x 1024 took 137 ms by blocks of 32 on two cores, 159 by 64, 165 by 16; a
+# GPU passes over all states once for each doubling, so there are to be few (November 2026).
+CPU_BLOCK, BLOCK = 32, 64
+
+
+class Tables(NamedTuple):
+    """Powers of q that a block needs, made once for all blocks."""
+
+    taps: Float[Array, "D L"]  # K[0] .. K[L-1]
+    into: Float[Array, "D L M"]  # q^(L-1-t): what a token adds to the states at its block's end
+    out: Float[Array, "D L M"]  # g q^(t+1): what a token reads of the states at its block's start
+    steps: list[Pair]  # q^L, q^2L, q^4L, ...
+
+
+def block_length(x: Float[Array, "B S D"]) -> int:
+    """Tokens of a block for these rows: a power of two."""
+    most = CPU_BLOCK if platform_of(x) == "cpu" else BLOCK
+    return min(most, max(TAPS, 1 << (x.shape[1] - 1).bit_length()))
+
+
+def block_tables(modes: EmaModes, length: int, blocks: int) -> Tables:
+    """Tables for rows of `blocks` blocks of `length` tokens."""
+    levels = length.bit_length() - 1
+    doubled = doubled_powers(modes, levels + max(1, (blocks - 1).bit_length()))
+    powers = first_powers(doubled, length)
+    gain = Pair(modes.gain_re, modes.gain_im)
+    both = jnp.concatenate(powers, 2)
+    taps = _product("dtm,dm->dt", both, jnp.concatenate([gain.re, -gain.im], 1))
+    next_gain = times(gain, doubled[0])
+    read = times(powers, (next_gain.re[:, None], next_gain.im[:, None]))
+    out = jnp.concatenate([read.re, -read.im], 2)
+    return Tables(taps, jax.lax.rev(both, (1,)), out, doubled[levels:])
+
+
+def ema_of_blocks(
+    x: Float[Array, "B T D"],
+    tables: Tables,
+    positions: Int[Array, "B T"] | None,
+    state: EmaState | None,
+) -> tuple[Float[Array, "B T D"], Pair]:
+    """The moving average of rows of whole blocks, and the states at the start of each block."""
+    # Channels first: the products are batched over them. One transposition in, one out.
+    channels = row_major(x.transpose(2, 0, 1))
+    states = states_at_starts(channels, tables, positions, state)
+    y = read_states(states, tables, positions, channels.shape)
+    width = TAPS
+    while width < tables.taps.shape[1]:
+        y = y + from_first_halves(channels, tables.taps[:, : 2 * width], positions)
+        width *= 2
+    place = jnp.asarray(np.arange(x.shape[1], dtype=np.int32)[None] % TAPS)
+    reach = place if positions is None else jnp.minimum(positions, place)
+    near = near_taps(x, tables.taps[:, :TAPS], jnp.broadcast_to(reach, x.shape[:2]))
+    return near + row_major(y).transpose(1, 2, 0), states
+
+
+def from_first_halves(
+    x: Float[Array, "D B T"], taps: Float[Array, "D V"], positions: Int[Array, "B T"] | None
+) -> Float[Array, "D B T"]:
+    """What the second half of every piece of V tokens gets from the piece's first half.
+
+    Tokens that may be read are those of the document open at the first half's end; tokens that may
+    read are those whose document came over from there.
+    """
+    width = taps.shape[1] // 2
+    read = x.reshape(x.shape[0], -1, 2, width)[:, :, 0]
+    if positions is not None:
+        last = positions.reshape(-1, 2 * width)[:, width - 1 : width]
+        read = jnp.where(
+            (last >= width - 1 - np.arange(width, dtype=np.int32)[None])[None], read, 0
+        )
+    # Zeros for the first half: cheaper than to put the results of the second in their places.
+    given = _product("dts,dks->dkt", _toeplitz(taps), read).reshape(x.shape)
+    if positions is None:
+        return given
+    place = np.arange(x.shape[2], dtype=np.int32)[None] % (2 * width) - width
+    return jnp.where((positions > place)[None], given, 0)
+
+
+def _toeplitz(taps: Float[Array, "D V"]) -> Float[Array, "D V W"]:
+    """taps[W + t - s] for a token t of the second half and s of the first, after W rows of zeros.
+
+    By reading rows of V taps as if they had V - 1: each begins one earlier. A gather would be
+    a scatter in the backward pass.
+    """
+    channels, both = taps.shape
+    width = both // 2
+    rows = jnp.broadcast_to(jax.lax.rev(taps, (1,))[:, None], (channels, width, both))
+    skewed = rows.reshape(channels, -1)[:, : width * (both - 1)]
+    square = skewed.reshape(channels, width, both - 1)[:, :, width - 1 :]
+    return jnp.concatenate([jnp.zeros_like(square), square], 1)
+
+
+def states_at_starts(
+    x: Float[Array, "D B T"],
+    tables: Tables,
+    positions: Int[Array, "B T"] | None,
+    state: EmaState | None,
+) -> Pair:
+    """The states at the start of every block, [C, B, D, N]."""
+    channels, batch, _ = x.shape
+    length, modes = tables.taps.shape[1], tables.into.shape[2] // 2
+    read, keeps = x.reshape(channels, -1, length), None
+    if positions is not None:
+        last = positions.reshape(-1, length)[:, -1:]
+        read = jnp.where(
+            (last >= length - 1 - np.arange(length, dtype=np.int32)[None])[None], read, 0
+        )
+        keeps = (last >= length).reshape(batch, -1).T
+    added = row_major(_product("dkl,dlm->dkm", read, tables.into))
+    added = row_major(added.reshape(channels, batch, -1, 2, modes).transpose(2, 1, 0, 3, 4))
+    re, im = (_delayed(added[:, :, :, part], state and state[part]) for part in range(2))
+    keeps = None if keeps is None else jnp.concatenate([jnp.ones_like(keeps[:1]), keeps[:-1]])
+    return Pair(*carried((re, im), [tuple(step) for step in tables.steps], keeps))
+
+
+def _delayed(
+    added: Float[Array, "C B D N"], first: Float[Array, "B D N"] | None
+) -> Float[Array, "C B D N"]:
+    """What the block before each one added; before the first one, what a stream brings."""
+    start = jnp.zeros_like(added[:1]) if first is None else first[None]
+    return jnp.concatenate([start, added[:-1]])
+
+
+def read_states(
+    states: Pair,
+    tables: Tables,
+    positions: Int[Array, "B T"] | None,
+    shape: tuple[int, ...],
+) -> Float[Array, "D B T"]:
+    """What the tokens read of the states at their block's start, `shape` being the result's."""
+    length = tables.taps.shape[1]
+    rows = row_major(row_major(jnp.concatenate(states, 3)).transpose(2, 1, 0, 3))
+    given = _product("dtm,dkm->dkt", tables.out, rows.reshape(shape[0], -1, rows.shape[3]))
+    if positions is not None:
+        place = np.arange(length, dtype=np.int32)[None]
+        given = jnp.where((positions.reshape(-1, length) > place)[None], given, 0)
+    return given.reshape(shape)
+
+
+def _product(letters: str, a: Array, b: Array) -> Array:
+    # On a GPU float32 products would otherwise be made of TF32's ten bits.
+    return jnp.einsum(letters, a, b, precision=jax.lax.Precision.HIGHEST)
