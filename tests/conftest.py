@@ -15,6 +15,11 @@ from typing import Any
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
 os.environ.pop("WANDB_API_KEY", None)  # with somebody's key, every run of a test would be sent
+if os.environ["JAX_PLATFORMS"] == "cpu":
+    # Programs this small take far longer to compile than to run: a step of moe 3.6 s in place of
+    # 6.6 (two cores, November 2026). Compiled as in real runs are the slow tests, what
+    # `tests.well_compiled` encloses, and with "0" in the environment everything.
+    os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
 if os.environ["JAX_PLATFORMS"] == "cpu" and "JAX_COMPILATION_CACHE_DIR" not in os.environ:
     # What one test has compiled, later tests and the processes they start load: the same machine
     # code, so results are the same to the bit. Never from one session to the next.
@@ -41,6 +46,15 @@ ARRAY_ROOMS = "mesh tokenize kernels optim data checkpoint evaluation hooks"
 jaxtyping.install_import_hook(
     [*(f"chomp.{room}" for room in ARRAY_ROOMS.split()), "experiments"], "beartype.beartype"
 )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """A session of slow tests has all of the compiler's optimizations."""
+    # All of the session: what a slow test runs is compared to the bit with what a fixture has run.
+    asked = config.getoption("markexpr").replace("not slow", "")
+    if "slow" in asked:
+        os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "0"
+        jax.config.update("jax_disable_most_optimizations", False)
 
 
 @pytest.hookimpl(optionalhook=True)

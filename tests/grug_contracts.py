@@ -12,16 +12,20 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import date
+from functools import cached_property
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import jax
 import jaxtyping
 import pytest
 
 from chomp.config import Config
 from chomp.errors import message
 from chomp.executor import ExecutorStep
+from chomp.mesh import abstract_arrays
+from chomp.mesh.abstract_arrays import placed_arrays
 from chomp.variants.folders import Variant, variant_folders
 from chomp.variants.verbatim import verbatim_violations
 from experiments import grug
@@ -81,10 +85,23 @@ class Template:
         (found,) = launch_classes(self)
         return found
 
+    @cached_property
+    def axes(self) -> frozenset[str]:
+        """The axes of the mesh that weights of the launched model are cut over.
+
+        Read from their specs, whatever the variant calls its fields.
+        """
+        cfg, init = self.launch_class().model, self.model.Transformer.init
+        model = abstract_arrays(lambda: init(cfg, key=jax.random.key(0)))
+        cuts = [cut for array in placed_arrays(model) for cut in array.spec]
+        # A cut is none, an axis, or several.
+        names = [(cut,) if isinstance(cut, str) else cut or () for cut in cuts]
+        return frozenset(name for several in names for name in several)
+
     @property
     def uses_experts(self) -> bool:
         """Whether the model lies over the `expert` axis too."""
-        return hasattr(self.launch_class().model, "num_experts")
+        return "expert" in self.axes
 
     def breach(self, file: str, given: str, *, allowed: str, fix: str) -> str:
         """A violation that names the file."""

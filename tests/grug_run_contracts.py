@@ -10,12 +10,9 @@ import json
 import math
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
-
-import jax
 
 from chomp.config import apply_overrides
 from chomp.errors import message
@@ -52,6 +49,13 @@ SMALL_MODEL = {
     "num_heads": 2,
     "num_kv_heads": 2,
     "max_seq_len": 64,
+    "model_dim": 32,
+    "z_dim": 16,
+    "value_dim": 32,
+    "ffn_hidden_dim": 48,
+    "cema_ndim": 4,
+    "chunk_size": 16,
+    "norm_num_groups": 4,
 }
 OVER_EXPERTS = {
     "train.steps": 3,
@@ -96,27 +100,14 @@ class Runs:
 def made_runs(template: Template, folder: Path) -> Runs:
     """Run the variant in `folder`, where the data of an earlier variant is used again."""
     own = folder / template.variant.name
-    with _quickly_compiled():
-        planned = planned_run(template, folder)
-        straight = _run(planned)
-        with markers_for_values():  # and unchecked types, of which the first run had enough
-            resumed = _resumed(planned, own / "resumed")
-            plain = _without_average(planned, own / "plain")
-            is_spread = template.uses_experts
-            spread = _run(planned_run(template, folder, OVER_EXPERTS)) if is_spread else None
+    planned = planned_run(template, folder)
+    straight = _run(planned)
+    with markers_for_values():  # and unchecked types, of which the first run had enough
+        resumed = _resumed(planned, own / "resumed")
+        plain = _without_average(planned, own / "plain")
+        is_spread = template.uses_experts
+        spread = _run(planned_run(template, folder, OVER_EXPERTS)) if is_spread else None
     return Runs(straight, resumed, plain, spread)
-
-
-@contextmanager
-def _quickly_compiled() -> Iterator[None]:
-    # Most of the time of runs this small is the compiler's: moe's step took 5.3 s in place of 8.7
-    # (two cores, November 2026), and gave the same losses.
-    before = jax.config.read("jax_disable_most_optimizations")
-    jax.config.update("jax_disable_most_optimizations", True)
-    try:
-        yield
-    finally:
-        jax.config.update("jax_disable_most_optimizations", before)
 
 
 def _run(planned: PlannedStep) -> Path:

@@ -36,7 +36,8 @@ def _abstract_model(template: Template, cfg: Any) -> Any:
 def _model_config(template: Template) -> Any:
     """The model of the launch file, with dropout where it has any."""
     cfg = template.launch_class().model
-    rates = {field.name: 0.1 for field in dataclasses.fields(cfg) if "dropout" in field.name}
+    dropout = (field.name for field in dataclasses.fields(cfg) if "dropout" in field.name)
+    rates = {name: 0.1 for name in dropout if isinstance(getattr(cfg, name), float)}
     return replace(cfg, **rates)
 
 

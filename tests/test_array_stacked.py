@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +22,11 @@ from chomp.checkpoint import (
     save_step_checkpoint,
 )
 from chomp.checkpoint.leaves import named_leaves
+from chomp.config import config_to_mapping
 from chomp.errors import CheckpointError, ChompError, StorageError
 from chomp.kernels.attention import AttentionMask
 from chomp.kernels.precision import Precision
-from chomp.mesh import place_batch
+from chomp.mesh import abstract_arrays, place_batch
 from chomp.optim import GrugOptimizerConfig
 from experiments.grug.array_stacked import model as stacked_model
 from experiments.grug.array_stacked import train as stacked_train
@@ -37,6 +38,7 @@ from experiments.grug.array_stacked.convert import (
 )
 from experiments.grug.base import model as base_model
 from experiments.grug.base import train as base_train
+from experiments.grug.moe import model as moe_model
 from tests import tiny
 
 # Grouped heads and a gate, and every size can be cut into four by `data` and in two by `model`.
@@ -75,7 +77,7 @@ def stack(blocks: Any, like: Any) -> Any:
 def abstract(module: Any, **changes: Any) -> Any:
     """The shapes of a template's model."""
     config = module.GrugModelConfig(**SHAPE, **changes)
-    return jax.eval_shape(lambda: module.Transformer.init(config, key=jax.random.key(0)))
+    return abstract_arrays(lambda: module.Transformer.init(config, key=jax.random.key(0)))
 
 
 @cache
@@ -276,14 +278,14 @@ def test_layers_that_are_not_alike_are_refused_by_name(turn: Callable[[Any], Any
     assert "Fix: " in str(refused.value)
 
 
-def saved(folder: Path, leaves: dict[str, np.ndarray]) -> Path:
-    """A run folder with one checkpoint, which holds these arrays."""
+def saved(folder: Path, leaves: dict[str, np.ndarray], model: Any = None) -> Path:
+    """A run folder with one checkpoint, which holds these arrays of a model of that config."""
     about = CheckpointMetadata(
         step=3,
         run_id="a",
         attempt=1,
         config_hash="",
-        config={},
+        config={} if model is None else {"model": config_to_mapping(model)},
         data_fingerprint="",
         data_offset=0,
         tokens_seen=0,
@@ -292,22 +294,26 @@ def saved(folder: Path, leaves: dict[str, np.ndarray]) -> Path:
     return folder
 
 
-def test_a_checkpoint_is_converted_to_the_bit_and_says_where_it_comes_from(tmp_path: Path):
+def weights_of(model: Any, *fields: str) -> dict[str, np.ndarray]:
+    """Random weights of an abstract model, once for each of a state's fields."""
     random = np.random.default_rng(0)
-    base = saved(
-        tmp_path / "base",
-        {
-            f"{field}/{name}": random.normal(size=(2, 3)).astype(np.float32)
-            for field in ("params", "ema_params", "opt_state/mu")
-            for name in ("blocks/0/w", "blocks/1/w", "lm_head")
-        },
-    )
+    return {
+        f"{field}/{name}": random.normal(size=leaf.shape).astype(np.float32)
+        for field in fields
+        for name, leaf in named_leaves(model).items()
+    }
+
+
+def test_a_checkpoint_is_converted_to_the_bit_and_says_where_it_comes_from(tmp_path: Path):
+    like = abstract(base_model)
+    leaves = weights_of(like, "params", "ema_params", "opt_state/mu")
+    base = saved(tmp_path / "base", leaves, like.cfg)
     there, back = tmp_path / "there", tmp_path / "back"
     assert convert(str(base), str(there)) == str(there / "checkpoints/step-3")
     assert convert(str(there), str(back), to="base") == str(back / "checkpoints/step-3")
     assert tiny.receipt(back, 3) == tiny.receipt(base, 3)
     found = list_checkpoints(str(there / CHECKPOINTS))[0].metadata
-    assert found.arrays["ema_params/blocks/w"]["shape"] == [2, 2, 3]
+    assert found.arrays["ema_params/blocks/mlp/w_up"]["shape"] == [2, 16, 32]
     assert found.continues is not None
     assert found.continues["path"] == str(base / "checkpoints/step-3")
 
@@ -325,6 +331,44 @@ def test_what_cannot_be_converted_is_refused_and_nothing_is_written(tmp_path: Pa
             convert(str(place), str(out), to=to)
         assert "Allowed: " in str(refused.value)
         assert "Fix: " in str(refused.value)
+    assert not (tmp_path / "new").exists()
+
+
+def experts() -> tuple[dict[str, np.ndarray], Any]:
+    """Weights of a mixture of experts, whose layers have the names of base's, and their config."""
+    own = {name: SHAPE[name] for name in ("vocab_size", "hidden_dim", "num_heads", "num_kv_heads")}
+    config = moe_model.GrugModelConfig(**own, num_layers=1, num_experts=2, expert_dim=4)
+    like = abstract_arrays(lambda: moe_model.Transformer.init(config, key=jax.random.key(0)))
+    return weights_of(like, "params"), config
+
+
+def edited(**changes: tuple[int, ...] | None) -> tuple[dict[str, np.ndarray], Any]:
+    """Base's weights and config, with the shape of some weights of every layer changed."""
+    like = abstract(base_model)
+    leaves = weights_of(like, "params", "ema_params")
+    for name, shape in changes.items():
+        for field in [f"ema_params/blocks/{i}/{name.replace('__', '/')}" for i in range(2)]:
+            leaves.pop(field, None)
+            leaves |= {} if shape is None else {field: np.zeros(shape, np.float32)}
+    return leaves, like.cfg
+
+
+@pytest.mark.parametrize(
+    ("made", "words"),
+    [
+        (experts, r"params/blocks/0/experts/w_up +\(2, 16, 4\) +\(missing\).*and \d+ more"),
+        (partial(edited, mlp__bias=(4,)), r"ema_params/blocks/0/mlp/bias +\(4,\) +\(missing\)"),
+        (partial(edited, mlp__w_up=None), r"blocks/1/mlp/w_up +\(missing\) +\(16, 32\)"),
+        (partial(edited, mlp__w_up=(16, 8)), r"blocks/1/mlp/w_up +\(16, 8\) +\(16, 32\)"),
+    ],
+    ids=["experts", "one more", "one less", "another shape"],
+)
+def test_a_checkpoint_of_another_template_is_refused_by_its_weights(
+    made: Callable[[], Any], words: str, tmp_path: Path
+):
+    place = saved(tmp_path / "other", *made())
+    with pytest.raises(CheckpointError, match=rf"(?s){words}.*Allowed: .*base.*Fix: "):
+        convert(str(place), str(tmp_path / "new"))
     assert not (tmp_path / "new").exists()
 
 

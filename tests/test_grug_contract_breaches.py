@@ -29,15 +29,15 @@ NEXT_MONTH = str(date.today() + timedelta(days=30))
 SMALLER = re.compile(r"num_layers(: int = |=)[46]\b")
 
 
-def planted(root: Path, *changes: tuple[str, str, str]) -> Variant:
-    """A copy of base under a new name beside base, with text of its files replaced."""
+def planted(root: Path, *changes: tuple[str, str, str], origin: str = BASE) -> Variant:
+    """A copy of `origin` under a new name beside it, with text of its files replaced."""
     name = f"planted_{next(_numbers)}"  # never used before: see `contracts.imported`
-    for copy in (BASE, name):
+    for copy in (origin, name):
         folder = root / "experiments/grug" / copy
         folder.mkdir(parents=True)
-        for path in (ROOT / "experiments/grug" / BASE).glob("*.py"):
-            text = path.read_text().replace(f"grug.{BASE}.", f"grug.{copy}.")
-            text = SMALLER.sub("num_layers\\g<1>1", text.replace(f'"{BASE}"', f'"{copy}"'))
+        for path in (ROOT / "experiments/grug" / origin).glob("*.py"):
+            text = path.read_text().replace(f"grug.{origin}.", f"grug.{copy}.")
+            text = SMALLER.sub("num_layers\\g<1>1", text.replace(f'"{origin}"', f'"{copy}"'))
             (folder / path.name).write_text(text)
         (folder / "README.md").write_text(f"# {copy}\n")
     for file, old, new in changes:
@@ -242,6 +242,49 @@ def test_no_variants_or_none_to_verify_is_a_failure(tmp_path: Path):
     )
     (violation,) = contracts.something_to_verify(tmp_path)
     assert "experiments/grug/base: which is not verified" in violation
+
+
+# --- the axes of a variant ----------------------------------------------------------------------
+
+
+def with_other_words(root: Path) -> Variant:
+    """The template of experts, with a name of its own for how many there are."""
+    variant = planted(root, origin="moe")
+    for path in variant.folder.glob("*.py"):
+        path.write_text(path.read_text().replace("num_experts", "num_specialists"))
+    return variant
+
+
+UP = 'f"{path}/w_up", shape, P("data", "model"), std)'
+CUT = 'f"{path}/w_up", shape, P(("data", "expert"), "model"), std)'
+
+
+@pytest.mark.parametrize(
+    ("plant", "axes"),
+    [
+        (planted, {"data", "model"}),
+        (with_other_words, {"data", "expert", "model"}),
+        (lambda root: planted(root, ("model.py", UP, CUT)), {"data", "expert", "model"}),
+    ],
+    ids=["base", "experts under another name", "no experts at all"],
+)
+def test_the_axes_of_a_variant_are_those_its_weights_are_cut_over(
+    plant: Callable[[Path], Variant], axes: set[str], tmp_path: Path
+):
+    with contracts.imported(plant(tmp_path)) as template:
+        assert not hasattr(template.launch_class().model, "num_experts")
+        assert template.axes == axes
+        assert template.uses_experts == ("expert" in axes)
+
+
+@pytest.mark.slow
+def test_a_variant_with_other_words_for_experts_is_run_over_their_axis(tmp_path: Path):
+    with contracts.imported(with_other_words(tmp_path)) as template:
+        runs = run_contracts.made_runs(template, tmp_path / "runs")
+    assert runs.over_experts is not None
+    (config,) = runs.over_experts.glob("config_resolved.json")
+    assert json.loads(config.read_text())["mesh"]["expert"] == 2
+    assert run_contracts.run_violations(runs) == []
 
 
 # --- records of runs ----------------------------------------------------------------------------

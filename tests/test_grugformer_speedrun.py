@@ -173,11 +173,20 @@ def test_what_decides_the_race_names_its_folder(data, override, is_other):
         ("train.batch_size=8", None),
         ("model.attention=reference", None),
         ("eval.steps_per_eval=10", None),
+        ("eval.eval_batch_size=16", None),  # all rows are evaluated, however many at once
     ],
 )
 def test_a_changed_rule_is_noted_and_a_changed_run_is_not(override, rule):
     (step,) = steps_of(apply_overrides(speedrun.cpu_track(), [override]))
     assert step.config.entry.value.changed_rules == (() if rule is None else (rule,))
+
+
+def test_where_a_few_batches_are_evaluated_their_size_is_a_rule(monkeypatch):
+    few = apply_overrides(speedrun.cpu_track(), ["eval.max_eval_batches=2"])
+    monkeypatch.setitem(speedrun.TRACKS, "cpu", lambda: few)
+    for size, changed in ((32, ()), (16, ("eval.eval_batch_size",))):
+        (step,) = steps_of(apply_overrides(few, [f"eval.eval_batch_size={size}"]))
+        assert step.config.entry.value.changed_rules == changed
 
 
 def test_the_track_for_a_gpu_is_a_whole_config_of_126_million_parameters(

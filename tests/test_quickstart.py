@@ -31,7 +31,7 @@ SMALL = {
     "optim.warmup_steps": 2,
     "model.hidden_dim": 32,
     "model.intermediate_dim": 64,
-    "model.num_layers": 2,
+    "model.num_layers": 1,
     "model.num_heads": 2,
     "model.num_kv_heads": 2,
     "model.vocab_size": 512,

@@ -1,6 +1,7 @@
 """A run goes on where it was left, differs in what it was told may differ, and checks its data."""
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -37,11 +38,18 @@ def longer(data, tmp_path_factory) -> Path:
     return folder
 
 
+@pytest.fixture(scope="module")
+def six_steps(data, tmp_path_factory) -> Path:
+    """A finished run of 6 steps, which stays as it is."""
+    folder = tmp_path_factory.mktemp("six-steps")
+    run_grug(config_of(data, folder))
+    return folder
+
+
 @pytest.fixture
-def shorter(data, tmp_path) -> Path:
+def shorter(six_steps, tmp_path) -> Path:
     """A finished run of 6 steps."""
-    run_grug(config_of(data, tmp_path))
-    return tmp_path
+    return Path(shutil.copytree(six_steps, tmp_path, dirs_exist_ok=True))
 
 
 def test_a_finished_run_is_made_longer_only_when_that_is_allowed(shorter, longer, data):

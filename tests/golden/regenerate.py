@@ -26,7 +26,8 @@ def base_curve() -> list[float]:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         config = tiny.run_config(tiny.build_data(folder), folder / "run", steps=20)
-        run_grug(replace(config, eval=None, mesh=MeshConfig(data=jax.device_count())))
+        model = replace(config.model, num_layers=2)
+        run_grug(replace(config, model=model, eval=None, mesh=MeshConfig(data=jax.device_count())))
         found = tiny.losses(folder / "run")
     return [found[step] for step in range(20)]
 

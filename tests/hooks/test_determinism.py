@@ -16,6 +16,7 @@ class Model:
     hidden_dim: int = 8
     dropout: float = 0.0
     attention_dropout: float = 0.0
+    attention_dropout_mode: str = "post_softmax"  # no rate
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ START_S = 90.0
 END_S = 20.0
 TRIES = 3  # a port may be taken between its choice and its use
 CPUS = 8
-# Small, and without what tests do not use: a reader of everybody's logs.
+# Small, and without what tests do not use: a reader of everybody's logs, one who orders nodes.
 OPTIONS = (
     "--head",
     "--node-ip-address=127.0.0.1",
@@ -33,6 +33,7 @@ OPTIONS = (
     "--num-gpus=0",
     "--object-store-memory=80000000",
     "--include-log-monitor=false",
+    "--no-monitor",
     "--disable-usage-stats",
     "--block",
 )

@@ -17,7 +17,8 @@ from chomp.variants.diff_comment import MARKER, comment_markdown
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "scripts" / "ci" / "grug_variant_diff_ci.py"
-WORKFLOW = ROOT / ".github" / "workflows" / "grug-variant-diff.yaml"
+WORKFLOWS = ROOT / ".github" / "workflows"
+WORKFLOW = WORKFLOWS / "grug-variant-diff.yaml"
 GRUG = "experiments/grug"
 MODEL = "".join(f"line {i}\n" for i in range(20))
 
@@ -236,3 +237,19 @@ def test_the_workflow_has_few_permissions_and_one_comment():
     assert kept["retention-days"] == 14
     # Text from a pull request reaches the shell as a variable, never as part of the script.
     assert all("${{" not in step["run"] for step in steps if "run" in step)
+
+
+def test_one_workflow_runs_what_ci_runs_on_every_push_and_pull_request():
+    text = (WORKFLOWS / "checks.yaml").read_text()
+    workflow = yaml.safe_load(text)
+    # `on` is a truth value in YAML 1.1.
+    assert workflow[True] == {"push": None, "pull_request": None}
+    (job,) = workflow["jobs"].values()
+    assert (workflow["permissions"], job["permissions"]) == ({}, {"contents": "read"})
+    *actions, checked = job["steps"]
+    assert checked["run"] == ".ci/run"
+    assert os.access(ROOT / checked["run"], os.X_OK)
+    assert all(action["uses"].rpartition("@v")[2].isdigit() for action in actions)
+    (python,) = [action["with"] for action in actions if "setup-python" in action["uses"]]
+    assert python == {"python-version": "3.11"}
+    assert "secrets." not in text

@@ -5,6 +5,7 @@
 The other template begins with the weights in OUT (`train.initialize_from`), or goes on with the
 run (`train.load_checkpoint_path`): averages and the optimizer's state are converted alike. All goes
 by names: `params/blocks/3/attn/w_q` is index 3 of `params/blocks/attn/w_q`, so base is not needed.
+Other templates name their layers so too: weights that base would not have are refused.
 """
 
 import argparse
@@ -20,19 +21,27 @@ import numpy as np
 
 from chomp.checkpoint import CHECKPOINTS, DamagedCheckpoint, save_step_checkpoint
 from chomp.checkpoint.candidates import described
-from chomp.checkpoint.layout import problem_with_files, read_step_folder
+from chomp.checkpoint.compatibility import in_columns
+from chomp.checkpoint.layout import StepFolder, problem_with_files, read_step_folder
+from chomp.checkpoint.leaves import named_leaves
 from chomp.checkpoint.places import place_of, some_at
 from chomp.checkpoint.read_on_host import checked_arrays
+from chomp.checkpoint.weights import AVERAGE, WEIGHTS, within
+from chomp.config import config_from_mapping
 from chomp.errors import CheckpointError, ChompError, StorageError, message
 from chomp.launch.telling import tell_error
+from chomp.mesh import abstract_arrays
 from chomp.storage import exists, join, normalise
+from experiments.grug.array_stacked.model import GrugModelConfig, Transformer
 
 Leaves = Mapping[str, np.ndarray]  # arrays of a state, or of its weights, by name
 Form = Literal["stacked", "base"]
+Shapes = dict[str, tuple[int, ...]]
 
 # Anywhere in a name: in a state the weights' own names stand behind those of its fields.
 _APART = re.compile(r"((?:.*?/)?blocks)/(\d+)/(.+)")
 _STACKED = re.compile(r"((?:.*?/)?blocks)/(?!\d+/)(.+)")
+_ROWS_TOLD = 6
 
 
 def stacked_from_base(leaves: Leaves) -> dict[str, np.ndarray]:
@@ -89,8 +98,9 @@ def form_of(names: Collection[str]) -> Form | None:
 def convert(place: str, out: str, *, to: Form | None = None) -> str:
     """Write the newest checkpoint at `place` in the other form below the new folder `out`.
 
-    Gives the path of the checkpoint. `to` says what is expected to come out. Every array is
-    compared with its receipt, and all of them are held in memory at once.
+    Gives the path of the checkpoint. `to` says what is expected to come out. Its weights must be
+    those of base for the config that it was saved with. Every array is compared with its receipt,
+    and all of them are held in memory at once.
     """
     found = read_step_folder(some_at(place_of(place))[0].path)
     form = form_of(found.metadata.arrays)
@@ -106,12 +116,64 @@ def convert(place: str, out: str, *, to: Form | None = None) -> str:
                 fix="choose another OUT, or remove the folder",
             )
         )
+    _require_weights_of_base(found, form)
     if (problem := problem_with_files(found)) is not None:
         raise DamagedCheckpoint(found.path, problem)
     leaves = _CONVERTED[wanted](dict(checked_arrays(found)))
     state = {name: jnp.asarray(value) for name, value in leaves.items()}
     about = replace(found.metadata, continues=described(found))  # where it comes from
     return save_step_checkpoint(join(target, CHECKPOINTS), state, about)
+
+
+def weight_shapes(config: GrugModelConfig, form: Form) -> Shapes:
+    """The shape of every weight of a model, by the name it has in that form."""
+    model = abstract_arrays(lambda: Transformer.init(config, key=jax.random.key(0)))
+    # One number seen as a whole array: the conversion itself then says what comes out, for nothing.
+    stacked = {
+        n: np.broadcast_to(np.int8(0), leaf.shape) for n, leaf in named_leaves(model).items()
+    }
+    weights = stacked if form == "stacked" else base_from_stacked(stacked)
+    return {name: value.shape for name, value in weights.items()}
+
+
+def _require_weights_of_base(found: StepFolder, form: Form) -> None:
+    """Raise `CheckpointError` unless base has these weights, for the config they were saved with.
+
+    What an optimizer keeps has the names of the weights, so those are enough.
+    """
+    model, fields = found.metadata.config.get("model", {}), GrugModelConfig.__dataclass_fields__
+    # A field of another template's does no harm by itself: its weights say what it has done.
+    known = {name: value for name, value in model.items() if name in fields}
+    wanted = weight_shapes(config_from_mapping(GrugModelConfig, known), form)
+    for field in (WEIGHTS, AVERAGE):
+        saved = {
+            name.removeprefix(field): tuple(array["shape"])
+            for name, array in within(found.metadata.arrays, field).items()
+        }
+        if saved != wanted and (saved or field == WEIGHTS):  # an average need not be there
+            raise _of_another_template(found.path, _differing(field, saved, wanted))
+
+
+def _differing(field: str, saved: Shapes, wanted: Shapes) -> str:
+    """A table of the first few weights that are there and should not be, or the other way round."""
+    rows = [
+        (field + name, saved.get(name, "(missing)"), wanted.get(name, "(missing)"))
+        for name in sorted(saved | wanted)
+        if saved.get(name) != wanted.get(name)
+    ]
+    more = f"  and {len(rows) - _ROWS_TOLD} more\n" if len(rows) > _ROWS_TOLD else ""
+    table = in_columns(("array", "saved", "in base"), rows[:_ROWS_TOLD])
+    return table + more
+
+
+def _of_another_template(path: str, differing: str) -> CheckpointError:
+    return CheckpointError(
+        message(
+            given=f"{path} holds other arrays than base would:\n{differing}",
+            allowed="a checkpoint of base or of array_stacked, with the weights of their models",
+            fix="choose such a checkpoint; for a variant of your own, copy this file and its model",
+        )
+    )
 
 
 def _require_alike(name: str, own: Mapping[int, np.ndarray], num_layers: int) -> None:

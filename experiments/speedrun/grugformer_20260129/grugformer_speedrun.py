@@ -130,12 +130,24 @@ def rules_of(config: SpeedrunConfig) -> dict[str, Any]:
         "target_loss": config.target_loss,
         "model": config.model,
         "data": config.data,
-        "eval": {"max_eval_batches": evaluation and evaluation.max_eval_batches},
+        "eval": _evaluated_rows(evaluation),
         "train": {
             "seq_len": trainer.seq_len,  # more context, lower loss
             "initialize_from": trainer.initialize_from,  # a run starts from nothing
             "load_checkpoint_path": trainer.load_checkpoint_path,
         },
+    }
+
+
+def _evaluated_rows(evaluation: GrugEvalConfig | None) -> dict[str, int | None]:
+    """What decides which held-out rows the loss is of."""
+    default = GrugEvalConfig()
+    asked = evaluation or default
+    # Where all rows are evaluated, how many at once is a matter of speed: any is the default.
+    sized = default if asked.max_eval_batches is None else asked
+    return {
+        "max_eval_batches": asked.max_eval_batches,
+        "eval_batch_size": sized.eval_batch_size,
     }
 
 

@@ -47,12 +47,12 @@ def with_sums_in_one_order(config: RunConfig, mesh: Mesh) -> RunConfig:
 def is_stochastic(deterministic: bool | None, model: Any) -> bool:
     """Whether the step hands the model a random key; without one, no model drops anything.
 
-    None: if any field of the model's config with `dropout` in its name is above 0.
+    None: if any number of the model's config with `dropout` in its name is above 0.
     """
     rates = {
         field.name: getattr(model, field.name)
         for field in dataclasses.fields(model)
-        if "dropout" in field.name
+        if "dropout" in field.name and isinstance(getattr(model, field.name), int | float)
     }
     has_dropout = any(rate for rate in rates.values())
     if deterministic and has_dropout:

@@ -1,0 +1,524 @@
+"""Megalodon (arXiv 2404.08801): a moving average carries the past, attention looks around a chunk.
+
+Layers are stacked and scanned. The average and the norm over time are in `ema.py` and `norm.py`,
+attention in `chunks.py`. Documents of a row never see each other: averages, norms, positions and
+chunks begin again with each, unless rows come without documents (`data.stream_semantics`).
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+from zlib import crc32
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jax.sharding import AbstractMesh
+from jax.sharding import PartitionSpec as P
+from jaxtyping import Array, Float, Int
+from jaxtyping import PRNGKeyArray as Key
+
+from chomp.kernels import loss
+from chomp.kernels.attention import AttentionMask, attention
+from chomp.kernels.ema import EmaState
+from chomp.kernels.kernel_shapes import KernelShapes
+from chomp.kernels.norm import rms_norm
+from chomp.kernels.remat import recomputed
+from chomp.kernels.rotary import Angles, rotary_angles, rotate
+from chomp.mesh import BATCH_AXES, abstract_mesh
+from experiments.grug.megalodon.chunks import (
+    chunk_attention,
+    chunk_mask,
+    decoded_attention,
+    dropped_attention,
+)
+from experiments.grug.megalodon.config import GrugModelConfig, InitMode
+from experiments.grug.megalodon.ema import ComplexEma
+from experiments.grug.megalodon.norm import (
+    NormState,
+    Places,
+    RunningSums,
+    TimestepNorm,
+    layer_norm,
+)
+
+# Axes: *L layers, B batch, S sequence, D model width, Z width of queries and keys (H heads of K), E
+# width of values (H heads of W), F FFN width, V vocabulary, R keys kept while decoding. A layer
+# sees no L: a scan takes the arrays of all layers apart.
+Tokens = Int[Array, "B S"]
+Hidden = Float[Array, "B S D"]
+Logits = Float[Array, "B S V"]  # always float32
+Mask = AttentionMask | None  # None: causal
+
+# Where activations lie: rows over the batch axes, what is cut of a width over `model`.
+ROWS, COLUMNS = P(BATCH_AXES, None, None), P(BATCH_AXES, None, "model")
+
+
+def _own_key(key: Key, path: str) -> Key:
+    """The key of one weight: no mesh and no other weight can change what it draws."""
+    return jax.random.fold_in(key, crc32(path.encode()))
+
+
+def _weight(
+    key: Key, path: str, shape: tuple[int, ...], spec: P, mode: InitMode
+) -> Float[Array, "L _ _"]:
+    """A matrix of every layer; the last two axes are its inputs and outputs."""
+    own_key, (fan_in, fan_out) = _own_key(key, path), shape[-2:]
+    match mode:
+        case "he":  # Kaiming's for a leak of sqrt(5)
+            return (3 * fan_in) ** -0.5 * jax.random.normal(own_key, shape, out_sharding=spec)
+        case "bert":
+            return 0.02 * jax.random.normal(own_key, shape, out_sharding=spec)
+        case "gaussian":
+            return jax.random.truncated_normal(own_key, -3.0, 3.0, shape, out_sharding=spec)
+    # Xavier's, or as much as `he`, spread evenly.
+    limit = (6 / (fan_in + fan_out)) ** 0.5 if mode == "xavier" else fan_in**-0.5
+    return limit * jax.random.uniform(own_key, shape, minval=-1.0, maxval=1.0, out_sharding=spec)
+
+
+def _table(key: Key, path: str, shape: tuple[int, int], spec: P, width: int) -> Array:
+    own_key = _own_key(key, path)
+    return width**-0.5 * jax.random.truncated_normal(own_key, -3.0, 3.0, shape, out_sharding=spec)
+
+
+def _zeros(*shape: int) -> Array:
+    return jnp.zeros(shape, out_sharding=P(*(None for _ in shape)))
+
+
+# FSDP and tensor parallelism by hand: a weight's shards over `data` are collected for its product,
+# its cut over `model` stays. Into columns that need no exchange, out of them with a sum.
+def _columns(x: Hidden, weight: Float[Array, "D E"]) -> Float[Array, "B S E"]:
+    weight = jax.reshard(weight, P(None, "model"))
+    return jnp.einsum("bsd,de->bse", x, weight, out_sharding=COLUMNS)
+
+
+def _rows(x: Float[Array, "B S E"], weight: Float[Array, "E D"]) -> Hidden:
+    x = jax.reshard(x, COLUMNS)
+    return jnp.einsum("bse,ed->bsd", x, jax.reshard(weight, P("model", None)), out_sharding=ROWS)
+
+
+def _made_again(make: Callable[..., Any], *given: Array) -> Any:
+    """`make(*given)`, of which the backward pass keeps `given` alone.
+
+    For what passes over arrays once or twice: to make that again is cheaper than to keep it, in
+    stacks of all layers.
+    """
+    return jax.checkpoint(make)(*given)
+
+
+def _dropped(x: Array, rate: float, key: Key | None, what: str) -> Array:
+    """`x` with a part of it 0 and the rest as much larger; `what` tells one place from another."""
+    if key is None or rate == 0.0:
+        return x
+    spec = jax.typeof(x).sharding.spec
+    keep = jax.random.bernoulli(_own_key(key, what), 1.0 - rate, x.shape, out_sharding=spec)
+    return jnp.where(keep, x / (1.0 - rate), jnp.zeros_like(x))
+
+
+def _activated(x: Float[Array, "B S E"], bias: Float[Array, " E"]) -> Float[Array, "B S E"]:
+    return jax.nn.silu(x + bias[None, None].astype(x.dtype))
+
+
+class Around(NamedTuple):
+    """What all layers need to know about the tokens of a batch."""
+
+    places: Places | None  # in their documents; None: rows are one document each
+    sums: RunningSums
+    reach: Places  # how many earlier tokens attention sees
+    mask: AttentionMask  # the same for kernels
+    angles: Angles
+
+    @staticmethod
+    def of(cfg: GrugModelConfig, mask: AttentionMask, length: int) -> "Around":
+        """The surroundings of rows of that length."""
+        places, chunk = mask.positions(length), cfg.chunk_size
+        known = None if mask.segment_ids is None else places
+        if cfg.attention_window is None:
+            reach = turned = places % chunk  # positions begin again with each chunk
+            seen = chunk_mask(mask, places, chunk)
+        else:
+            reach, turned = places.clip(max=cfg.attention_window - 1), places
+            seen = mask.with_sliding_window(cfg.attention_window)
+        angles = rotary_angles(turned, width=cfg.inferred_head_dim, theta=cfg.rope_base)
+        return Around(known, RunningSums.of(places), reach, seen, angles)
+
+
+class LayerCache(NamedTuple):
+    """What one layer keeps of a stream: the last R keys and values, a norm, an average."""
+
+    keys: Float[Array, "B R H K"]  # turned already
+    values: Float[Array, "B R H W"]
+    norm: NormState
+    ema: EmaState
+
+
+class Cache(NamedTuple):
+    """What the model keeps of streams; the same size however long they are."""
+
+    layers: LayerCache  # every array is [L, ...]
+    final_norm: NormState
+    length: Int[Array, ""]  # tokens so far, of all rows
+
+
+class Attention(eqx.Module):
+    """Gated attention over a chunk, of what a moving average has gathered."""
+
+    norm: TimestepNorm
+    ema: ComplexEma
+    ema_norm: Float[Array, "*L D"] | None  # on top of 1, as the other scales
+    w_z: Float[Array, "*L D Z"]
+    b_z: Float[Array, "*L Z"]
+    qk_scale: Float[Array, "*L 2 Z"]  # of queries and of keys, which are one projection
+    qk_bias: Float[Array, "*L 2 Z"]
+    w_v: Float[Array, "*L D E"]
+    b_v: Float[Array, "*L E"]
+    w_r: Float[Array, "*L D E"]
+    b_r: Float[Array, "*L E"]
+    w_h1: Float[Array, "*L D D"]
+    b_h1: Float[Array, "*L D"]
+    w_h2: Float[Array, "*L E D"]
+    cfg: GrugModelConfig = eqx.field(static=True)
+
+    @staticmethod
+    def init(cfg: GrugModelConfig, *, key: Key) -> "Attention":
+        """Of all layers, stacked."""
+        num, d, z, e = cfg.num_layers, cfg.model_dim, cfg.z_dim, cfg.value_dim
+        into, out = P(None, "data", "model"), P(None, "model", "data")
+
+        def weight(name: str, fan_in: int, fan_out: int, spec: P) -> Array:
+            return _weight(key, f"attn/{name}", (num, fan_in, fan_out), spec, cfg.init_mode)
+
+        return Attention(
+            norm=TimestepNorm.init(num, d, num_groups=cfg.norm_num_groups, eps=cfg.norm_eps),
+            ema=ComplexEma.init(num, d, cfg.cema_ndim, key=_own_key(key, "ema")),
+            ema_norm=_zeros(num, d) if cfg.norm_affine else None,
+            w_z=weight("w_z", d, z, into),
+            b_z=_zeros(num, z),
+            qk_scale=_zeros(num, 2, z),
+            qk_bias=_zeros(num, 2, z),
+            w_v=weight("w_v", d, e, into),
+            b_v=_zeros(num, e),
+            w_r=weight("w_r", d, e, into),
+            b_r=_zeros(num, e),
+            w_h1=weight("w_h1", d, d, out),
+            b_h1=_zeros(num, d),
+            w_h2=weight("w_h2", e, d, out),
+            cfg=cfg,
+        )
+
+    def __call__(self, x: Hidden, around: Around, key: Key | None) -> Hidden:
+        """The stream with what each position gathered."""
+        u = _made_again(lambda x: self.norm(x, around.sums), x)
+        c = self.ema(u, around.places)
+        m = _made_again(lambda c: self._averaged(c, key), c)
+        q, k, v = self._heads(u, m, around.angles)
+        return x + self._added(m, self._gathered(q, k, v, around, key), key)
+
+    def continued(
+        self, x: Hidden, angles: Angles, cache: LayerCache, length: Int[Array, ""]
+    ) -> tuple[Hidden, LayerCache]:
+        """The same of tokens that come after `length` others, and what is kept with them."""
+        u, norm = self.norm.continued(x, cache.norm, length)
+        c, ema = self.ema.continued(u, cache.ema)
+        m = self._averaged(c, None)
+        q, k, v = self._heads(u, m, angles)
+        chunk, window = self.cfg.chunk_size, self.cfg.attention_window
+
+        def sees(query: Array, place: Array) -> Array:
+            return query // chunk == place // chunk if window is None else query - place < window
+
+        ring = cache.keys, cache.values
+        o, ring = decoded_attention(q, ring, (k, v), length, sees)
+        return x + self._added(m, o, None), LayerCache(*ring, norm, ema)
+
+    def _averaged(self, c: Hidden, key: Key | None) -> Hidden:
+        scale = jnp.ones(c.shape[-1]) if self.ema_norm is None else 1.0 + self.ema_norm
+        m = rms_norm(c, scale, self.cfg.norm_eps)
+        return _dropped(m, self.cfg.hidden_dropout, key, "averaged")
+
+    def _heads(
+        self, u: Hidden, m: Hidden, angles: Angles
+    ) -> tuple[Float[Array, "B S H K"], Float[Array, "B S H K"], Float[Array, "B S H W"]]:
+        cfg, width = self.cfg, self.cfg.inferred_head_dim
+        specs = KernelShapes.of(cfg, seq_len=u.shape[1]).attention_specs(
+            jax.sharding.get_abstract_mesh()
+        )
+        by_head = (*u.shape[:2], cfg.num_heads, -1)
+        w_z = jax.reshard(self.w_z, P(None, specs[0][2]))
+        scale, bias = (
+            x.reshape(2, 1, 1, cfg.num_heads, width) for x in (1.0 + self.qk_scale, self.qk_bias)
+        )
+
+        def queries_and_keys(z: Array) -> tuple[Array, Array]:
+            z = jnp.reshape(
+                z + self.b_z[None, None].astype(z.dtype), by_head, out_sharding=specs[0]
+            )
+            z = z.astype(jnp.float32)
+            z = z * jax.lax.rsqrt(jnp.mean(jnp.square(z), axis=-1, keepdims=True) + cfg.norm_eps)
+            # Both are divided by sqrt(K); kernels do that to scores too, so queries are not.
+            q = (z * scale[0] + bias[0] * width**0.5).astype(m.dtype)
+            k = (z * scale[1] * width**-0.5 + bias[1]).astype(m.dtype)
+            return rotate(q, angles), rotate(k, angles)
+
+        q, k = _made_again(queries_and_keys, jnp.einsum("bsd,dz->bsz", m, w_z))
+        v = _made_again(lambda v: _activated(v, self.b_v), _columns(u, self.w_v))
+        return q, k, jnp.reshape(v, by_head, out_sharding=specs[1])
+
+    def _gathered(
+        self, q: Array, k: Array, v: Array, around: Around, key: Key | None
+    ) -> Float[Array, "B S H W"]:
+        cfg = self.cfg
+        if key is not None and cfg.attention_dropout > 0.0:
+            rate, mode = cfg.attention_dropout, cfg.attention_dropout_mode
+            key, block = _own_key(key, "scores"), cfg.sliding_window
+            return dropped_attention(q, k, v, around.reach, block, rate=rate, mode=mode, key=key)
+        if cfg.attention_window is not None:
+            return attention(q, k, v, around.mask, backend=cfg.attention)
+        return chunk_attention(q, k, v, around.mask, cfg.chunk_size, cfg.attention)
+
+    def _added(self, m: Hidden, o: Float[Array, "B S H W"], key: Key | None) -> Hidden:
+        """What the sub-layer adds to the stream: the average itself, and gated attention."""
+
+        def gated(r: Array, o: Array) -> Hidden:
+            o = o * _activated(r, self.b_r)
+            return _rows(_dropped(o, self.cfg.dropout, key, "o"), self.w_h2)
+
+        r = _columns(m, self.w_r)
+        o = _made_again(gated, r, jnp.reshape(o, r.shape, out_sharding=COLUMNS))
+        h = _rows(m, self.w_h1) + self.b_h1[None, None].astype(m.dtype) + o
+        return _dropped(h, self.cfg.dropout, key, "h")
+
+
+class FFN(eqx.Module):
+    """Two products around a SiLU, or three with a gate, after a norm."""
+
+    norm_scale: Float[Array, "*L D"] | None
+    norm_bias: Float[Array, "*L D"] | None
+    w_1: Float[Array, "*L D F"]
+    w_2: Float[Array, "*L F D"]
+    w_3: Float[Array, "*L D F"] | None
+    rescale: Float[Array, "*L D"] | None
+    cfg: GrugModelConfig = eqx.field(static=True)
+
+    @staticmethod
+    def init(cfg: GrugModelConfig, *, key: Key) -> "FFN":
+        """Of all layers, stacked."""
+        num, d, f = cfg.num_layers, cfg.model_dim, cfg.ffn_hidden_dim
+        into, out = P(None, "data", "model"), P(None, "model", "data")
+
+        def weight(name: str, fan_in: int, fan_out: int, spec: P) -> Array:
+            return _weight(key, f"ffn/{name}", (num, fan_in, fan_out), spec, cfg.init_mode)
+
+        shrinking = 0.1 * 0.5 ** jnp.arange(num, dtype=jnp.float32)
+        return FFN(
+            norm_scale=_zeros(num, d) if cfg.norm_affine else None,
+            norm_bias=_zeros(num, d) if cfg.norm_affine else None,
+            w_1=weight("w_1", d, f, into),
+            w_2=weight("w_2", f, d, out),
+            w_3=weight("w_3", d, f, into) if cfg.swiglu else None,
+            rescale=_zeros(num, d) + shrinking[:, None] if cfg.rescale_nffn else None,
+            cfg=cfg,
+        )
+
+    def __call__(self, y: Hidden, key: Key | None) -> Hidden:
+        """What is added to the stream."""
+        scale = jnp.ones(y.shape[-1]) if self.norm_scale is None else 1.0 + self.norm_scale
+        bias = jnp.zeros(y.shape[-1]) if self.norm_bias is None else self.norm_bias
+        y = _made_again(lambda y: layer_norm(y, scale, bias, self.cfg.norm_eps), y)
+
+        def product(*hidden: Array) -> Hidden:
+            active = jax.nn.silu(hidden[0])
+            active = active * hidden[1] if len(hidden) == 2 else active
+            return _rows(_dropped(active, self.cfg.hidden_dropout, key, "ffn hidden"), self.w_2)
+
+        into = (self.w_1,) if self.w_3 is None else (self.w_1, self.w_3)
+        hidden = _made_again(product, *(_columns(y, weight) for weight in into))
+        added = _dropped(hidden, self.cfg.dropout, key, "ffn")
+        if self.rescale is None:
+            return added
+        return (added.astype(jnp.float32) * self.rescale[None, None]).astype(added.dtype)
+
+
+class Block(eqx.Module):
+    """Two hops: attention adds to the stream, the FFN sees that and adds to what came in."""
+
+    attn: Attention
+    ffn: FFN
+
+    def __call__(self, x: Hidden, around: Around, key: Key | None) -> Hidden:
+        """The residual stream after this layer."""
+        return x + self.ffn(self.attn(x, around, key), key)
+
+    def continued(
+        self, x: Hidden, angles: Angles, cache: LayerCache, length: Int[Array, ""]
+    ) -> tuple[Hidden, LayerCache]:
+        """The same while decoding."""
+        y, cache = self.attn.continued(x, angles, cache, length)
+        return x + self.ffn(y, None), cache
+
+
+class Transformer(eqx.Module):
+    """Token ids to hidden states to logits."""
+
+    token_embed: Float[Array, "V D"]
+    blocks: Block  # every array is [L, ...]
+    final_norm: TimestepNorm
+    lm_head: Float[Array, "D V"] | None  # None: the embedding
+    cfg: GrugModelConfig = eqx.field(static=True)
+
+    @staticmethod
+    def init(cfg: GrugModelConfig, *, key: Key) -> "Transformer":
+        """Fresh weights, equal on every mesh."""
+        v, d = cfg.vocab_size, cfg.model_dim
+        head = None
+        if not cfg.share_emb:
+            head = _table(key, "lm_head", (d, cfg.num_logits), P("data", "model"), d)
+        return Transformer(
+            token_embed=_table(key, "token_embed", (v, d), P("model", "data"), d),
+            blocks=Block(Attention.init(cfg, key=key), FFN.init(cfg, key=key)),
+            final_norm=TimestepNorm.init(d, num_groups=cfg.norm_num_groups, eps=cfg.norm_eps),
+            lm_head=head,
+            cfg=cfg,
+        )
+
+    def param_groups(self) -> "Transformer":
+        """How the optimizer treats each weight.
+
+        `dynamics`, float32 under any precision and never decayed: averages, norms, what scales
+        queries and keys, the factors of FFNs.
+        """
+        groups = jax.tree.map(lambda weight: "dynamics", self)
+        matrices = [f"attn.w_{name}" for name in ("z", "v", "r", "h1", "h2")]
+        matrices += [f"ffn.w_{number}" for number in (1, 2, 3)]
+        biases = [f"attn.b_{name}" for name in ("z", "v", "r", "h1")]
+        labels: dict[str, str] = {
+            "token_embed": "embedding",
+            "lm_head": "matrix",
+            **{f"blocks.{name}": "matrix" for name in matrices},
+            **{f"blocks.{name}": "vector" for name in biases},
+        }
+        for path, label in labels.items():
+            groups = _labelled(groups, path, label)
+        return groups
+
+    def _embedded(self, token_ids: Tokens) -> Hidden:
+        # The table is collected first: looking up in a sharded one makes XLA do that anyway, worse.
+        x = jax.reshard(self.token_embed, P(None, None)).at[token_ids].get(out_sharding=ROWS)
+        return x * math.sqrt(self.cfg.model_dim) if self.cfg.scale_emb else x
+
+    def __call__(self, token_ids: Tokens, mask: Mask = None, *, key: Key | None = None) -> Hidden:
+        """Hidden state of every position, ready for the head; with a key, under dropout."""
+        cfg, mask = self.cfg, mask or AttentionMask.causal()
+        around = Around.of(cfg, mask, token_ids.shape[1])
+        x = _dropped(self._embedded(token_ids), cfg.dropout, key, "embedding")
+        keys = None if key is None else jax.random.split(_own_key(key, "layers"), cfg.num_layers)
+
+        def layer(x: Hidden, own: tuple[Block, Key | None]) -> tuple[Hidden, None]:
+            return own[0](x, around, own[1]), None
+
+        x, _ = jax.lax.scan(recomputed(layer, cfg.remat), x, (self.blocks, keys))
+        return self.final_norm(x, around.sums)
+
+    def _head(self) -> Float[Array, "D V"]:
+        weight = self.token_embed.T if self.lm_head is None else self.lm_head
+        return jax.reshard(weight, P(None, "model"))
+
+    def _unembed(self, hidden: Hidden) -> Logits:
+        return jnp.einsum("bsd,dv->bsv", hidden, self._head(), preferred_element_type=jnp.float32)
+
+    def logits(self, token_ids: Tokens, mask: Mask = None) -> Logits:
+        """Next-token logits of every position."""
+        return self._unembed(self(token_ids, mask))
+
+    def next_token_loss(
+        self,
+        token_ids: Tokens,
+        loss_weight: Float[Array, "B S"],
+        *,
+        mask: Mask = None,
+        reduction: loss.Reduction = "mean",
+        logsumexp_weight: float = 0.0,
+        key: Key | None = None,
+    ) -> Float[Array, "..."]:
+        """Loss of predicting token i+1 at position i; the last position has nothing to predict."""
+        return loss.linear_cross_entropy(
+            self(token_ids, mask, key=key),
+            self._head(),
+            loss.next_tokens(token_ids),
+            loss_weight,
+            reduction=reduction,
+            logsumexp_weight=logsumexp_weight,
+        )
+
+    def next_token_scores(self, token_ids: Tokens, mask: Mask = None) -> loss.Scores:
+        """Those losses, none weighted, and whether each token i+1 was the likeliest one."""
+        return loss.next_token_scores(self(token_ids, mask), self._head(), token_ids)
+
+    def init_cache(self, batch_size: int, max_len: int) -> Cache:
+        """An empty cache; beyond a chunk it takes no more room, however long texts become."""
+        cfg = self.cfg
+        num, dtype = cfg.num_layers, self.token_embed.dtype
+        specs = KernelShapes.of(cfg, seq_len=1).attention_specs(jax.sharding.get_abstract_mesh())
+        kept = min(cfg.sliding_window, max_len)
+
+        def ring(width: int, spec: P) -> Array:
+            empty = jnp.zeros((num, batch_size, kept, cfg.num_heads, width), dtype)
+            return jax.reshard(empty, P(None, *spec))
+
+        def placed(state: Any, *front: int) -> Any:
+            spec = P(*(None for _ in front), BATCH_AXES)
+            empty = jax.tree.map(lambda x: jnp.zeros((*front, *x.shape), x.dtype), state)
+            return jax.tree.map(
+                lambda x: jax.reshard(x, P(*spec, *(None,) * (x.ndim - len(spec)))), empty
+            )
+
+        attn = jax.tree.map(lambda x: x[0], self.blocks.attn)  # one layer is like the others
+        layers = LayerCache(
+            keys=ring(cfg.inferred_head_dim, specs[0]),
+            values=ring(cfg.value_head_dim, specs[1]),
+            norm=placed(attn.norm.empty_state(batch_size), num),
+            ema=placed(attn.ema.empty_state(batch_size), num),
+        )
+        return Cache(layers, placed(self.final_norm.empty_state(batch_size)), jnp.int32(0))
+
+    def decode_step(self, cache: Cache, token_ids: Tokens) -> tuple[Logits, Cache]:
+        """Logits after each of S new tokens, and the cache with them."""
+        kept, (batch, length) = cache.layers.keys.shape[2], token_ids.shape
+        # At most as many at once as are kept: more would overwrite what others still look at.
+        num = (length - 1) // kept
+        cache, hidden = self._continued(cache, token_ids[:, : length - num * kept])
+        if num:
+            pieces = token_ids[:, length - num * kept :].reshape(batch, num, kept).swapaxes(0, 1)
+            cache, rest = jax.lax.scan(lambda *piece: self._continued(*piece), cache, pieces)
+            rest = rest.swapaxes(0, 1).reshape(batch, num * kept, -1)
+            hidden = jnp.concatenate([hidden, rest], axis=1)
+        return self._unembed(hidden), cache
+
+    def _continued(self, cache: Cache, token_ids: Tokens) -> tuple[Cache, Hidden]:
+        cfg, length = self.cfg, cache.length
+        places = (length + jnp.arange(token_ids.shape[1]))[None]
+        turned = places if cfg.attention_window else places % cfg.chunk_size
+        angles = rotary_angles(turned, width=cfg.inferred_head_dim, theta=cfg.rope_base)
+
+        def layer(x: Hidden, own: tuple[Block, LayerCache]) -> tuple[Hidden, LayerCache]:
+            return own[0].continued(x, angles, own[1], length)
+
+        x, layers = jax.lax.scan(layer, self._embedded(token_ids), (self.blocks, cache.layers))
+        hidden, norm = self.final_norm.continued(x, cache.final_norm, length)
+        return Cache(layers, norm, length + token_ids.shape[1]), hidden
+
+
+def _labelled(groups: Transformer, path: str, label: str) -> Transformer:
+    """`groups` with a label at a dotted path; a weight that this model does not have stays out."""
+
+    def at(tree: Any) -> Any:
+        for name in path.split("."):
+            tree = getattr(tree, name)
+        return tree
+
+    return groups if at(groups) is None else eqx.tree_at(at, groups, label)
+
+
+def debug_mesh_and_token_pspec(num_devices: int) -> tuple[AbstractMesh, P]:
+    """An abstract mesh of that many devices, and the spec of a batch of tokens on it."""
+    return abstract_mesh(data=num_devices), P(BATCH_AXES, None)
