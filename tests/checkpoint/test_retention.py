@@ -12,7 +12,13 @@ from hypothesis import strategies as st
 
 from chomp.checkpoint import CheckpointConfig, KeepPolicy, list_checkpoints, step_path
 from chomp.checkpoint.layout import StepFolder, move_aside, write_metadata
-from chomp.checkpoint.retention import clean_up, is_kept, remove_if_temporary, superseded
+from chomp.checkpoint.retention import (
+    clean_up,
+    is_kept,
+    outnumbered,
+    remove_if_temporary,
+    superseded,
+)
 from chomp.errors import ConfigError
 
 kinds = st.sampled_from(["permanent", "temporary"])
@@ -146,3 +152,29 @@ def test_what_cannot_be_deleted_is_warned_of_and_costs_nothing_else(tmp_path, ca
     with caplog.at_level(logging.WARNING):
         assert clean(tmp_path) == [2, 4]
     assert "an old checkpoint could not be deleted: " in caplog.text
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    kind_of=st.dictionaries(st.integers(0, 30), kinds, min_size=1, max_size=8),
+    keep_permanent=st.integers(1, 4),
+)
+def test_of_permanent_checkpoints_the_newest_stay_and_temporary_ones_are_not_counted(
+    tmp_path_factory, kind_of, keep_permanent
+):
+    folder = tmp_path_factory.mktemp("checkpoints")
+    for step, kind in kind_of.items():
+        make(folder, step, kind)
+    permanent = sorted(step for step, kind in kind_of.items() if kind == "permanent")
+    doomed = outnumbered(str(folder), keep_permanent=keep_permanent)
+    assert [item.metadata.step for item in doomed] == permanent[:-keep_permanent]
+    clean_up(str(folder), keep_temporary=99, keep_permanent=keep_permanent)
+    assert steps(folder) == sorted(set(kind_of) - set(permanent[:-keep_permanent]))
+
+
+def test_no_permanent_checkpoint_goes_while_the_newest_is_not_whole(tmp_path):
+    for step in (2, 4):
+        make(tmp_path, step, "permanent")
+    newest = make(tmp_path, 6, "permanent", state_files={"d/0": 30})
+    assert outnumbered(str(tmp_path), keep_permanent=1) == []
+    assert Path(newest.path).is_dir()

@@ -84,15 +84,15 @@ def test_a_yaml_file_fills_in_the_config_of_the_template_of_this_checkout(folder
     assert run.total_steps == 50
     assert list(run.data.components) == ["poems"]
     (folder / "experiments").symlink_to(ROOT / "experiments")
-    assert facts(run_data(GivenConfig(path="run.yaml"))) == facts(run)
+    assert facts(run_data(GivenConfig(path="run.yaml", template="base"))) == facts(run)
 
 
 def test_a_yaml_file_without_its_template_says_how_to_pass_one(folder: Path, chomp: Chomp):
     (folder / "run.yaml").write_text("train: {steps: 50}\n")
     told = chomp("data", "forecast", "run.yaml")
     assert told.code == 2
-    assert "no experiments/grug/base/launch.py" in told.err
-    assert "pass --template FOLDER, or write template: FOLDER into run.yaml" in told.err
+    assert "there is no experiments/grug here: this is no checkout" in told.err
+    assert "pass --template FOLDER, or write template: FOLDER into the file" in told.err
 
 
 def test_an_unknown_key_of_a_yaml_file_is_named_with_its_file(folder: Path, chomp: Chomp):

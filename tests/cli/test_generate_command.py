@@ -55,6 +55,20 @@ def test_prompts_come_from_arguments_a_file_or_stdin_alike(
     assert texts(written(chomp, "--file", "prompts.txt", *how)) == texts(found)
     monkeypatch.setattr(sys, "stdin", io.StringIO("1 + 2 =\nAfter\n"))
     assert texts(written(chomp, "-", *how)) == texts(found)
+    assert texts(written(chomp, "--prompt", "1 + 2 =", "-p", "After", *how)) == texts(found)
+
+
+def test_in_a_session_every_line_is_gone_on_from_and_one_that_cannot_be_ends_nothing(
+    chomp: Chomp, trained: Path, monkeypatch: pytest.MonkeyPatch
+):
+    how = ["--max-tokens", "4", "--top-k", "1"]
+    found = texts(written(chomp, "1 + 2 =", "After", *how))
+    typed = f"1 + 2 =\n\n{'too long ' * 100}\nAfter\n"
+    monkeypatch.setattr(sys, "stdin", io.StringIO(typed))
+    told = chomp("generate", "run", "--interactive", *how)
+    assert told.code == 0
+    assert told.out == "".join(f"{prompt}{MARK}{text}\n" for prompt, text in found)
+    assert told.err.count("Error: a prompt of ") == 1
 
 
 def test_a_text_depends_on_its_prompt_and_seed_and_not_on_its_neighbours(
@@ -98,6 +112,8 @@ def test_a_terminal_is_shown_what_it_would_obey_and_a_file_has_it_as_it_is(
             ["--num-samples 2", "temperature of 0"],
         ),
         (["a", "--top-p", "1.5"], ["top_p=1.5"]),
+        (["a", "--interactive"], ["--interactive with a prompt"]),
+        (["--json", "-i"], ["--interactive with --json"]),
         (["a", "-o", "eval.eval_batch_size=2"], ["without effect"]),
         (["a", "--seed", str(2**32)], ["--seed", "4294967295"]),
     ],

@@ -254,10 +254,10 @@ def test_a_config_is_a_recipe_card_and_a_run_of_its_template(path: Path):
     text = path.read_text()
     for heading in ("command", "needs", "takes", "expect"):
         assert re.search(rf"^#   {heading} ", text, re.MULTILINE)
-    assert f"uv run chomp train configs/{path.name}" in text
-    [step] = launch_steps(GivenConfig(path=str(path), template=TEMPLATE))
+    assert re.search(rf"uv run (--extra \w+ )*chomp train configs/{path.name}\n", text)
+    [step] = launch_steps(GivenConfig(path=str(path)))
     assert step.name == f"grug/{path.stem}"
-    assert plan_steps([step], prefix="nowhere")[-1].config.trainer.steps == 20
+    assert plan_steps([step], prefix="nowhere")[-1].config.trainer.steps >= 20
 
 
 def test_base_smoke_shows_every_section():

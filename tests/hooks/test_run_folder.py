@@ -1,5 +1,7 @@
 """A run's folder describes the run, and its table is read from its files alone."""
 
+import base64
+import hashlib
 import io
 import json
 import logging
@@ -14,6 +16,7 @@ from rich.console import Console
 from chomp.config import Config
 from chomp.errors import ConfigError, StorageError
 from chomp.hooks import LoggingConfig, RunFolder, environment, print_run_table
+from chomp.hooks.original_config import handed_on
 from chomp.hooks.run_folder import record_of
 from chomp.tokenize import ByteTokenizer, load_tokenizer
 from chomp.tracking import (
@@ -230,6 +233,7 @@ def test_both_attempts_are_one_wandb_run_in_which_repeated_steps_are_there_twice
     for steps in (range(3), range(1, 5)):
         with (
             suppress(ArithmeticError),
+            handed_on(f"# mine, {len(steps)} steps\n"),
             RunFolder.open(str(run), config) as folder,
         ):
             secret = {"url": "https://0123456789abcdef0123456789abcdef01234567@host"}
@@ -249,6 +253,9 @@ def test_both_attempts_are_one_wandb_run_in_which_repeated_steps_are_there_twice
     assert [(r["attempt"], r["global_step"]) for r in second.rows] == [(2, n) for n in range(1, 5)]
     assert (first.exit_code, second.exit_code) == (1, 0)
     assert [kind for kind, _ in first.artifacts] == ["config"]
+    for attempt, text in ((first, b"# mine, 3 steps\n"), (second, b"# mine, 4 steps\n")):
+        digest = base64.b64encode(hashlib.md5(text).digest()).decode()
+        assert attempt.digests == {"config_original.yaml": digest}
     assert first.config["lr"] == 0.1
     assert first.config["notes"] == {"url": "https://<WANDB_API_KEY>@host"}
     assert len(read_metrics(run / "metrics.jsonl")) == 3 + 4 + 1 + 2  # one id, two outcomes

@@ -25,6 +25,7 @@ class OfflineRun:
     rows: list[dict[str, Any]] = field(default_factory=list)
     summary: dict[str, Any] = field(default_factory=dict)
     artifacts: list[tuple[str, str]] = field(default_factory=list)  # type and name
+    digests: dict[str, str] = field(default_factory=dict)  # of files in artifacts: MD5 in base 64
     step_axes: dict[str, str] = field(default_factory=dict)
     exit_code: int | None = None
 
@@ -57,6 +58,7 @@ def _take(run: OfflineRun, kind: str | None, record: Any) -> None:
         run.summary |= _items(record.summary.update)
     elif kind == "artifact":
         run.artifacts.append((record.artifact.type, record.artifact.name))
+        run.digests |= {file.path: file.digest for file in record.artifact.manifest.contents}
     elif kind == "metric":
         run.step_axes[record.metric.glob_name or record.metric.name] = record.metric.step_metric
     elif kind == "exit":

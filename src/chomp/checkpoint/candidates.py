@@ -38,7 +38,10 @@ class LoadSettings(Protocol):
 
     @property
     def load_checkpoint_path(self) -> str | None:
-        """A place to go on from while the run has nothing newer that came from there."""
+        """A place to go on from while the run has nothing newer that came from there.
+
+        With `load_checkpoint=True` a step of the run itself is gone back to in any case.
+        """
 
     @property
     def initialize_from(self) -> str | None:
@@ -94,7 +97,10 @@ def search_for(folder: str, settings: LoadSettings) -> Search:
                 fix="set trainer.load_checkpoint=null to continue, or use another output folder",
             )
         )
-    search = Search(places_of(own)) if asked is None else _search_at(asked, folder, own)
+    if asked is None:
+        search = Search(places_of(own))
+    else:
+        search = _search_at(asked, folder, own, must=settings.load_checkpoint is True)
     if not search.places and settings.load_checkpoint is True:
         raise CheckpointError(
             message(
@@ -147,10 +153,13 @@ def described(found: StepFolder) -> dict[str, Any]:
     }
 
 
-def _search_at(asked: str, folder: str, own: list[StepFolder | Unreadable]) -> Search:
+def _search_at(
+    asked: str, folder: str, own: list[StepFolder | Unreadable], *, must: bool
+) -> Search:
     """What `load_checkpoint_path` means, seen from a run that may have checkpoints of its own."""
+    is_again = must and _is_same(parent_of(asked), folder)
     # Before the place is looked at, which may be gone by now.
-    if own and _is_continued(own, _one_spelling(asked, folder)):
+    if own and not is_again and _is_continued(own, _one_spelling(asked, folder)):
         _log.warning(
             "load_checkpoint_path=%s: this run went on from there before, and continues from its "
             "own newest checkpoint, %s. To begin there once more, move the newer ones elsewhere",

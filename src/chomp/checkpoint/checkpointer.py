@@ -38,11 +38,14 @@ class CheckpointConfig(Config):
     keep: tuple[KeepPolicy, ...] = ()
     # A temporary checkpoint goes when this many newer ones are there.
     keep_temporary: int = 2
+    # Permanent checkpoints that stay, the newest so many; null: all of them.
+    keep_permanent: int | None = setting(default=None, aliases=("max_to_keep",))
     # Host memory for a save; a larger state is saved in parts, and training waits. null: no bound.
     max_staged_bytes: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("save_interval_s", "every", "keep_temporary", "max_staged_bytes"):
+        bounded = ("save_interval_s", "every", "keep_temporary", "keep_permanent")
+        for name in (*bounded, "max_staged_bytes"):
             value = getattr(self, name)
             is_optional = name != "keep_temporary"
             require(
@@ -191,7 +194,12 @@ class Checkpointer:
         work()
         give_memory_back()
         if is_first():
-            clean_up(self.folder, keep_temporary=self._config.keep_temporary)
+            kept = self._config
+            clean_up(
+                self.folder,
+                keep_temporary=kept.keep_temporary,
+                keep_permanent=kept.keep_permanent,
+            )
         seconds = time.monotonic() - started
         self._reports.append(dataclasses.replace(report, seconds=seconds))
 

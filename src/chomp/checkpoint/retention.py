@@ -71,19 +71,34 @@ def superseded(folder: str, *, keep_temporary: int) -> list[StepFolder]:
     return [item for item in found[:-keep_temporary] if item.metadata.is_temporary]
 
 
+def outnumbered(folder: str, *, keep_permanent: int) -> list[StepFolder]:
+    """The permanent checkpoints in `folder` that are not among its newest `keep_permanent`.
+
+    None while the newest checkpoint is not whole.
+    """
+    found = list_checkpoints(folder)
+    if not found or problem_with_files(found[-1]) is not None:
+        return []
+    return [item for item in found if not item.metadata.is_temporary][:-keep_permanent]
+
+
 def remove_if_temporary(item: StepFolder) -> bool:
     """Whether the checkpoint is temporary and whole at this moment, and therefore deleted now."""
+    return _removed(item, is_temporary=True)
+
+
+def _removed(item: StepFolder, *, is_temporary: bool) -> bool:
     try:
         now = read_step_folder(item.path)
     except CheckpointError:  # gone, or harmed: not ours to judge
         return False
-    if not now.metadata.is_temporary or problem_with_files(now) is not None:
+    if now.metadata.is_temporary != is_temporary or problem_with_files(now) is not None:
         return False
     remove_checkpoint(item.path)
     return True
 
 
-def clean_up(folder: str, *, keep_temporary: int) -> None:
+def clean_up(folder: str, *, keep_temporary: int, keep_permanent: int | None = None) -> None:
     """Delete superseded checkpoints and what killed processes left. Only a run's one writer may.
 
     Not while it saves. What cannot be deleted is logged and tried again after the next save: it
@@ -92,6 +107,9 @@ def clean_up(folder: str, *, keep_temporary: int) -> None:
     try:
         for item in superseded(folder, keep_temporary=keep_temporary):
             remove_if_temporary(item)
+        if keep_permanent is not None:
+            for item in outnumbered(folder, keep_permanent=keep_permanent):
+                _removed(item, is_temporary=False)
         remove_leftovers(folder)
     except StorageError as error:
         log.warning("an old checkpoint could not be deleted: %s", error)

@@ -23,9 +23,9 @@ Prefix = Annotated[
 Template = Annotated[
     str | None,
     typer.Option(
-        metavar="FOLDER",
-        help="The template that a YAML file configures; default: its key `template`, "
-        "or experiments/grug/base.",
+        metavar="NAME",
+        help="The template that a YAML file configures, by its name under experiments/grug or its "
+        "folder; default: its key `template`, or megalodon.",
     ),
 ]
 

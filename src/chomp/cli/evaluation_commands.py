@@ -30,6 +30,9 @@ Examples:
 GENERATE_EXAMPLES = """\b
 Examples:
   chomp generate runs/mine "Once upon a time" --max-tokens 64
+  chomp generate runs/mine --prompt "Once upon a time" --top-k 40 --seed 7
+  echo "Once upon a time" | chomp generate runs/mine -
+  chomp generate runs/mine --interactive
   chomp generate runs/mine --file prompts.txt --temperature 0 --json
   chomp generate runs/mine
 """
@@ -147,9 +150,17 @@ def generate(
             help="Texts to go on from; `-`: the lines of stdin. None: how held-out texts begin.",
         ),
     ] = None,
+    prompt: Annotated[
+        list[str] | None,
+        typer.Option("--prompt", "-p", metavar="TEXT", help="A prompt; may be given often."),
+    ] = None,
     file: Annotated[
         str | None, typer.Option(metavar="FILE", help="A file with one prompt a line.")
     ] = None,
+    interactive: Annotated[
+        bool,
+        typer.Option("--interactive", "-i", help="Go on from each line that is typed."),
+    ] = False,
     max_tokens: Annotated[
         int | None, typer.Option(metavar="N", min=1, help="New tokens of each text, at most.")
     ] = None,
@@ -182,8 +193,9 @@ def generate(
         generate_run,
         _given(run, overrides, template, tokenizer, trust),
         Asked(
-            prompts=tuple(prompts or ()),
+            prompts=(*(prompts or ()), *(prompt or ())),
             file=file,
+            is_interactive=interactive,
             max_tokens=max_tokens,
             temperature=temperature,
             top_k=top_k,

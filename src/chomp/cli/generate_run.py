@@ -14,10 +14,17 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from chomp.cli.opened_run import GivenRun, OpenedRun, opened_run
-from chomp.cli.prompts import Prompt, encoded_prompts, given_texts, held_out_prompt
+from chomp.cli.prompts import (
+    Prompt,
+    encoded_prompts,
+    given_texts,
+    held_out_prompt,
+    typed_texts,
+)
 from chomp.cli.result_file import TITLES, about_checkpoint, as_seen_from_here, print_json
 from chomp.cli.rows_bar import rows_bar
-from chomp.errors import require
+from chomp.errors import ConfigError, require
+from chomp.launch.telling import tell_error
 
 if TYPE_CHECKING:  # for annotations alone
     from chomp.checkpoint.weights_alone import WeightsAlone, WeightsName
@@ -41,6 +48,7 @@ class Asked:
     top_p: float | None = None
     seed: int = 0
     num_samples: int = 1
+    is_interactive: bool = False  # prompts are typed, one after the other
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,6 +69,7 @@ def generate_run(
     from chomp.checkpoint.weights_alone import best_weights, these_weights
     from chomp.mesh import is_first
 
+    _require_one_way(asked, is_json=is_json)
     texts = given_texts(asked.prompts, asked.file)  # a file that is not there shows at once
     run = opened_run(given, may_change=MAY_CHANGE)
     how = _how(run, asked)
@@ -68,6 +77,8 @@ def generate_run(
     _max_tokens(run, asked, prompts)  # what cannot fit shows before weights are read
     choose = best_weights if weights is None else partial(these_weights, names=(weights,))
     read = run.weights(choose)
+    if asked.is_interactive:
+        return _session(run, read, asked, how)
     if texts is None:
         prompts = [held_out_prompt(run, read.found.metadata.step, _lengths(run).prompt_tokens)]
     max_tokens = _max_tokens(run, asked, prompts)
@@ -75,6 +86,40 @@ def generate_run(
     if is_first() and is_json:
         _print_json(run, read, found, {**how, "max_tokens": max_tokens})
     elif is_first():
+        _show(read, found)
+    return 0
+
+
+def _require_one_way(asked: Asked, *, is_json: bool) -> None:
+    others = {"a prompt": bool(asked.prompts), "--file": asked.file is not None, "--json": is_json}
+    for name, is_given in others.items():
+        require(
+            not (asked.is_interactive and is_given),
+            given=f"--interactive with {name}",
+            allowed="prompts that are typed, and texts that are shown",
+            fix="leave one out",
+        )
+
+
+def _session(run: OpenedRun, read: WeightsAlone, asked: Asked, how: Mapping[str, Any]) -> int:
+    """Go on from each line that is typed, until there is no other; the exit code."""
+    import jax
+
+    require(
+        jax.process_count() == 1,
+        given=f"--interactive in a run of {jax.process_count()} processes",
+        allowed="one process: only one has a keyboard",
+        fix="pass prompts, or start one process",
+    )
+    for text in typed_texts():
+        # A prompt that cannot be is no reason to load the weights again.
+        try:
+            prompts = encoded_prompts(run, [text])
+            max_tokens = _max_tokens(run, asked, prompts)
+            found = _samples(run, read, asked, how, prompts, max_tokens)
+        except ConfigError as error:
+            tell_error(error)
+            continue
         _show(read, found)
     return 0
 

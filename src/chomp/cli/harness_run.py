@@ -53,6 +53,9 @@ MAY_CHANGE = (
     "model.attention",
 )
 
+# As far as an override can say it: by itself, or with a whole section.
+_ALLOWS_CODE = ("eval", "eval.harness", "eval.harness.allow_code")
+
 
 def harness_run(
     given: GivenRun,
@@ -137,7 +140,10 @@ def _config(run: OpenedRun, tasks: Sequence[str] | None, asked: Mapping[str, Any
     # On top of the run's own: a task of its config may need its folder of files.
     named: dict[str, Any] = {} if tasks is None else {"tasks": tuple(tasks)}
     if own is not None:
-        changed: HarnessConfig = replace(own, **named, **asked)
+        # What the run let its tasks do is nobody's wish now: its folder may be anybody's.
+        is_asked = any(name in _ALLOWS_CODE for name in run.changed)
+        named["allow_code"] = own.allow_code and is_asked
+        changed: HarnessConfig = replace(own, **(named | dict(asked)))
         return changed
     return HarnessConfig(**named, **asked)
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,51 +19,72 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from chomp.cli.given_config import GivenConfig
+from chomp.cli.own_spelling import own_content, own_overrides
+from chomp.cli.run_template import is_mine, require_known
+from chomp.cli.template_folder import LAUNCH_FILE, template_folder
 from chomp.errors import ConfigError, message, require
 
 if TYPE_CHECKING:  # for annotations alone
     from chomp.executor import ExecutorStep
     from chomp.launch.launching import DryRun
 
-DEFAULT_TEMPLATE = "experiments/grug/base"
-LAUNCH_FILE = "launch.py"
 _STEPS = "steps"
 _DRY_RUN = "dry_run"
 _CONFIG_SUFFIX = "LaunchConfig"
 _TEMPLATE_KEY = "template"
+RUN_CLASS = "GrugRunConfig"  # as templates call the config of a run
+_BASE = "experiments/grug/base"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Launch:
-    """What a launch file makes of a config."""
+    """A launch file with the config that it is to make steps of."""
 
-    steps: list[ExecutorStep]
+    path: str  # of the launch file
+    config: Any  # its own, or that of a YAML file; after overrides
+    steps_of: Callable[[Any], Iterable[ExecutorStep]]
     dry_run: DryRun | None  # None: the launch file has none
+    run_dir: str | None = None  # where a YAML file says that its run goes
+    run_class: type | None = None  # the class of a run's config, as far as the file has it
+
+    def steps(self, overrides: Sequence[str] = ()) -> list[ExecutorStep]:
+        """The steps, of which the last is the run; with further overrides. Nothing is planned."""
+        from chomp.config import apply_overrides
+
+        found = list(self.steps_of(apply_overrides(self.config, overrides)))
+        require(
+            bool(found),
+            given=f"{self.path}, whose {_STEPS} gives no step",
+            allowed="at least one step",
+            fix=f"return the training step from {_STEPS}",
+        )
+        return found
 
 
 def launch_steps(given: GivenConfig) -> list[ExecutorStep]:
     """The steps of a launch file or a YAML file after overrides. Nothing is planned or run."""
-    return loaded_launch(given).steps
+    return loaded_launch(given).steps()
 
 
 def loaded_launch(given: GivenConfig) -> Launch:
-    """What a launch file makes of its own config or of a YAML file, after overrides."""
+    """A launch file with its own config or that of a YAML file, after overrides."""
     from chomp.config import apply_overrides, config_from_mapping
 
     is_yaml = given.kind() == "YAML file"
     content = _yaml_mapping(given) if is_yaml else {}
     launch_file = _launch_file(given, content.pop(_TEMPLATE_KEY, None) if is_yaml else None)
     module = loaded_module(launch_file)
-    config_class, steps_of = _launch_class(module, launch_file), _steps_of(module, launch_file)
-    config = config_from_mapping(config_class, content, source=given.path)
-    found = list(steps_of(apply_overrides(config, given.overrides)))
-    require(
-        bool(found),
-        given=f"{launch_file}, whose {_STEPS} gives no step",
-        allowed="at least one step",
-        fix=f"return the training step from {_STEPS}",
+    cls = launch_class(module, launch_file)
+    said = own_content(cls, content, source=given.path)
+    config = config_from_mapping(cls, said.config, source=given.path)
+    return Launch(
+        path=launch_file,
+        config=apply_overrides(config, own_overrides(cls, given.overrides)),
+        steps_of=_steps_of(module, launch_file),
+        dry_run=getattr(module, _DRY_RUN, None),
+        run_dir=said.run_dir,
+        run_class=getattr(module, RUN_CLASS, None),
     )
-    return Launch(steps=found, dry_run=getattr(module, _DRY_RUN, None))
 
 
 def loaded_module(path: str) -> ModuleType:
@@ -109,25 +130,22 @@ def _launch_file(given: GivenConfig, template_key: Any) -> str:
             fix="leave out --template",
         )
         return given.path
-    folder = given.template or template_key or DEFAULT_TEMPLATE
+    named = given.template or template_key
     require(
-        isinstance(folder, str),
-        given=f"template={folder!r} in {given.path}",
-        allowed="the folder of a template",
-        fix=f"write {_TEMPLATE_KEY}: {DEFAULT_TEMPLATE}",
+        named is None or isinstance(named, str),
+        given=f"template={named!r} in {given.path}",
+        allowed="the name of a template, or its folder",
+        fix=f"write {_TEMPLATE_KEY}: base",
     )
-    path = Path(folder, LAUNCH_FILE)
-    require(
-        path.is_file(),
-        given=f"no {path}, the launch file of the template that {given.path} configures",
-        allowed=f"the folder of a template, which holds a {LAUNCH_FILE}",
-        fix=f"pass --template FOLDER, or write {_TEMPLATE_KEY}: FOLDER into {given.path}; "
-        f"without either it is {DEFAULT_TEMPLATE} in the current folder",
-    )
-    return str(path)
+    folder = template_folder(named, beside=given.path)
+    if given.template is None and not is_mine(Path(given.path)):
+        # A file of another user would say whose code is run.
+        sources = {path.stem: path.read_bytes() for path in sorted(folder.glob("*.py"))}
+        require_known(folder, sources, fix=f"read those files, and pass --template {folder}")
+    return str(folder / LAUNCH_FILE)
 
 
-def _launch_class(module: ModuleType, path: str) -> type[Any]:
+def launch_class(module: ModuleType, path: str) -> type[Any]:
     """The class of the launch file's config, found by its name."""
     found = {
         name: value
@@ -156,7 +174,7 @@ def _steps_of(module: ModuleType, path: str) -> Callable[[Any], Iterable[Executo
                 given=f"{path} without a function {_STEPS}",
                 allowed=f"a launch file in which {_STEPS}(config) gives the steps of a run",
                 fix=f"name the function so that is given to executor_main, as in "
-                f"{DEFAULT_TEMPLATE}/{LAUNCH_FILE}",
+                f"{_BASE}/{LAUNCH_FILE}",
             )
         )
     found: Callable[[Any], Iterable[ExecutorStep]] = steps_of

@@ -19,6 +19,7 @@ from chomp import __version__
 from chomp.cli import evaluation_commands, pin_command, train_command, verify_command
 from chomp.cli.checkpoint_commands import checkpoint_app
 from chomp.cli.config_arguments import Action
+from chomp.cli.config_commands import config_app
 from chomp.cli.data_commands import data_app
 from chomp.cli.launch_command import launch_app
 from chomp.cli.metrics_commands import metrics_app
@@ -57,6 +58,7 @@ app.command(
     epilog=pin_command.EXAMPLES,
 )(pin_command.pin)
 app.add_typer(launch_app, name="launch")
+app.add_typer(config_app, name="config")
 app.add_typer(data_app, name="data")
 app.add_typer(metrics_app, name="metrics")
 app.add_typer(checkpoint_app, name="checkpoint")

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from chomp.cli.held_out import held_out_datasets
@@ -39,6 +39,24 @@ def given_texts(prompts: Sequence[str], file: str | None) -> list[str] | None:
     if list(prompts) == [STDIN]:  # among others it is a prompt like any
         return _lines(sys.stdin.read(), "stdin")
     return list(prompts) or None
+
+
+def typed_texts() -> Iterator[str]:
+    """The lines that are typed, as they come; ends with the input, or with Ctrl-C."""
+    is_seen = sys.stdin.isatty()
+    if is_seen:
+        print("A line is a prompt; Ctrl-D ends.", file=sys.stderr)
+    while True:
+        if is_seen:
+            print("> ", end="", file=sys.stderr, flush=True)
+        try:
+            line = sys.stdin.readline()
+        except KeyboardInterrupt:
+            return
+        if not line:
+            return
+        if text := line.rstrip("\r\n"):
+            yield text
 
 
 def encoded_prompts(run: OpenedRun, texts: Sequence[str]) -> list[Prompt]:

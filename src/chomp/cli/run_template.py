@@ -58,7 +58,7 @@ def loaded_template(folder: Path, *, is_trusted: bool = False) -> RunTemplate:
     folder = folder.resolve()
     sources = _sources(folder)
     if not is_trusted:
-        _require_known(folder, sources)
+        require_known(folder, sources, fix="read those files, and pass --trust to run them")
     # By content: two versions of one template live side by side, as do jit caches of each.
     digest = _digest(sources)
     name = _PACKAGE + digest[:12]
@@ -103,20 +103,21 @@ def _digest(sources: Mapping[str, bytes]) -> str:
     return digest.hexdigest()
 
 
-def _require_known(folder: Path, sources: Mapping[str, bytes]) -> None:
-    if _is_mine(folder) or _is_in_checkout(sources):
+def require_known(folder: Path, sources: Mapping[str, bytes], *, fix: str) -> None:
+    """Raise `ConfigError` for code of another user that no template of this checkout equals."""
+    if is_mine(folder) or _is_in_checkout(sources):
         return
     raise ConfigError(
         message(
             given=f"{folder} is Python code of another user, which no template of this checkout "
             f"equals, and this command would run it: {', '.join(f'{name}.py' for name in sources)}",
             allowed="templates that this user wrote, or that this checkout has too",
-            fix="read those files, and pass --trust to run them",
+            fix=fix,
         )
     )
 
 
-def _is_mine(folder: Path) -> bool:
+def is_mine(folder: Path) -> bool:
     """Whether this user owns the folder, who then put every file there, and the files."""
     if not hasattr(os, "geteuid"):  # only POSIX tells
         return False

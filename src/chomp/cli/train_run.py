@@ -6,14 +6,19 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from chomp.cli.given_config import GivenConfig
-from chomp.cli.launch_files import LAUNCH_FILE, loaded_launch
+from chomp.cli.given_text import given_text
+from chomp.cli.launch_files import Launch, loaded_launch
+from chomp.cli.resume import Resume, beginning, reopen, resume_wish
+from chomp.cli.template_folder import LAUNCH_FILE
+from chomp.cli.terminal import say
 from chomp.errors import LaunchError, message, require
 
 if TYPE_CHECKING:  # for annotations alone
@@ -22,33 +27,67 @@ if TYPE_CHECKING:  # for annotations alone
 RUNS = "runs"
 
 
-def train_run(
-    given: GivenConfig,
-    *,
-    run_dir: str | None,
-    force: Sequence[str],
-    allow: Sequence[str],
-    is_dry_run: bool,
-    on: str | None = None,
-    max_concurrent: int | None = None,
-) -> int:
+@dataclass(frozen=True, kw_only=True)
+class TrainOptions:
+    """What `chomp train` is told besides the config."""
+
+    run_dir: str | None = None
+    force: Sequence[str] = ()
+    allow: Sequence[str] = ()
+    is_dry_run: bool = False
+    on: str | None = None
+    max_concurrent: int | None = None
+    resume: str | None = None
+    max_steps: int | None = None  # of this start
+
+
+def train_run(given: GivenConfig, asked: TrainOptions) -> int:
     """Train, continue, or say that it is done; the exit code."""
     from chomp.launch.allowed import allowed_fields, allowed_overrides
     from chomp.launch.launching import LaunchOptions, launched, require_dry_run
 
     # Before the launch file is loaded, which takes seconds: it refuses what cannot be.
     options = LaunchOptions(
-        prefix=given.outputs, is_dry_run=is_dry_run, on=on, max_concurrent=max_concurrent
+        prefix=given.outputs,
+        is_dry_run=asked.is_dry_run,
+        on=asked.on,
+        max_concurrent=asked.max_concurrent,
     )
+    wish = resume_wish(asked.resume)
+    _require_stoppable(asked)
     _require_trainable(given)
-    with _no_bytecode() if is_dry_run else nullcontext():
-        overrides = (*given.overrides, *allowed_overrides(allow))
+    with _no_bytecode() if asked.is_dry_run else nullcontext():
+        overrides = (*given.overrides, *allowed_overrides(asked.allow))
         launch = loaded_launch(replace(given, overrides=overrides))
-        if is_dry_run:
+        if asked.is_dry_run:
             require_dry_run(launch.dry_run, fix="leave out --dry-run, or write such a function")
-        allowed = allowed_fields(launch.steps[-1], allow)
-        planned = _planned(given, launch.steps, run_dir, force, allowed)
-        return launched(planned, options, report=_report, dry_run=launch.dry_run)
+        steps = launch.steps()
+        allowed = allowed_fields(steps[-1], asked.allow)
+        folder = launch.run_dir if asked.run_dir is None else asked.run_dir
+        plan = partial(_planned, given, run_dir=folder, force=asked.force, allowed=allowed)
+        planned = _begun(launch, plan(steps), plan, wish, is_dry_run=asked.is_dry_run)
+        with _stopping_after(asked.max_steps), _keeping(given_text(given)):
+            return launched(planned, options, report=_report, dry_run=launch.dry_run)
+
+
+def _begun(
+    launch: Launch,
+    planned: list[PlannedStep],
+    plan: Callable[[Sequence[ExecutorStep]], list[PlannedStep]],
+    wish: Resume | None,
+    *,
+    is_dry_run: bool,
+) -> list[PlannedStep]:
+    """The plan for a run that begins where `--resume` says."""
+    from chomp.launch.together import is_spokesman
+
+    begins = beginning(planned[-1], wish)
+    if begins.told is not None and is_spokesman():
+        say(begins.told)
+    if begins.is_reopened and not is_dry_run and is_spokesman():
+        reopen(planned[-1])
+    # The folder is known only now, and what is asked of one start does not change it.
+    return plan(launch.steps(begins.overrides)) if begins.overrides else planned
 
 
 def default_run_dir(given: GivenConfig, step: ExecutorStep) -> str:
@@ -85,9 +124,40 @@ def _require_trainable(given: GivenConfig) -> None:
     )
 
 
+def _require_stoppable(asked: TrainOptions) -> None:
+    require(
+        asked.max_steps is None or asked.on != "ray",
+        given=f"--max-steps {asked.max_steps} with --on ray",
+        allowed="--max-steps where steps run on this machine",
+        fix="leave it out, or use --on process",
+    )
+
+
+@contextmanager
+def _stopping_after(max_steps: int | None) -> Iterator[None]:
+    """Let the run take so many steps at most."""
+    if max_steps is None:
+        yield
+        return
+    from chomp.hooks.stop_after import stopping_after
+
+    with stopping_after(max_steps):
+        yield
+
+
+@contextmanager
+def _keeping(text: str | None) -> Iterator[None]:
+    """Let the run keep the file that it is made of."""
+    from chomp.hooks.original_config import handed_on
+
+    with handed_on(text):
+        yield
+
+
 def _planned(
     given: GivenConfig,
     steps: Sequence[ExecutorStep],
+    *,
     run_dir: str | None,
     force: Sequence[str],
     allowed: Sequence[str],

@@ -10,6 +10,7 @@ from chomp.executor.earlier import EarlierRuns, earlier_runs
 from chomp.executor.identity import HASH_DIGITS, Identity
 from chomp.executor.status import StepInfo
 from chomp.storage import name_of, parent_of
+from chomp.storage.secrets import without_secrets
 
 _CHANGES_SHOWN = 3
 # Longer values are cut: the path says where to look.
@@ -37,7 +38,8 @@ def told_changes(changes: Sequence[Difference]) -> str:
 def changes_since(info: StepInfo, name: str, identity: Identity) -> list[Difference]:
     """What makes a step another one than that which a folder records."""
     before, after = {"name": info.name, **info.values}, {"name": name, **identity.values}
-    changes = changed_values(before, after)
+    # Records have no secrets, so that what is there now must not show as a change.
+    changes = changed_values(without_secrets(before), without_secrets(after))
     if changes or info.identity in (identity.hash, identity.own_hash):
         return changes
     # A path and a text that reads like it, or a record from before hashes told these apart.
@@ -103,7 +105,7 @@ def record_differences(
     covered, not_covered = ([(*root, *each) for each in some] for some in (marked, unversioned))
     told = [
         f"{d.path}: recorded {short(d.before)}, now {short(d.after)}"
-        for d in _told_differences(info.config, config)
+        for d in _told_differences(*map(without_secrets, (info.config, config)))
         if not any(_is_within(d.path, path) for path in covered)
         or any(_is_within(d.path, path) for path in not_covered)
         or _is_at(d.path, MODULE)

@@ -15,6 +15,7 @@ from typing import Any, Literal, TypeVar
 
 from chomp.errors import StorageError, message
 from chomp.storage import exists, join, read_json, write_json_atomic
+from chomp.storage.secrets import without_secrets
 
 STATUS = ".executor_status"
 INFO = ".executor_info"
@@ -64,8 +65,8 @@ def read_status(path: str) -> StepStatus | None:
 
 
 def write_status(path: str, status: StepStatus) -> None:
-    """Replace the status, atomically."""
-    write_json_atomic(join(path, STATUS), asdict(status))
+    """Replace the status, atomically; an error that quotes a secret is told without it."""
+    write_json_atomic(join(path, STATUS), without_secrets(asdict(status)))
 
 
 def read_info(path: str) -> StepInfo | None:
@@ -74,8 +75,8 @@ def read_info(path: str) -> StepInfo | None:
 
 
 def write_info(path: str, info: StepInfo) -> None:
-    """Replace the info, atomically."""
-    write_json_atomic(join(path, INFO), asdict(info))
+    """Replace the info, atomically; secrets in the config are not written down."""
+    write_json_atomic(join(path, INFO), without_secrets(asdict(info)))
 
 
 def started_status(earlier: StepStatus | None, identity: str) -> StepStatus:

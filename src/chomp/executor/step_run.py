@@ -40,6 +40,7 @@ from chomp.storage import (
     sync_tree,
     write_text_atomic,
 )
+from chomp.storage.secrets import redacted
 
 Runner = Callable[[PlannedStep], None]
 OnStart = Callable[[PlannedStep], None]
@@ -268,7 +269,7 @@ def _record_end(
         write_status(planned.path, ended)
         if state == "FAILED":
             trace = "".join(traceback.format_exception(error))
-            write_text_atomic(join(planned.path, ERROR), trace)
+            write_text_atomic(join(planned.path, ERROR), redacted(trace))
     except StorageError as trouble:
         error.add_note(f"This end is not recorded in the step's folder: {trouble}")
 

@@ -20,7 +20,8 @@ import jax
 from jax._src import distributed  # the notice has no public name that may be absent
 
 from chomp.checkpoint import Checkpointer
-from chomp.hooks.interruption import StopSignal
+from chomp.hooks.interruption import PlannedStop, StopCause, StopSignal
+from chomp.hooks.stop_after import steps_of_this_start
 from chomp.mesh import post, posted, told_by_first
 
 LOOK_EVERY_S = 1.0
@@ -33,8 +34,8 @@ _agreements = itertools.count()
 class Decision:
     """What all processes do after a step."""
 
-    is_save_due: bool  # always, where a signal is to stop them
-    stop_signal: signal.Signals | None  # that one of them received
+    is_save_due: bool  # always, where they are to stop
+    stop_signal: StopCause | None  # that one of them received, or a stop that was planned
 
 
 class Agreement:
@@ -51,15 +52,25 @@ class Agreement:
         self._next_look = 0
         self._span = 1
         self._last = (0, time.monotonic())  # look of process 0: step and time
+        self._steps_left = steps_of_this_start()
 
     def after(self, step: int, checkpointer: Checkpointer, stop: StopSignal) -> Decision:
-        """What is done after `step` completed steps, the same in all processes."""
-        return self.decided(
+        """What is done after `step` completed steps, the same in all processes.
+
+        To be asked after every step, once: a start that may take only so many counts them here.
+        """
+        decided = self.decided(
             step,
             wants_save=checkpointer.is_due(step),
             must_save=checkpointer.is_permanent(step),
             stop=stop.received,
         )
+        if self._steps_left is not None:
+            self._steps_left -= 1
+            # All processes count alike, so nobody has to be asked.
+            if self._steps_left <= 0 and decided.stop_signal is None:
+                return _decision(True, PlannedStop.MAX_STEPS)
+        return decided
 
     def decided(
         self,
@@ -111,7 +122,7 @@ class Agreement:
         return self._span
 
 
-def _decision(is_save_due: bool, stop: signal.Signals | None) -> Decision:
+def _decision(is_save_due: bool, stop: StopCause | None) -> Decision:
     return Decision(is_save_due or stop is not None, stop)
 
 

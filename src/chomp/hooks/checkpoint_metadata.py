@@ -9,8 +9,8 @@ from chomp.config import config_hash, config_to_mapping
 from chomp.data import TrainLoader
 from chomp.hooks.environment import environment
 from chomp.hooks.run_folder import RunFolder
+from chomp.storage.secrets import without_secrets
 from chomp.tokenize import Tokenizer
-from chomp.tracking.secrets import without_secrets
 
 
 def checkpoint_metadata(

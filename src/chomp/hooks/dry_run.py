@@ -128,6 +128,7 @@ def _facts(config: Any, state: Any, state_bytes: int) -> Table:
     examples = batches.examples_before(trainer.steps)
     flops = 3.0 * trainer.seq_len * config.model.flops_per_token(trainer.seq_len)
     kept = 1 if checkpoint.every is None else -(-trainer.steps // checkpoint.every)
+    kept = min(kept, checkpoint.keep_permanent or kept)
     # One temporary may lie beside the permanent ones while the next is written.
     temporary = 0 if checkpoint.save_interval_s is None else 2
     disk = (kept + temporary) * sum(

@@ -1,12 +1,14 @@
 """Being asked to stop: Ctrl-C and SIGTERM become a wish that a run honours when it can.
 
-That is before its first step, between two steps, and once its last state is saved.
+That is before its first step, between two steps, and once its last state is saved. A start that was
+to take only so many steps ends in the same way, without a signal.
 """
 
 import logging
 import signal
 import threading
 import time
+from enum import Enum
 from types import FrameType, TracebackType
 from typing import Any
 
@@ -16,10 +18,20 @@ from chomp.errors import RunInterrupted
 
 # Ctrl-C as shells report it; for SIGTERM, the code that means "preempted, run me again".
 EXIT_CODES = {signal.SIGINT: 130, signal.SIGTERM: 75}
+_PLANNED_EXIT_CODE = 0  # all went as it was asked to
 # A terminal or a scheduler may send a signal to a group and to its members: that is one wish.
 _SAME_WISH_S = 1.0
 
 _log = logging.getLogger(__name__)
+
+
+class PlannedStop(Enum):
+    """A stop that was planned, and that no signal asks for."""
+
+    MAX_STEPS = "--max-steps"  # this start has taken as many as it was to take
+
+
+StopCause = signal.Signals | PlannedStop
 
 
 class StopSignal:
@@ -60,21 +72,22 @@ class StopSignal:
             raise self.interruption(saved_at)
 
     def interruption(
-        self, saved_at: str | None, *, agreed: signal.Signals | None = None
+        self, saved_at: str | None, *, agreed: StopCause | None = None
     ) -> RunInterrupted:
         """The exception that ends the run after its state was saved at `saved_at`.
 
-        None: nothing was trained since it was started. `agreed` is the signal all processes stop
-        for: another of them may have received it.
+        None: nothing was trained since it was started. `agreed` is what all processes stop for: a
+        signal may have been received by another of them.
         """
         stopped_by = agreed or self.received
         assert stopped_by is not None, "only a run that was asked to stop is interrupted"
-        elsewhere = "" if self.received else " in another process"
         state = "no step was taken yet" if saved_at is None else f"the state is saved at {saved_at}"
-        return RunInterrupted(
-            f"{stopped_by.name}{elsewhere}: {state}. The same command continues.",
-            exit_code=EXIT_CODES[stopped_by],
-        )
+        if isinstance(stopped_by, PlannedStop):
+            who, code = stopped_by.value, _PLANNED_EXIT_CODE
+        else:
+            elsewhere = "" if self.received else " in another process"
+            who, code = f"{stopped_by.name}{elsewhere}", EXIT_CODES[stopped_by]
+        return RunInterrupted(f"{who}: {state}. The same command continues.", exit_code=code)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         if self.received is None:

@@ -22,6 +22,7 @@ from rich.text import Text
 from chomp.checkpoint import CHECKPOINTS
 from chomp.config import config_to_mapping, config_to_yaml
 from chomp.errors import StorageError, require
+from chomp.hooks.original_config import ORIGINAL_CONFIG, original_config, write_original
 from chomp.mesh import all_or_none, is_first, leaving_on_error, told_by_first
 from chomp.storage import (
     exists,
@@ -62,7 +63,6 @@ from chomp.tracking import (
 from chomp.tracking import LoggingConfig as LoggingConfig
 from chomp.tracking.printable import printable
 
-ORIGINAL_CONFIG = "config_original.yaml"
 RESOLVED_CONFIG = "config_resolved.json"
 METRICS_FILE = "metrics.jsonl"  # unless the run's config has another name for it
 SAMPLES = "samples"
@@ -112,13 +112,16 @@ class RunFolder:
     ) -> None:
         """Write what the run is made of: config, the template's own source, tokenizer.
 
+        The original config is the file that the run was started with, else `config` as YAML.
         `derived` is what follows from the config, kept beside it for readers.
         """
         if not is_first():
             return
-        original, resolved = config_to_yaml(config), config_to_mapping(config)
+        given = original_config()
+        original = redacted(config_to_yaml(config) if given is None else given)
+        write_original(self.path, original, attempt=self.attempt)
+        resolved = config_to_mapping(config)
         resolved = resolved if derived is None else {**resolved, "derived": dict(derived)}
-        write_text_atomic(join(self.path, ORIGINAL_CONFIG), redacted(original))
         write_json_atomic(join(self.path, RESOLVED_CONFIG), without_secrets(resolved))
         copy = join(self.path, "template")
         make_folder(copy)

@@ -5,6 +5,7 @@ that may fail without hurting the run. Values are flat and plain; nothing here i
 metric names are in `chomp.tracking.names`.
 """
 
+from chomp.storage.secrets import redacted, without_secrets
 from chomp.tracking.background import BackgroundSink
 from chomp.tracking.composite import CompositeTracker
 from chomp.tracking.config import LoggingConfig, TensorBoardConfig, WandbConfig
@@ -23,7 +24,6 @@ from chomp.tracking.names import METRICS, Metric, metric_of, name_from, with_sho
 from chomp.tracking.noop import NoopTracker
 from chomp.tracking.protocol import MetricValue, PlainValue, Tracker, flat_metrics
 from chomp.tracking.replay import replay, replay_rows
-from chomp.tracking.secrets import redacted, without_secrets
 from chomp.tracking.sinks import RunFacts, new_wandb_id, open_sinks, require_installed, wants_wandb
 from chomp.tracking.tensorboard_sink import TensorBoardSink
 from chomp.tracking.wandb_process import WandbProcess

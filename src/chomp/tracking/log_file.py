@@ -8,7 +8,7 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from chomp.tracking.secrets import redacted
+from chomp.storage.secrets import redacted
 
 # Loggers with a level of their own, which that of the root does not reach. Orbax logs by absl.
 _OWN_LEVELS = ("absl", "chomp", "experiments", "jax", "jaxlib", "orbax")

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from chomp.errors import ConfigError, message
+from chomp.storage.secrets import redacted, without_secrets
 from chomp.tracking.background import BackgroundSink
 from chomp.tracking.config import LoggingConfig, WandbConfig
 from chomp.tracking.protocol import Tracker
-from chomp.tracking.secrets import redacted, without_secrets
 from chomp.tracking.tensorboard_sink import TensorBoardSink
 from chomp.tracking.wandb_process import WandbProcess
 from chomp.tracking.wandb_sink import WandbStart

@@ -10,10 +10,13 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
+import lm_eval.api.metrics  # registers those that lm-eval has
+import lm_eval.utils
 import numpy as np
+from jinja2.sandbox import SandboxedEnvironment
 from lm_eval import evaluator, simple_evaluate
+from lm_eval.api.registry import metric_registry
 from lm_eval.tasks import TaskManager
-from lm_eval.utils import env as templates
 
 from chomp.config.words import did_you_mean, nearest
 from chomp.errors import ConfigError, message, require
@@ -26,6 +29,15 @@ from chomp.mesh import is_first
 
 # Draws for standard errors without a formula (perplexity, F1); accuracies have one.
 BOOTSTRAP_ITERATIONS = 1000
+
+# Fills in the texts of tasks. In lm-eval's own environment a text can run whatever Python can.
+templates: Any = SandboxedEnvironment(
+    loader=lm_eval.utils.env.loader,
+    undefined=lm_eval.utils.env.undefined,
+    keep_trailing_newline=lm_eval.utils.env.keep_trailing_newline,
+)
+templates.filters |= lm_eval.utils.env.filters
+lm_eval.utils.env = templates
 
 _log = logging.getLogger(__name__)
 
@@ -95,7 +107,7 @@ def load_tasks(
     """
     _require_possible(tasks, include_path, include_defaults, num_fewshot, limit)
     if include_path is not None and not allow_code:
-        require_no_code(include_path)
+        require_no_code(include_path, metric_registry)
     manager = TaskManager(include_path=include_path, include_defaults=include_defaults)
     unread = {} if include_path is None else unreadable_files(include_path)
     names = [found for name in tasks for found in _found(manager, name, unread)]

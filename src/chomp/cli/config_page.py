@@ -1,0 +1,229 @@
+"""The page docs/references/config.md, made from the config classes of the templates.
+
+uv run python -m chomp.cli.config_page > docs/references/config.md
+"""
+
+# ruff: noqa: PLC0415
+# What is imported inside functions is what `chomp --help` does not need: it must answer at once.
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from chomp.cli.earlier_keys import OF_SOURCES, RULES, Fixed, Moved
+from chomp.cli.launch_files import RUN_CLASS, launch_class, loaded_module
+from chomp.cli.template_folder import GRUG, LAUNCH_FILE
+
+if TYPE_CHECKING:  # for annotations alone
+    from chomp.config import Mark
+    from chomp.config.fields import Setting
+
+_FIRST = "base"  # whose sections stand for those of all: templates differ in their models
+_MODEL = "model"
+_MOST_DEFAULT = 60  # characters
+
+_INTRODUCTION = """# Config
+
+Made from the config classes by `python -m chomp.cli.config_page`; do not edit by hand.
+`chomp config schema` prints the same as a JSON schema, `chomp config show CONFIG` what a file comes
+to.
+
+- A YAML file says which template it configures (`template: base`, or a folder; `megalodon` where it
+  says nothing) and fills in the config of that template's launch file. `-o key=value` after a
+  command changes single fields. Unknown keys are refused at every depth, with the nearest one.
+- A section that a file leaves out is as the launch file has it. One that it has begins from the
+  defaults below.
+- `variables: {width: 256}` may stand at the top: `$variables.width` is the value itself, and
+  `"{$variables.width}"` or `"${variables.width}"` its text inside of other text.
+- The mark says what a change means for a run that is continued. *identity*: it is another run.
+  *schedule*: the same run, if it is told so (`--allow optim.lr`). *cosmetic*: nothing.
+- Other names work in files and after `-o`; what a run writes down has the field's own name.
+"""
+_EARLIER = """## Keys of the first chomp
+
+Files of the first chomp can be read: most of their keys are fields above, or other names of them.
+These are taken for another field, or refused with what is said here.
+
+| key | here |
+|---|---|"""
+_PYTHON_WORDS = {"None": "null", "True": "true", "False": "false"}
+
+
+class _Template(NamedTuple):
+    """The classes of one template: of its launch file, and of a run, whose marks count."""
+
+    launch: type
+    run: type | None
+
+
+class _Section(NamedTuple):
+    """One table of the page: a config class at its place."""
+
+    title: str
+    cls: type
+    mark: Mark
+
+
+def config_page(root: Path = Path()) -> str:
+    """The whole page, for the templates of a checkout."""
+    files = sorted((root / GRUG).glob(f"*/{LAUNCH_FILE}"))
+    templates = {path.parent.name: _template(str(path)) for path in files}
+    parts = [_INTRODUCTION, *_tables(templates[_FIRST], _FIRST)]
+    for name, template in templates.items():
+        if name != _FIRST:
+            parts += [
+                table for table in _tables(template, name) if table.startswith(f"## {_MODEL}")
+            ]
+    return "\n".join([*parts, _earlier_keys()])
+
+
+def _template(path: str) -> _Template:
+    module = loaded_module(path)
+    return _Template(launch_class(module, path), getattr(module, RUN_CLASS, None))
+
+
+def _tables(template: _Template, name: str) -> Iterator[str]:
+    """Every table of a template, under its heading."""
+    from chomp.config.fields import mark_of, settings_of
+
+    of_run = (
+        {}
+        if template.run is None
+        else {item.name: mark_of(item.field) for item in settings_of(template.run)}
+    )
+    for section in _sections(template.launch, "", "identity"):
+        marks = of_run if section.cls is template.launch else {}
+        model = section.title == _MODEL or section.title.startswith(f"{_MODEL}.")
+        title = f"{section.title}, of {name}" if model else section.title
+        yield _table(section._replace(title=title), marks)
+
+
+def _earlier_keys() -> str:
+    lines = [_EARLIER]
+    for name, rule in RULES.items():
+        if isinstance(rule, Moved):
+            text = f"`{rule.to}`"
+            for value, meant in (rule.values or {}).items():
+                text += f", {json.dumps(value)} is `{meant}`"
+        elif isinstance(rule, Fixed):
+            text = f"only `{json.dumps(rule.value)}`: {rule.here}; {rule.use}"
+        else:
+            text = f"refused: {rule.here}; {rule.use}"
+        lines.append(f"| `{name}` | {text} |")
+    lines += [f"| `{name}` | `{use}` |" for name, use in OF_SOURCES.items()]
+    return "\n".join([*lines, ""])
+
+
+def _sections(cls: type, place: str, mark: Mark) -> Iterator[_Section]:
+    """The tables of a class and of all below it, in the order of the fields."""
+    from chomp.config.declared import sections
+    from chomp.config.fields import MARKS, mark_of, settings_of
+
+    yield _Section(place or "The top level", cls, mark)
+    for item in settings_of(cls):
+        inner = max(mark, mark_of(item.field), key=MARKS.index)
+        for suffix, declared in _held(item.declared):
+            found = sections(declared)
+            for section in found:
+                title = f"{place}.{_name(item)}{suffix}".lstrip(".") + _kind(section, found)
+                yield from _sections(section, title, inner)
+
+
+def _held(declared: Any) -> Iterator[tuple[str, Any]]:
+    """A type itself, the items of its list and the entries of its mapping, each with its place."""
+    from chomp.config.declared import entry_types, item_type, list_member, mapping_member
+
+    yield "", declared
+    if (items := list_member(declared)) is not None:
+        yield ".0", item_type(items, 0)
+    if (entries := mapping_member(declared)) is not None:
+        yield ".NAME", entry_types(entries)[1]
+
+
+def _kind(section: type, among: tuple[type, ...]) -> str:
+    """Which of several configs a section is."""
+    from chomp.config.declared import kinds_of
+
+    return f" (kind: {kinds_of(section)[0]})" if len(among) > 1 else ""
+
+
+def _table(section: _Section, marks: Mapping[str, Mark]) -> str:
+    """A class as a table; `marks` go before those of its own fields."""
+    from chomp.config.field_comments import field_comments
+    from chomp.config.fields import MARKS, mark_of, settings_of
+
+    comments = field_comments(section.cls)
+    lines = [
+        _line(
+            item,
+            max(section.mark, marks.get(item.name, mark_of(item.field)), key=MARKS.index),
+            comments.get(item.name, ""),
+        )
+        for item in settings_of(section.cls)
+    ]
+    head = ["| key | type | default | mark | other names | meaning |", "|---|---|---|---|---|---|"]
+    about = " ".join((section.cls.__doc__ or "").split())
+    return "\n".join([f"## {section.title}", "", about, "", *head, *lines, ""])
+
+
+def _line(item: Setting, mark: Mark, comment: str) -> str:
+    others = [name for name in item.spellings if name != _name(item)] + list(item.also)
+    cells = [
+        f"`{_name(item)}`",
+        _type(item.declared),
+        _default(item),
+        mark,
+        ", ".join(f"`{name}`" for name in others) or "-",
+        _as_yaml(comment) or "-",
+    ]
+    return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
+
+
+def _as_yaml(comment: str) -> str:
+    """A comment with the words of YAML for those of Python, which it was written beside."""
+    return re.sub(r"\b(None|True|False)\b", lambda word: _PYTHON_WORDS[word[1]], comment)
+
+
+def _name(item: Setting) -> str:
+    """A field as YAML files write it: a section by its alias, if it has one (`train`, `optim`)."""
+    from chomp.config.declared import sections
+
+    return item.aliases[0] if item.aliases and sections(item.declared) else item.name
+
+
+def _type(declared: Any) -> str:
+    from chomp.config.declared import allows_none, members, sections
+    from chomp.config.words import allowed_values
+
+    if sections(declared):
+        others = [part for part in members(declared) if part not in sections(declared)]
+        words = ["a section", *map(allowed_values, others), *["null"] * allows_none(declared)]
+        return " or ".join(words)
+    for place, inner in _held(declared):
+        if place and sections(inner):
+            return "a section for each " + ("item of a list" if place == ".0" else "name")
+    return allowed_values(declared)
+
+
+def _default(item: Setting) -> str:
+    from chomp.config.declared import sections
+    from chomp.config.plain import plain_value
+
+    if item.is_required:
+        return "required"
+    if sections(item.declared) and item.default() is not None:
+        return "its own"
+    if item.field.default_factory is not None and callable(item.field.default_factory):
+        # What a function makes may follow from the environment, and is empty where it does not.
+        made = plain_value(item.default())
+        return "`{}`" if made == {} else "`[]`" if made == [] else "made at the start"
+    text = json.dumps(plain_value(item.default()), ensure_ascii=False)
+    return f"`{text}`" if len(text) <= _MOST_DEFAULT else f"`{text[:_MOST_DEFAULT]}…`"
+
+
+if __name__ == "__main__":
+    print(config_page(), end="")

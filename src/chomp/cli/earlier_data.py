@@ -1,0 +1,124 @@
+"""Keys of the first chomp that have to be read together: what is read, by what tokenizer, in what
+dtype. Each function takes them out of a file's content and puts in what they mean here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from chomp.errors import require
+
+Content = dict[str, Any]
+
+COMPONENT = "text"  # the name of the one component that such a file has
+_HF = ("hf_dataset", "hf_name", "hf_split")
+# Of a stream, by the names they have there.
+_STREAM = {
+    "shuffle": "shuffle",
+    "shuffle_buffer_size": "window_documents",
+    "max_retries": "max_retries",
+    "retry_delay_sec": "retry_delay_s",
+    "max_eval_samples": "max_validation_documents",
+}
+_NOTHING_HELD_OUT = 1e-12  # of documents; a fraction is above 0
+_TOKENIZER_FILE = "tokenizer.json"
+
+
+def with_components(data: Content) -> Content:
+    """A `data` section with a component in the place of `backend` and the keys that go with it."""
+    asked = [key for key in ("backend", *_HF, "text_key", "local_text") if key in data]
+    if not asked:
+        return data
+    backend = data.get("backend", "local_text" if "local_text" in data else "hf")
+    require(
+        backend in ("hf", "local_text"),
+        given=f"data.backend={backend!r}",
+        allowed="hf or local_text, or data.components, which has more kinds of source",
+        fix="write backend: hf with hf_dataset, or data.components",
+    )
+    require(
+        "components" not in data,
+        given=f"data.{asked[0]} with data.components",
+        allowed="one of them",
+        fix="say all of it in data.components",
+    )
+    return _hugging_face(data) if backend == "hf" else _local_text(data)
+
+
+def with_tokenizer_kind(tokenizer: Content) -> Content:
+    """A `tokenizer` section with `hub` or `json` in the place of `hf`."""
+    left = dict(tokenizer)
+    if left.get("kind") == "hf":
+        left["kind"] = "hub"
+    name = left.pop("hf_name_or_path", None)
+    if name is None:
+        return left
+    place = Path(name)
+    file = place / _TOKENIZER_FILE if place.is_dir() else place
+    # As it was meant by the library that read it: a name of the hub, unless something is there.
+    if file.is_file():
+        return {**left, "kind": "json", "file": str(file)}
+    return {**left, "name": name}
+
+
+def precision(model: Content) -> tuple[Content, str | None]:
+    """A `model` section without its dtypes, and what they are as `train.precision`."""
+    parts = {"params": "param_dtype", "compute": "compute_dtype"}
+    given = {part: model[key] for part, key in parts.items() if model.get(key) is not None}
+    left = {key: value for key, value in model.items() if key not in parts.values()}
+    text = ",".join(f"{part}={dtype}" for part, dtype in given.items())
+    return left, text or None
+
+
+def _hugging_face(data: Content) -> Content:
+    """One split of a dataset, read as a stream: the first chomp had no token stores."""
+    require(
+        bool(data.get("hf_dataset")),
+        given="data.backend=hf without data.hf_dataset",
+        allowed="the name of a dataset, or a folder of files",
+        fix="write hf_dataset: NAME",
+    )
+    _refuse_unread(data, ("local_text",), "hf")
+    source: Content = {"kind": "hf", "path": data["hf_dataset"], "streaming": True}
+    source |= {key.removeprefix("hf_"): data[key] for key in _HF[1:] if key in data}
+    stream = {here: data[key] for key, here in _STREAM.items() if key in data}
+    component = {"source": source, "stream": stream, **_format(data)}
+    return _with_component(data, component, (*_HF, *_STREAM))
+
+
+def _local_text(data: Content) -> Content:
+    """The one text, over and over: a stream goes on with the next epoch in the middle of a row."""
+    require(
+        bool(data.get("local_text")),
+        given="data.backend=local_text without data.local_text",
+        allowed="a text",
+        fix='write local_text: "..."',
+    )
+    _refuse_unread(data, (*_HF, "text_key"), "local_text")
+    component: Content = {"source": {"kind": "memory", "documents": [data["local_text"]]}}
+    if data.get("repeat", True):
+        component["stream"] = {}
+    # The only text there is: a hash that holds out one in twenty would leave nothing to train on.
+    data = {"validation_fraction": _NOTHING_HELD_OUT, **data}
+    return _with_component(data, component, ("local_text",))
+
+
+def _format(data: Content) -> Content:
+    return {"format": {"kind": "text", "text_key": data["text_key"]}} if "text_key" in data else {}
+
+
+def _with_component(data: Content, component: Content, taken: Iterable[str]) -> Content:
+    left = {key: value for key, value in data.items() if key not in {*taken, "backend", "text_key"}}
+    return {**left, "components": {COMPONENT: component}}
+
+
+def _refuse_unread(data: Content, keys: Iterable[str], backend: str) -> None:
+    for key in keys:
+        require(
+            key not in data,
+            given=f"data.{key} with data.backend={backend}, which does not read it",
+            allowed=f"the keys of {backend}",
+            fix=f"remove {key}, or change the backend",
+        )

@@ -1,0 +1,175 @@
+"""`chomp train --resume`: where a run goes on, settled before anything of it is started.
+
+Without it a run continues what its folder holds. `none` insists on a folder without checkpoints,
+`latest` on one that has some; a number goes back to the checkpoint of that step, which makes those
+after it the past of another line: they are moved aside by the run once it has restored, and kept.
+"""
+
+# ruff: noqa: PLC0415
+# What is imported inside functions is what `chomp --help` does not need: it must answer at once.
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal
+
+from chomp.errors import CheckpointError, LaunchError, message, require
+
+if TYPE_CHECKING:  # for annotations alone
+    from chomp.executor import PlannedStep
+
+Resume = Literal["none", "latest"] | int
+
+_STEPS_TOLD = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class Beginning:
+    """What is to be done so that a run goes on where it was told to."""
+
+    told: str | None = None  # for whoever asked
+    overrides: tuple[str, ...] = ()  # of the run's config
+    is_reopened: bool = False  # it is done, and is to go back
+
+
+def resume_wish(text: str | None) -> Resume | None:
+    """What `--resume` says; None: continue what is there."""
+    require(
+        text is None or text in ("none", "latest") or (text.isascii() and text.isdecimal()),
+        given=f"--resume {text}",
+        allowed="none (a fresh start), latest (a checkpoint must be there), or the number of a "
+        "step that has one, 0 or more",
+        fix="write one of these, or leave it out to continue what there is",
+    )
+    if text is None or not text.isdecimal():
+        return text  # type: ignore[return-value]  # one of the two words, as was just required
+    return int(text)
+
+
+def beginning(run: PlannedStep, wish: Resume | None) -> Beginning:
+    """How a planned run goes on as is wished; raises `CheckpointError` where it cannot."""
+    if wish is None:
+        return Beginning()
+    from chomp.checkpoint.layout import CHECKPOINTS
+    from chomp.storage import join
+
+    folder = join(run.path, CHECKPOINTS)
+    # What is forced is moved aside first, with its checkpoints.
+    steps = [] if run.is_forced else _steps_in(folder)
+    if wish == "none":
+        _require_fresh(run, folder, steps)
+        return Beginning(told="--resume none: a fresh start")
+    require(
+        not run.is_forced,
+        given=f"--resume {wish} with --force",
+        allowed="one of them: --force moves the checkpoints aside and starts over",
+        fix="leave one out",
+    )
+    if not steps or (isinstance(wish, int) and wish not in steps):
+        raise _not_there(wish, folder, steps)
+    if wish == "latest":
+        return Beginning(told=f"--resume latest: from step {steps[-1]}")
+    assert isinstance(wish, int), "one of the words was dealt with"
+    return _back_to(run, folder, wish, later=[step for step in steps if step > wish])
+
+
+def reopen(run: PlannedStep) -> None:
+    """Let a run that is done be run again, in its folder as it is."""
+    from chomp.executor.status import LOCK, read_status, write_status
+    from chomp.storage import Lease, join
+
+    lease = Lease.try_acquire(join(run.path, LOCK))
+    if lease is None:
+        raise _held(run)
+    with lease:
+        status = read_status(run.path)
+        if status is not None and status.state == "SUCCESS":
+            # As one that was stopped: whatever happens next, the same command continues it.
+            again = replace(status, state="INTERRUPTED", error="it is to go back (--resume)")
+            write_status(run.path, again)
+
+
+def _back_to(run: PlannedStep, folder: str, step: int, *, later: list[int]) -> Beginning:
+    if run.action == "wait":
+        raise _held(run)
+    if not later and run.action == "skip":
+        return Beginning()  # it is done, and said to be
+    from chomp.checkpoint.layout import step_path
+    from chomp.storage import is_local
+
+    place = step_path(folder, step)
+    place = os.path.abspath(place) if is_local(place) else place
+    overrides = [f"trainer.load_checkpoint_path={place}"]
+    is_done = run.found is not None and run.found.state == "SUCCESS"
+    if is_done and _came_from(folder, step):
+        # It went back there before, and got to its end: this is another wish, not the same one.
+        overrides.append("trainer.load_checkpoint=true")
+    told = f"--resume {step}: from {place}"
+    if later:
+        told += f". Newer ones are moved aside and kept: {_listed(later)}"
+    return Beginning(
+        told=told, overrides=tuple(overrides), is_reopened=is_done and run.action == "skip"
+    )
+
+
+def _steps_in(folder: str) -> list[int]:
+    """The steps with a checkpoint, readable or not: what is there is to be dealt with."""
+    from chomp.checkpoint.layout import step_of_name
+    from chomp.storage import is_folder, list_folder
+
+    names = list_folder(folder) if is_folder(folder) else []
+    return sorted(step for step in map(step_of_name, names) if step is not None)
+
+
+def _came_from(folder: str, step: int) -> bool:
+    """Whether the newest checkpoint is of a line that was told to go on from that step."""
+    from chomp.checkpoint.candidates import ASKED_FOR
+    from chomp.checkpoint.layout import latest_checkpoint
+
+    newest = latest_checkpoint(folder)
+    begun = {} if newest is None else newest.metadata.continues or {}
+    return begun.get(ASKED_FOR) == f"step-{step}"
+
+
+def _require_fresh(run: PlannedStep, folder: str, steps: list[int]) -> None:
+    if steps:
+        from chomp.launch.telling import force_flag
+
+        raise CheckpointError(
+            message(
+                given=f"--resume none, but {folder} has {_listed(steps)}",
+                allowed="a fresh start in a folder without checkpoints",
+                fix=f"leave out --resume to continue, choose another --run-dir, or pass "
+                f"{force_flag(run)}, which moves the earlier run aside",
+            )
+        )
+
+
+def _not_there(wish: Resume, folder: str, steps: list[int]) -> CheckpointError:
+    known = _listed(steps) if steps else "no checkpoint"
+    others = "one of those" if steps else "latest or a step only where the run has saved"
+    return CheckpointError(
+        message(
+            given=f"--resume {wish}, but {folder} has {known}",
+            allowed=others,
+            fix="correct it or --run-dir, or leave out --resume",
+        )
+    )
+
+
+def _held(run: PlannedStep) -> LaunchError:
+    return LaunchError(
+        message(
+            given=f"--resume with {run.path}, which another process is training",
+            allowed="a run that nobody is at",
+            fix="wait for it, or stop it first",
+        )
+    )
+
+
+def _listed(steps: list[int]) -> str:
+    told = [f"step-{step}" for step in steps]
+    if len(told) > _STEPS_TOLD:
+        told = [*told[: _STEPS_TOLD // 2], "...", *told[-_STEPS_TOLD // 2 :]]
+    return ", ".join(told)

@@ -1,0 +1,78 @@
+"""The folder of a template, by its name in a checkout or by its path."""
+
+# ruff: noqa: PLC0415
+# What is imported inside functions is what `chomp --help` does not need: it must answer at once.
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from chomp.errors import ConfigError, message
+
+LAUNCH_FILE = "launch.py"
+GRUG = "experiments/grug"  # in a checkout
+# What a YAML file configures that names none: the first that there is.
+DEFAULT_TEMPLATES = ("megalodon", "base")
+
+
+def template_folder(named: str | None, *, beside: str | None = None) -> Path:
+    """The folder that a name or a path means; None: the default template.
+
+    A bare name is that of a folder under experiments/grug, in the checkout around the current
+    folder or around the file `beside`; else, as anything with a slash or a leading dot, a path.
+    Raises `ConfigError` where there is no launch file.
+    """
+    names = DEFAULT_TEMPLATES if named is None else (named,)
+    roots = list(_checkouts(beside))
+    for name in names:
+        for folder in _places(name, roots, is_path_too=named is not None):
+            if (folder / LAUNCH_FILE).is_file():
+                return folder
+    raise _no_template(named, roots)
+
+
+def _places(name: str, roots: list[Path], *, is_path_too: bool) -> Iterator[Path]:
+    if "/" not in name and not name.startswith("."):
+        for root in roots:
+            yield root / GRUG / name
+    if is_path_too:
+        yield Path(name)
+
+
+def _checkouts(beside: str | None) -> Iterator[Path]:
+    """The current folder, and those above it and above a file, that hold experiments/grug."""
+    starts = [Path(), *([] if beside is None else [Path(beside).parent])]
+    for start in starts:
+        # The current folder as it is: paths that are told stay short, and links stay links.
+        for folder in (start, *start.resolve().parents):
+            if (folder / GRUG).is_dir():
+                yield folder
+                break
+
+
+def _no_template(named: str | None, roots: list[Path]) -> ConfigError:
+    from chomp.config.words import did_you_mean, nearest
+
+    known = sorted({path.parent.name for root in roots for path in _launch_files(root)})
+    near = None if named is None else nearest(named, known)
+    if named is not None:
+        given = f"template {named}: there is no {Path(named, LAUNCH_FILE)}{did_you_mean(near)}"
+    elif roots:
+        given = f"no template is named, and {roots[0] / GRUG} has no {DEFAULT_TEMPLATES[0]}"
+    else:
+        given = f"no template is named, and there is no {GRUG} here: this is no checkout"
+    listed = f" ({', '.join(known)})" if known else ""
+    return ConfigError(
+        message(
+            given=given,
+            allowed=f"the name of a folder under {GRUG}{listed}, or the path of a folder with a "
+            f"{LAUNCH_FILE}",
+            fix="pass --template FOLDER, or write template: FOLDER into the file; or run the "
+            "command in a checkout",
+        )
+    )
+
+
+def _launch_files(root: Path) -> Iterator[Path]:
+    return (root / GRUG).glob(f"*/{LAUNCH_FILE}")

@@ -1,0 +1,151 @@
+"""Values that are written once in a config file and used in many places of it.
+
+    variables: {width: 256, name: {short: wide}}
+    model: {hidden_dim: $variables.width}             the value itself, whatever its type
+    run_id: "{$variables.name.short}-${variables.width}"    as text, inside of other text
+
+A variable may use others. The section is gone once the file is read: a config never holds one.
+"""
+
+import copy
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from chomp.config.paths import KeyPath, dotted
+from chomp.config.words import did_you_mean, given_value, nearest
+from chomp.config.yaml_text import yaml_of
+from chomp.errors import ConfigError, message, require
+
+SECTION = "variables"
+
+_NAME = r"[\w-]+(?:\.[\w-]+)*"
+_WHOLE = re.compile(rf"\$variables\.({_NAME})")
+_INLINE = re.compile(rf"\{{\$variables\.({_NAME})\}}|\$\{{variables\.({_NAME})\}}")
+# What is left of a reference that is neither: half of a text would be taken for a value.
+_LEFT = re.compile(r"\$\{?variables\b\S*")
+
+
+def without_variables(content: Mapping[str, Any], *, source: str) -> dict[str, Any]:
+    """The content of a file with every reference replaced, and without the section itself.
+
+    Raises `ConfigError`, headed by `source`, for a reference to nothing, to itself, or to a list or
+    mapping inside of text.
+    """
+    values = content.get(SECTION)
+    require(
+        values is None or isinstance(values, Mapping),
+        given=f"{source}: {SECTION}={given_value(values)}",
+        allowed="a mapping of names to values",
+        fix=f"write {SECTION}: {{name: value}}",
+    )
+    references = _References(values or {}, source)
+    references.replaced(values or {}, (SECTION,))  # one that nobody uses is to be right as well
+    return {
+        key: references.replaced(value, (key,)) for key, value in content.items() if key != SECTION
+    }
+
+
+class _References:
+    """The variables of one file, each worked out when it is first needed."""
+
+    def __init__(self, values: Mapping[str, Any], source: str) -> None:
+        self._values, self._source = values, source
+        self._known: dict[str, Any] = {}
+        self._open: list[str] = []  # those being worked out, each for the one before
+
+    def replaced(self, value: Any, path: KeyPath) -> Any:
+        """A value with all references in it replaced."""
+        if isinstance(value, str):
+            return self._text(value, path)
+        if isinstance(value, Mapping):
+            self._refuse_unquoted(value, path)
+            return {key: self.replaced(item, (*path, str(key))) for key, item in value.items()}
+        if isinstance(value, list):
+            return [self.replaced(item, (*path, index)) for index, item in enumerate(value)]
+        return value
+
+    def _text(self, text: str, path: KeyPath) -> Any:
+        whole = _WHOLE.fullmatch(text)
+        if whole:
+            # A copy: what is changed later in one place must not change in the others.
+            return copy.deepcopy(self._value(whole[1], path))
+        # What a variable brings in is not looked at again: it was, when it was worked out.
+        rest = _INLINE.sub("", text)
+        left = _LEFT.search(rest)
+        if left:
+            name = left[0].lstrip("${").removeprefix(f"{SECTION}.").rstrip("}") or "name"
+            raise self._error(
+                path,
+                given=f"{left[0]!r} inside of the text {text!r}",
+                allowed="$variables.NAME alone, or {$variables.NAME} inside of text",
+                fix=f"write {{$variables.{name}}}",
+            )
+        return _INLINE.sub(lambda found: self._inline(found[1] or found[2], path), text)
+
+    def _value(self, name: str, path: KeyPath) -> Any:
+        if name in self._known:
+            return self._known[name]
+        if name in self._open:
+            raise self._error(
+                path,
+                given=f"variables that lead back to themselves: {' -> '.join([*self._open, name])}",
+                allowed="variables that end in a value",
+                fix=f"write a value for one of {', '.join(self._open)}",
+            )
+        found = self._looked_up(name, path)
+        self._open.append(name)
+        self._known[name] = self.replaced(found, (SECTION, *name.split(".")))
+        self._open.pop()
+        return self._known[name]
+
+    def _looked_up(self, name: str, path: KeyPath) -> Any:
+        here: Any = self._values
+        for part in name.split("."):
+            if not isinstance(here, Mapping) or part not in here:
+                known = sorted(_names(self._values))
+                near = nearest(name, known)
+                raise self._error(
+                    path,
+                    given=f"there is no variable {name}{did_you_mean(near)}",
+                    allowed=f"the names under {SECTION}: {', '.join(known) or 'there are none'}",
+                    fix=f"write {near}" if near else f"add it to {SECTION}",
+                )
+            here = here[part]
+        return here
+
+    def _inline(self, name: str, path: KeyPath) -> str:
+        value = self._value(name, path)
+        if isinstance(value, Mapping | list):
+            raise self._error(
+                path,
+                given=f"the variable {name}, {given_value(value)}, inside of text",
+                allowed="text, numbers, true, false and null inside of text",
+                fix=f"write $variables.{name} alone, for the whole of it",
+            )
+        # As YAML writes it: true and 3.0e-4, not Python's spelling.
+        return value if isinstance(value, str) else yaml_of(value).partition("\n")[0]
+
+    def _refuse_unquoted(self, value: Mapping[Any, Any], path: KeyPath) -> None:
+        """Braces without quotes around them are a mapping to YAML, of a name and nothing."""
+        for key, item in value.items():
+            if item is None and isinstance(key, str) and _WHOLE.fullmatch(key):
+                raise self._error(
+                    path,
+                    given=f"{{{key}}} without quotes, which YAML takes for a mapping",
+                    allowed="a reference inside of text in quotes, or a whole one without braces",
+                    fix=f'write "{{{key}}}", or {key}',
+                )
+
+    def _error(self, path: KeyPath, *, given: str, allowed: str, fix: str) -> ConfigError:
+        text = message(given=f"{dotted(path)}: {given}", allowed=allowed, fix=fix)
+        return ConfigError(f"{self._source}: {text}")
+
+
+def _names(values: Mapping[Any, Any], before: str = "") -> list[str]:
+    """The dotted names of all variables; of a mapping its parts, which are what is used."""
+    names: list[str] = []
+    for key, value in values.items():
+        inner = f"{before}{key}"
+        names += _names(value, f"{inner}.") if isinstance(value, Mapping) else [inner]
+    return names

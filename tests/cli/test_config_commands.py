@@ -1,0 +1,139 @@
+"""`chomp config`: a config shown in full, two compared, the schema, and the page made from it."""
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import yaml
+
+from chomp.cli.config_page import config_page
+from chomp.config import config_to_mapping
+from experiments.grug.base.launch import GrugBaseLaunchConfig, run_config
+from tests.cli.conftest import Chomp
+
+ROOT = Path(__file__).parents[2]
+DEBUG = str(ROOT / "configs/debug_smoke.yaml")
+
+
+def rows(table: str) -> dict[str, list[str]]:
+    """The rows of a printed table by their first cell."""
+    lines = [line.strip("│").split("│") for line in table.splitlines() if line.startswith("│")]
+    return {cells[0].strip(): [cell.strip() for cell in cells[1:]] for cells in lines}
+
+
+def test_what_is_shown_is_a_config_again_and_has_every_field(chomp: Chomp, tmp_path: Path):
+    told = chomp("config", "show", DEBUG, "-o", "train.steps=7")
+    assert (told.code, told.err) == (0, "")
+    shown = yaml.safe_load(told.out)
+    assert (shown["trainer"]["steps"], shown["model"]["qk_norm"]) == (7, True)
+    (tmp_path / "again.yaml").write_text(told.out)
+    again = chomp("config", "show", str(tmp_path / "again.yaml"))
+    assert again.out == told.out
+
+
+def test_variables_and_other_names_are_gone_from_what_is_shown(chomp: Chomp, folder: Path):
+    (folder / "mine.yaml").write_text(
+        "template: .\nvariables: {n: 8}\ntrain: {steps: $variables.n}\ndata: {seed: 6}\n"
+    )
+    shown = yaml.safe_load(chomp("config", "show", "mine.yaml").out)
+    assert "variables" not in shown
+    assert (shown["trainer"]["steps"], shown["trainer"]["data_seed"]) == (8, 6)
+
+
+def test_a_secret_is_not_shown(chomp: Chomp, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("WANDB_API_KEY", "0123456789abcdef")
+    told = chomp("config", "show", DEBUG, "-o", "logging.wandb.tags=[x0123456789abcdef]")
+    assert told.code == 0
+    assert "0123456789abcdef" not in told.out
+
+
+def test_a_difference_has_the_mark_that_says_what_it_means_for_a_run(chomp: Chomp, folder: Path):
+    for name, lines in (("a", ""), ("b", "optim: {lr: 1e-4}\n")):
+        (folder / f"{name}.yaml").write_text(
+            f"template: {ROOT}/experiments/grug/base\nrun_id: {name}\n{lines}"
+            f"model: {{vocab_size: 2048, hidden_dim: {64 if name == 'a' else 128}}}\n"
+        )
+    told = chomp("config", "diff", "a.yaml", "b.yaml")
+    assert (told.code, told.err) == (0, "")
+    found = rows(told.out)
+    assert found["model.hidden_dim"] == ["64", "128", "identity"]
+    assert found["optimizer.lr"] == ["0.003", "0.0001", "schedule"]
+    assert found["run_id"] == ["'a'", "'b'", "cosmetic"]
+    assert "identity (another run)" in told.out
+    assert "no field differs" in chomp("config", "diff", "a.yaml", "a.yaml").out
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A run folder as training writes it at its start, in the current folder."""
+    folder = tmp_path / "run"
+    shutil.copytree(ROOT / "experiments/grug/base", folder / "template")
+    launch = replace(GrugBaseLaunchConfig(), output_path="run")
+    config = {**config_to_mapping(run_config(launch)), "derived": {"train": {}}}
+    config["data"]["tokenizer"]["path"] = "outputs/tokenizer"
+    (folder / "config_resolved.json").write_text(json.dumps(config))
+    monkeypatch.chdir(tmp_path)
+    return folder
+
+
+def test_a_run_is_compared_by_what_a_file_can_say(chomp: Chomp, run: Path, tmp_path: Path):
+    shown = yaml.safe_load(chomp("config", "show", "run").out)
+    assert "derived" not in shown
+    # What the executor fills in is nothing that a file has.
+    del shown["output_path"], shown["data"]["tokenizer"]["path"]
+    shown |= {"template": str(ROOT / "experiments/grug/base"), "run_id": "other"}
+    shown["trainer"]["log_every"] += 1
+    (tmp_path / "mine.yaml").write_text(yaml.safe_dump(shown))
+    told = chomp("config", "diff", "run", "mine.yaml")
+    assert (told.code, told.err) == (0, "")
+    assert list(rows(told.out)) == ["trainer.log_every", "run_id"]
+    assert "no field differs" in chomp("config", "diff", "run", "run").out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["show", "nothing.yaml"], "there is no nothing.yaml"),
+        (["show", "mine.yaml", "-o", "train.stepz=1"], "did you mean steps?"),
+        (["schema", "--template", "nowhere"], "template nowhere"),
+        (["diff", "mine.yaml"], "Missing argument"),
+    ],
+)
+def test_what_is_wrong_is_told_in_three_parts(chomp: Chomp, folder: Path, arguments, words: str):
+    (folder / "mine.yaml").write_text("template: .\n")
+    told = chomp("config", *arguments)
+    assert (told.code, told.out) == (2, "")
+    for part in (words, "Allowed: ", "Fix: "):
+        assert part in told.err
+
+
+def test_the_schema_is_that_of_the_templates_launch_config(chomp: Chomp):
+    told = chomp("config", "schema", "--template", str(ROOT / "experiments/grug/moe"))
+    schema = json.loads(told.out)
+    assert schema["properties"]["trainer"]["aliases"] == ["train"]
+    assert schema["additionalProperties"] is False
+    described = schema["$defs"]["CheckpointConfig"]["properties"]["every"]["description"]
+    assert described.startswith("Steps between permanent checkpoints")
+
+
+@pytest.fixture(scope="module")
+def page() -> str:
+    return config_page(ROOT)
+
+
+def test_the_page_is_what_the_classes_say_now(page: str):
+    assert (ROOT / "docs/references/config.md").read_text() == page, (
+        "run: python -m chomp.cli.config_page > docs/references/config.md"
+    )
+
+
+def test_the_page_has_every_field_of_the_schema(page: str, chomp: Chomp):
+    schema = json.loads(
+        chomp("config", "schema", "--template", f"{ROOT}/experiments/grug/base").out
+    )
+    for name, part in schema["$defs"].items():
+        for field, facts in part.get("properties", {}).items():
+            names = [field, *facts.get("aliases", [])]
+            assert any(f"| `{each}` |" in page for each in names), f"{name}.{field}"

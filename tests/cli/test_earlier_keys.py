@@ -1,0 +1,334 @@
+"""Every key of the first chomp's files means a field, or is refused with what replaces it."""
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from chomp.cli.earlier_keys import OF_SOURCES, RULES, Moved
+from chomp.cli.own_spelling import own_content, own_overrides
+from chomp.config import apply_overrides, config_from_mapping, config_to_mapping
+from chomp.errors import ConfigError
+from experiments.grug.base.launch import GrugBaseLaunchConfig
+from experiments.grug.megalodon.launch import GrugMegalodonLaunchConfig
+
+HF = {"data": {"backend": "hf", "hf_dataset": "a/b"}}
+HUB = {"data": {"tokenizer": {"kind": "hf", "hf_name_or_path": "a/b"}}}
+MUON = {"optim": {"name": "muon"}}
+PACKED = {"data": {"packing_mode": "bin"}}
+TEXT = {"data": {"local_text": "text"}}
+OF_TEXT = "data.components.text"
+
+# Key -> a value, the field that it means, the field's value then, and what else the file has.
+TAKEN: dict[str, tuple[Any, str, Any, dict[str, Any]]] = {
+    "model.vocab_size": (300, "model.vocab_size", 300, {}),
+    "model.num_layers": (3, "model.num_layers", 3, {}),
+    "model.num_heads": (16, "model.num_heads", 16, {}),
+    "model.use_checkpoint": (True, "model.remat", "block", {}),
+    "model.bos_token_id": (1, "data.tokenizer.bos", 1, HUB),
+    "model.eos_token_id": (2, "data.tokenizer.eos", 2, HUB),
+    "model.param_dtype": ("bfloat16", "trainer.precision", "params=bfloat16", {}),
+    "model.compute_dtype": ("bfloat16", "trainer.precision", "compute=bfloat16", {}),
+    "data.backend": ("hf", f"{OF_TEXT}.source.kind", "hf", HF),
+    "data.hf_dataset": ("a/b", f"{OF_TEXT}.source.path", "a/b", {}),
+    "data.hf_name": ("sample", f"{OF_TEXT}.source.name", "sample", HF),
+    "data.hf_split": ("test", f"{OF_TEXT}.source.split", "test", HF),
+    "data.text_key": ("body", f"{OF_TEXT}.format.text_key", "body", HF),
+    "data.shuffle": (False, "data.shuffle", False, {}),
+    "data.shuffle_buffer_size": (9, f"{OF_TEXT}.stream.window_documents", 9, HF),
+    "data.seed": (5, "trainer.data_seed", 5, {}),
+    "data.repeat": (False, "data.stop_strategy", "all_exhausted", {}),
+    "data.max_retries": (7, f"{OF_TEXT}.stream.max_retries", 7, HF),
+    "data.retry_delay_sec": (2.5, f"{OF_TEXT}.stream.retry_delay_s", 2.5, HF),
+    "data.local_text": ("a text", f"{OF_TEXT}.source.documents", ["a text"], {}),
+    "data.packing_mode": ("bin", "data.packing_mode", "packed", {}),
+    "data.packing_max_docs_per_bin": (6, "data.packing.max_documents_per_row", 6, PACKED),
+    "data.mask_boundary_loss": (False, "data.mask_boundary_loss", False, {}),
+    "data.train_on_eos": (False, "data.train_on_eos", False, {}),
+    "data.max_eval_samples": (8, f"{OF_TEXT}.stream.max_validation_documents", 8, HF),
+    "data.tokenizer": ({"kind": "byte"}, "data.tokenizer.kind", "byte", {}),
+    "data.tokenizer.kind": ("hf", "data.tokenizer.kind", "hub", HUB),
+    "data.tokenizer.hf_name_or_path": ("c/d", "data.tokenizer.name", "c/d", HUB),
+    "train.seed": (3, "trainer.seed", 3, {}),
+    "train.steps": (9, "trainer.steps", 9, {}),
+    "train.batch_size": (4, "trainer.batch_size", 4, {}),
+    "train.seq_len": (16, "trainer.seq_len", 16, {}),
+    "train.grad_accum": (2, "trainer.grad_accum", 2, {}),
+    "train.deterministic": (True, "trainer.deterministic", True, {}),
+    "train.log_every": (7, "trainer.log_every", 7, {}),
+    "train.eval_every": (0, "eval.steps_per_eval", None, {}),
+    "train.generate_every": (50, "samples.every", 50, {}),
+    "train.generate_input_len": (12, "samples.prompt_tokens", 12, {}),
+    "train.generate_max_tokens": (13, "samples.max_tokens", 13, {}),
+    "train.generate_temperature": (None, "samples.temperature", 0.7, {}),
+    "train.generate_top_k": (None, "samples.top_k", None, {}),
+    "train.generate_top_p": (0.5, "samples.top_p", 0.5, {}),
+    "train.profile": (True, "trainer.profiler.enabled", True, {}),
+    "train.profile_dir": ("traces", "trainer.log_dir", "traces", {}),
+    "optim.name": ("muon", "optimizer.name", "muon", {}),
+    "optim.lr": ("3e-3", "optimizer.lr", 3e-3, {}),
+    "optim.weight_decay": (0.2, "optimizer.weight_decay", 0.2, {}),
+    "optim.grad_clip_norm": (0, "optimizer.grad_clip_norm", 0.0, {}),
+    "optim.warmup_steps": (5, "optimizer.warmup_steps", 5, {}),
+    "optim.decay_steps": (50, "optimizer.decay_steps", 50, {}),
+    "optim.min_lr_ratio": (0.1, "optimizer.min_lr_ratio", 0.1, {}),
+    "optim.muon": ({"ns_steps": 4}, "optimizer.muon.ns_steps", 4, MUON),
+    "optim.adam": ({"b1": 0.8}, "optimizer.adam.b1", 0.8, {}),
+    "optim.muon.lr_scale": (50.0, "optimizer.muon.lr_scale", 50.0, MUON),
+    "optim.muon.weight_decay_mult": (0.5, "optimizer.muon.weight_decay_mult", 0.5, MUON),
+    "optim.muon.momentum": (0.9, "optimizer.muon.momentum", 0.9, MUON),
+    "optim.muon.ns_steps": (4, "optimizer.muon.ns_steps", 4, MUON),
+    "optim.muon.nesterov": (False, "optimizer.muon.nesterov", False, MUON),
+    "optim.muon.consistent_rms": (0.2, "optimizer.muon.consistent_rms", 0.2, MUON),
+    "optim.muon.allow_all_2d": (True, "optimizer.muon.allow_all_2d", True, MUON),
+    "optim.muon.allow_tied_embed": (True, "optimizer.muon.allow_tied_embed", True, MUON),
+    "optim.adam.b1": (0.8, "optimizer.adam.b1", 0.8, {}),
+    "optim.adam.b2": (0.9, "optimizer.adam.b2", 0.9, {}),
+    "optim.adam.eps": (1e-6, "optimizer.adam.eps", 1e-6, {}),
+    "optim.adam.nesterov": (True, "optimizer.adam.nesterov", True, {}),
+    "checkpoint.save_every": (500, "checkpoint.every", 500, {}),
+    "checkpoint.max_to_keep": (3, "checkpoint.keep_permanent", 3, {}),
+    "logging.project": ("mine", "logging.project", "mine", {}),
+    "logging.metrics_file": ("m.jsonl", "logging.metrics_file", "m.jsonl", {}),
+    "logging.level": ("DEBUG", "logging.level", "DEBUG", {}),
+    "logging.console_use_rich": (False, "logging.console_use_rich", False, {}),
+    "logging.log_file": (None, "logging.log_file", None, {}),
+    "logging.wandb": ({"enabled": False}, "logging.wandb.enabled", False, {}),
+    "logging.wandb.enabled": (True, "logging.wandb.enabled", True, {}),
+    "logging.wandb.project": ("p", "logging.wandb.project", "p", {}),
+    "logging.wandb.entity": ("e", "logging.wandb.entity", "e", {}),
+    "logging.wandb.run_name": ("r", "logging.wandb.run_name", "r", {}),
+    "logging.wandb.mode": ("offline", "logging.wandb.mode", "offline", {}),
+    "logging.wandb.tags": (["a", "b"], "logging.wandb.tags", ["a", "b"], {}),
+    "debug.nan_check": (False, "trainer.nonfinite_policy", "skip", {}),
+}
+
+# Key -> a value that only says what is done anyway, one that is refused, and words of the refusal.
+FIXED: dict[str, tuple[Any, Any, str]] = {
+    "model.accum_dtype": ("float32", "bfloat16", "added up in float32"),
+    "model.softmax_dtype": ("float32", "bfloat16", "computed in float32"),
+    "data.hf_eval_split": (None, "test", "data.validation_fraction"),
+    "data.tokenizer.hf_use_fast": (True, False, "tokenizer.json"),
+    "data.tokenizer.hf_trust_remote_code": (False, True, "never run"),
+    "data.tokenizer.auto_set_special_tokens": (True, False, "data.tokenizer.eos"),
+    "data.tokenizer.byte_offset": (0, 3, "256 ends a document"),
+    "data.tokenizer.add_bos": (False, True, "data.tokenizer.bos"),
+    "data.tokenizer.add_eos": (True, False, "data.train_on_eos=false"),
+    "data.tokenizer.max_doc_tokens": (0, 512, "data.packing.long_documents=truncate"),
+    "train.allow_cpu": (True, False, "JAX_PLATFORMS=cuda"),
+    "checkpoint.enabled": (True, False, "checkpoint.save_interval_s=null"),
+    "checkpoint.root_dir": (None, "elsewhere", "--run-dir"),
+    "checkpoint.async_save": (True, False, "checkpoint.max_staged_bytes"),
+}
+
+# Key -> a value, and what its refusal names.
+REFUSED: dict[str, tuple[Any, str]] = {
+    "model.backend": ("megalodon", "template: megalodon"),
+    "model.d_model": (64, "model.hidden_dim"),
+    "model.max_cache_len": (None, "--max-tokens"),
+    "model.cache_unbounded": (False, "--max-tokens"),
+    "model.max_positions": (1_000_000, "train.seq_len"),
+    "model.gemm_backend": ("default", "train.precision"),
+    "model.pad_token_id": (0, "segment -1"),
+    "data.state_update_interval": (2000, "exact position"),
+    "data.packing_buffer_docs": (128, "stream.window_documents"),
+    "data.grain_prefetch": (2, "8 batches"),
+    "data.device_put": (False, "ahead of the step"),
+    "data.tokenizer.vocab_size_multiple": (128, "model.vocab_size"),
+    "train.jit": (True, "JAX_DISABLE_JIT=1"),
+    "debug.check_device_every": (100, "mesh"),
+}
+
+# What only Megalodon has is a field of its template; here with another value than its default.
+MEGALODONS_OWN: dict[str, Any] = {
+    "dropout": 0.1,
+    "attention_dropout": 0.1,
+    "hidden_dropout": 0.1,
+    "model_dim": 512,
+    "z_dim": 128,
+    "value_dim": 512,
+    "ffn_hidden_dim": 640,
+    "cema_ndim": 8,
+    "chunk_size": 64,
+    "norm_num_groups": 16,
+    "norm_eps": 1e-6,
+    "rope_base": 5000.0,
+    "swiglu": True,
+    "rescale_nffn": True,
+    "scale_emb": True,
+    "norm_affine": False,
+    "init_mode": "bert",
+    "output_size": 384,
+}
+
+
+def merged(key: str, value: Any, around: dict[str, Any]) -> dict[str, Any]:
+    """The content of a file with one key, and what goes with it."""
+    content: dict[str, Any] = copy.deepcopy(around)
+    content.setdefault("model", {}).setdefault("vocab_size", 300)
+    *sections, name = key.split(".")
+    here = content
+    for section in sections:
+        here = here.setdefault(section, {})
+    here[name] = value
+    return content
+
+
+def parsed(content: dict[str, Any], cls: type = GrugBaseLaunchConfig) -> dict[str, Any]:
+    """The launch config that a file means, of base unless told otherwise, as plain data."""
+    said = own_content(cls, content, source="a file")
+    return config_to_mapping(config_from_mapping(cls, said.config))
+
+
+def at(mapping: Any, path: str) -> Any:
+    for part in path.split("."):
+        mapping = mapping[part]
+    return mapping
+
+
+def test_the_tables_name_every_key_once():
+    keys = [*TAKEN, *FIXED, *REFUSED, *(f"model.{name}" for name in MEGALODONS_OWN)]
+    assert len(keys) == len(set(keys)) == 127 - 1  # less logging.run_dir, which is an option
+    assert {*RULES, *OF_SOURCES} - {"logging.run_dir"} <= set(keys)
+
+
+@pytest.mark.parametrize("key", TAKEN)
+def test_a_key_is_taken_for_the_field_that_means_the_same(key: str):
+    value, field, meant, around = TAKEN[key]
+    assert at(parsed(merged(key, value, around)), field) == meant
+
+
+@pytest.mark.parametrize("key", FIXED)
+def test_a_key_without_a_field_is_taken_where_it_says_what_is_done_anyway(key: str):
+    fine, wrong, words = FIXED[key]
+    assert parsed(merged(key, fine, {})) == parsed({"model": {"vocab_size": 300}, **_empty(key)})
+    with pytest.raises(ConfigError) as caught:
+        parsed(merged(key, wrong, {}))
+    for part in (key, words, "Allowed: ", "Fix: ", "a file: "):
+        assert part in str(caught.value)
+
+
+def _empty(key: str) -> dict[str, Any]:
+    """The sections of a key, which have their own defaults once they are there."""
+    *sections, _ = key.split(".")
+    found: Any = {"vocab_size": 300} if sections == ["model"] else {}
+    for section in reversed(sections):
+        found = {section: found}
+    return found
+
+
+@pytest.mark.parametrize("key", REFUSED)
+def test_a_key_that_was_replaced_is_refused_with_what_replaces_it(key: str):
+    value, words = REFUSED[key]
+    with pytest.raises(ConfigError) as caught:
+        parsed(merged(key, value, {}))
+    for part in (f"{key} is no key here", words, "Allowed: ", "Fix: "):
+        assert part in str(caught.value)
+
+
+@pytest.mark.parametrize("name", MEGALODONS_OWN)
+def test_what_is_megalodons_own_is_a_field_of_its_template(name: str):
+    content = merged(f"model.{name}", MEGALODONS_OWN[name], {})
+    found = parsed(content, GrugMegalodonLaunchConfig)["model"]
+    assert found[name] == MEGALODONS_OWN[name]
+    default = parsed({"model": {"vocab_size": 300}}, GrugMegalodonLaunchConfig)["model"]
+    assert {key for key in found if found[key] != default[key]} == {name}
+
+
+def test_a_null_that_asked_for_the_default_gives_it():
+    without = parsed({"model": {"vocab_size": 300}}, GrugMegalodonLaunchConfig)
+    assert parsed(merged("model.rope_base", None, {}), GrugMegalodonLaunchConfig) == without
+
+
+def test_the_folder_of_a_run_may_stand_in_the_file():
+    content = merged("logging.run_dir", "runs/mine", {})
+    said = own_content(GrugBaseLaunchConfig, content, source="a file")
+    assert (said.run_dir, said.config["logging"]) == ("runs/mine", {})
+    with pytest.raises(ConfigError, match=r"logging.run_dir=3\. Allowed: .*--run-dir"):
+        own_content(GrugBaseLaunchConfig, merged("logging.run_dir", 3, {}), source="a file")
+
+
+def test_all_problems_of_a_file_come_at_once():
+    content = merged("train.jit", True, merged("debug.check_device_every", 1, {}))
+    with pytest.raises(ConfigError, match="2 problems"):
+        parsed(content)
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ({"data": {"seed": 1}, "train": {"data_seed": 1}}, "data.seed and train.data_seed are the"),
+        ({"data": {"seed": 1}, "trainer": {"data_seed": 2}}, "are the same field"),
+        ({"debug": {"nan_check": "often"}}, "debug.nan_check='often'"),
+        ({"data": {"backend": "hf"}}, "data.backend=hf without data.hf_dataset"),
+        ({"data": {"backend": "parquet"}}, "data.backend='parquet'"),
+        ({"data": {"hf_dataset": "a", "local_text": "b", "backend": "hf"}}, "does not read it"),
+        ({"data": {"local_text": "b", "components": {}}}, "data.local_text with data.components"),
+        ({**TEXT, "train": {"eval_every": 9}}, "train.eval_every=9 with data.local_text"),
+        ({"data": {"max_retries": 3}}, "data.components.NAME.stream.max_retries"),
+        ({"debug": {"nan_chek": True}}, "debug is not a known key"),
+    ],
+)
+def test_keys_that_do_not_go_together_are_refused(content: dict[str, Any], words: str):
+    with pytest.raises(ConfigError) as caught:
+        parsed({"model": {"vocab_size": 300}, **content})
+    assert words in str(caught.value)
+    assert "Fix: " in str(caught.value)
+
+
+def test_a_tokenizer_in_a_folder_is_its_file(tmp_path: Path):
+    (tmp_path / "tokenizer.json").write_text("{}")
+    tokenizer = {"kind": "hf", "hf_name_or_path": str(tmp_path)}
+    found = parsed(merged("data.tokenizer", tokenizer, {}))["data"]["tokenizer"]
+    assert (found["kind"], found["file"]) == ("json", str(tmp_path / "tokenizer.json"))
+
+
+def test_one_text_is_a_stream_that_nothing_is_held_out_of():
+    found = parsed({"model": {"vocab_size": 300}, **TEXT})
+    assert found["data"]["components"]["text"]["stream"] is not None
+    assert found["data"]["validation_fraction"] < 1e-9
+    assert found["eval"] is None
+
+
+@pytest.mark.parametrize("key", [key for key, rule in RULES.items() if isinstance(rule, Moved)])
+def test_an_override_of_a_key_that_moved_means_the_same_as_in_a_file(key: str):
+    value, field, meant, around = TAKEN[key]
+    said = own_content(GrugBaseLaunchConfig, merged("model.vocab_size", 300, around), source="f")
+    config = config_from_mapping(GrugBaseLaunchConfig, said.config)
+    text = f"{key}={str(value).lower() if isinstance(value, bool) else value}"
+    if field == "data.packing.max_documents_per_row":
+        config = apply_overrides(config, ["data.packing={}"])
+    changed = apply_overrides(config, own_overrides(GrugBaseLaunchConfig, [text]))
+    assert at(config_to_mapping(changed), field) == meant
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("train.jit=true", "JAX_DISABLE_JIT=1"),
+        ("trainer.jit=true", "JAX_DISABLE_JIT=1"),
+        ("checkpoint.enabled=false", "checkpoint.save_interval_s=null"),
+        ("data.hf_dataset=a/b", "data.components.text.source.path"),
+        ("model.param_dtype=bfloat16", "train.precision"),
+    ],
+)
+def test_an_override_of_a_key_that_was_replaced_names_what_replaces_it(text: str, words: str):
+    with pytest.raises(ConfigError) as caught:
+        own_overrides(GrugBaseLaunchConfig, [text])
+    assert words in str(caught.value)
+    assert repr(text) in str(caught.value)
+
+
+def test_an_override_that_moved_is_judged_by_the_type_of_its_field():
+    config = GrugBaseLaunchConfig()
+    changed = apply_overrides(config, own_overrides(type(config), ["train.profile_dir=a: [b"]))
+    assert changed.trainer.log_dir == "a: [b"
+    with pytest.raises(ConfigError, match="nonfinite_policy"):
+        apply_overrides(config, own_overrides(type(config), ["debug.nan_check=[1]"]))
+
+
+def test_an_override_that_says_what_is_done_anyway_changes_nothing():
+    assert own_overrides(GrugBaseLaunchConfig, ["checkpoint.enabled=true", "train.steps=3"]) == [
+        "train.steps=3"
+    ]

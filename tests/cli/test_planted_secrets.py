@@ -1,0 +1,164 @@
+"""Secrets that somebody has put into a config, a message or the environment: in no file of ours."""
+
+import logging
+import subprocess
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import yaml
+
+from chomp.executor import ExecutorStep, plan_steps, run_plan, this_output_path, versioned
+from chomp.hooks.run_folder import RunFolder
+from chomp.storage.secrets import redacted, without_secrets
+from chomp.tokenize import ByteTokenizer
+from chomp.tracking import WandbConfig
+from experiments.grug.base.launch import GrugBaseLaunchConfig, run_config
+from tests.cli.conftest import Chomp
+
+ROOT = Path(__file__).parents[2]
+DEBUG = str(ROOT / "configs/debug_smoke.yaml")
+# As long as real ones, each known by the name of its variable.
+PLANTED = {
+    "WANDB_API_KEY": "0123456789abcdef0123456789abcdef01234567",
+    "HF_TOKEN": "hf_planted0123456789",
+    "RAY_AUTH_TOKEN": "ray-planted-0123456789",
+    "AWS_SECRET_ACCESS_KEY": "aws/planted+0123456789",
+}
+PASSWORD = "pa55-w0rd.planted"  # in an address, and in no variable
+ADDRESS = f"https://someone:{PASSWORD}@example.org/data?x=1"
+ALL = (*PLANTED.values(), PASSWORD)
+
+
+@pytest.fixture(autouse=True)
+def _planted(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in PLANTED.items():
+        monkeypatch.setenv(name, value)
+
+
+def files_with_a_secret(folder: Path) -> list[tuple[str, str]]:
+    """Every file below a folder that holds one, and which."""
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    assert files, "nothing was written that could hold a secret"
+    return [
+        (path.name, secret)
+        for path in files
+        for secret in ALL
+        if secret.encode() in path.read_bytes()
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "left"),
+    [
+        (ADDRESS, "https://someone:<password>@example.org/data?x=1"),
+        (f"s3://:{PASSWORD}@bucket", "s3://:<password>@bucket"),
+        ("https://u:hf_planted0123456789@host/x", "https://u:<HF_TOKEN>@host/x"),
+        (f"two: {ADDRESS}, {ADDRESS}", None),
+        # What only looks a little like one stays as it is.
+        ("ssh://git@host/x.git", "ssh://git@host/x.git"),
+        ("https://host:8080/a@b", "https://host:8080/a@b"),
+        ("https://host/a:b@c", "https://host/a:b@c"),
+        ("mail me: a:b@example.org", "mail me: a:b@example.org"),
+    ],
+)
+def test_a_password_in_an_address_is_blotted_out_and_nothing_else(text: str, left: str | None):
+    assert redacted(text) == (left or text.replace(PASSWORD, "<password>"))
+    assert redacted(redacted(text)) == redacted(text)
+    assert without_secrets({"a": [text]}) == {"a": [redacted(text)]}
+
+
+# W&B takes seconds to begin and to end.
+@pytest.mark.parametrize("has_wandb", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_no_secret_reaches_the_files_of_a_run_or_those_of_wandb(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_wandb: bool
+):
+    monkeypatch.setenv("WANDB_DIR", str(tmp_path))
+    monkeypatch.setenv("WANDB_CONFIG_DIR", str(tmp_path / "settings"))
+    monkeypatch.setenv("WANDB_ERROR_REPORTING", "false")
+    # W&B tells of the checkout that a run was started in, and of where that came from.
+    for words in (["init", "-q"], ["remote", "add", "origin", ADDRESS]):
+        subprocess.run(["git", "-C", str(tmp_path), *words], check=True)
+    monkeypatch.chdir(tmp_path)
+    base = run_config(replace(GrugBaseLaunchConfig(), output_path=str(tmp_path / "run")))
+    wandb = WandbConfig(enabled=has_wandb, mode="offline", tags=(ADDRESS, *PLANTED.values()))
+    settings = replace(base.logging, console=False, wandb=wandb, project=PLANTED["HF_TOKEN"])
+    config = replace(base, logging=settings, run_id=f"mine-{PLANTED['HF_TOKEN']}")
+    with RunFolder.open(config.output_path, config.logging) as folder:
+        template, derived = ROOT / "experiments/grug/base", {"train": {"from": ADDRESS}}
+        folder.describe(config, template=template, tokenizer=ByteTokenizer(), derived=derived)
+        for secret in (ADDRESS, *PLANTED.values()):
+            logging.getLogger("chomp").warning("could not reach %s", secret)
+        with folder.tracker(settings, total_steps=1, start_step=0, step_tokens=1) as tracker:
+            tracker.log({"train/loss": 1.0}, step=0)
+    (tmp_path / ".git/config").unlink()
+    assert (tmp_path / "run/train.log").read_text().count("could not reach") == 5
+    assert bool(list(tmp_path.glob("wandb/offline-run-*/*.wandb"))) is has_wandb
+    assert files_with_a_secret(tmp_path) == []
+
+
+@pytest.mark.parametrize("is_failing", [False, True])
+def test_no_secret_reaches_the_records_of_a_step(tmp_path: Path, is_failing: bool):
+    def work(config: dict[str, object]) -> None:
+        if is_failing:
+            raise ValueError(f"no answer from {ADDRESS} to {PLANTED['HF_TOKEN']}")
+
+    step = secret_step(work)
+    failures = run_plan(plan_steps([step], prefix=str(tmp_path)), runner)
+    assert len(failures) == is_failing
+    assert files_with_a_secret(tmp_path) == []
+
+
+def runner(item: object) -> None:
+    """Does what a planned step says, in this process."""
+    item.step.fn(item.config)  # type: ignore[attr-defined]
+
+
+def secret_step(fn: Callable[..., None], **changes: str) -> ExecutorStep:
+    """A step whose config is full of them, in what is versioned and in what is not."""
+    config = {
+        "out": this_output_path(),
+        "source": versioned(ADDRESS),
+        "token": PLANTED["HF_TOKEN"],
+        "keys": [f"key={PLANTED['RAY_AUTH_TOKEN']}"],
+        **changes,
+    }
+    return ExecutorStep(name="secretive", fn=fn, config=config)
+
+
+def test_a_record_without_its_secrets_is_still_that_of_the_same_step(tmp_path: Path):
+    def work(config: dict[str, object]) -> None:
+        pass
+
+    def planned(**changes: str):
+        [found] = plan_steps([secret_step(work, **changes)], prefix=str(tmp_path))
+        return found
+
+    assert run_plan([planned()], runner) == []
+    again = planned()
+    assert (again.action, again.differences) == ("skip", ())
+    # Another value beside it is told, and the plan that tells it has no secret either.
+    other = planned(keys="none")
+    told = " ".join(other.differences)
+    assert "keys" in told
+    assert not [secret for secret in ALL if secret in told]
+    new = planned(source=versioned(f"{ADDRESS}&more"))  # type: ignore[arg-type]
+    assert new.action == "run"
+    assert "source" in new.reason
+    assert PASSWORD not in new.reason
+
+
+def test_configs_are_shown_and_compared_without_passwords(chomp: Chomp, tmp_path: Path):
+    shown = chomp("config", "show", DEBUG, "-o", f"logging.wandb.tags=['{ADDRESS}']")
+    assert shown.code == 0, shown.err
+    tags = yaml.safe_load(shown.out)["logging"]["wandb"]["tags"]
+    assert tags == ["https://someone:<password>@example.org/data?x=1"]
+    content = yaml.safe_load(Path(DEBUG).read_text())
+    for name, tag in (("a", ADDRESS), ("b", PLANTED["HF_TOKEN"])):
+        content["logging"] = {"wandb": {"tags": [tag]}}
+        (tmp_path / f"{name}.yaml").write_text(yaml.safe_dump(content))
+    compared = chomp("config", "diff", str(tmp_path / "a.yaml"), str(tmp_path / "b.yaml"))
+    assert compared.code == 0, compared.err
+    assert "logging.wandb.tags" in compared.out
+    assert not [secret for secret in ALL if secret in compared.out]

@@ -1,0 +1,199 @@
+"""`chomp train --resume` and `--max-steps`: where a run goes on, and how far."""
+
+import ast
+import os
+from pathlib import Path
+
+import pytest
+
+from chomp.checkpoint.layout import write_metadata
+from chomp.cli.resume import resume_wish
+from chomp.errors import ConfigError
+from chomp.executor.status import read_status
+from chomp.hooks.stop_after import VARIABLE
+from tests import tiny
+from tests.checkpoint.checkpoint_samples import about
+from tests.cli.conftest import Chomp
+from tests.launch.allowing_launch import LAUNCH_FILE
+
+# It saves twice, and tells what it was given.
+TRAINING = """
+def train(config):
+    trainer = config.trainer
+    most = os.environ.get("CHOMP_STOP_AFTER")
+    told = (trainer.load_checkpoint_path, trainer.load_checkpoint, most)
+    with open(config.output_path + "/runs", "a") as file:
+        file.write(repr(told) + "\\\\n")
+    for step in (5, trainer.steps):
+        os.makedirs(f"{config.output_path}/checkpoints/step-{step}", exist_ok=True)
+
+
+def dry_run(config, is_data_ready):
+    print("dry run")
+"""
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current folder, with a launch file that trains nothing."""
+    begin, end = LAUNCH_FILE.index("def train("), LAUNCH_FILE.index("def steps(")
+    text = LAUNCH_FILE[:begin] + TRAINING.replace("\\\\", "\\") + "\n\n" + LAUNCH_FILE[end:]
+    text = text.replace("from dataclasses", "import os\nfrom dataclasses", 1)
+    field = "    initialize_from: str | None"
+    text = text.replace(
+        field,
+        f"{field.replace('initialize_from', 'load_checkpoint_path')} = "
+        f'setting(default=None, mark="cosmetic", is_versioned=False)\n{field}',
+        1,
+    )
+    (tmp_path / "launch.py").write_text(text)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv(VARIABLE, raising=False)
+    return tmp_path
+
+
+@pytest.fixture
+def train(here: Path, chomp: Chomp) -> Chomp:
+    """The command on that launch file, in the folder `run`."""
+
+    def run(*arguments: str):
+        return chomp("train", "launch.py", "--run-dir", "run", *arguments)
+
+    return run
+
+
+def given(here: Path) -> list[tuple[str | None, bool | None, str | None]]:
+    """What each start was given: the place to load from, whether it must, steps at most."""
+    return [ast.literal_eval(line) for line in (here / "run/runs").read_text().splitlines()]
+
+
+@pytest.mark.parametrize(("text", "wish"), [("0", 0), ("12", 12), ("none", "none"), (None, None)])
+def test_a_step_is_a_number_and_zero_is_one(text, wish):
+    assert resume_wish(text) == wish
+
+
+@pytest.mark.parametrize("text", ["", "-1", "no", "Latest", "1.5", "1e3", "²", "true"])
+def test_what_is_neither_a_word_nor_a_step_is_refused(text: str):
+    with pytest.raises(ConfigError, match=r"--resume .*Allowed: none .*Fix: "):
+        resume_wish(text)
+
+
+def test_none_starts_fresh_once_and_is_refused_where_checkpoints_are(here: Path, train: Chomp):
+    assert train("--resume", "none").code == 0
+    for more in ([], ["--dry-run"]):
+        told = train("--resume", "none", *more)
+        assert (told.code, told.out) == (1, "")
+        assert "--resume none, but run/checkpoints has step-5, step-100. Allowed: " in told.err
+        assert "--force '^grug/tiny$'" in told.err
+    assert train("--resume", "none", "--force", "grug").code == 0
+    assert len(given(here)) == 1
+    assert len(list(here.glob("run.replaced-*"))) == 1
+
+
+@pytest.mark.parametrize("wish", ["latest", "0", "7"])
+def test_a_checkpoint_that_is_asked_for_must_be_there(here: Path, train: Chomp, wish: str):
+    told = train("--resume", wish)
+    assert (told.code, told.out) == (1, "")
+    assert f"--resume {wish}, but run/checkpoints has no checkpoint. Allowed: " in told.err
+    assert not (here / "run").exists()
+
+
+def test_a_step_that_was_not_saved_is_refused_with_those_that_were(train: Chomp):
+    assert train().code == 0
+    assert "has step-5, step-100. Allowed: one of those. Fix: " in train("--resume", "0").err
+
+
+def test_latest_of_a_run_that_is_done_says_so(here: Path, train: Chomp):
+    assert train().code == 0
+    for wish in ("latest", "100"):
+        told = train("--resume", wish)
+        assert (told.code, told.err) == (0, "")
+        assert "Already done" in told.out
+    assert len(given(here)) == 1
+
+
+def test_a_run_that_is_done_goes_back_to_a_step_and_tells_what_becomes_of_the_others(
+    here: Path, train: Chomp
+):
+    assert train().code == 0
+    planned = train("--resume", "5", "--dry-run")
+    assert planned.code == 0
+    status = read_status("run")
+    assert status is not None
+    assert status.state == "SUCCESS"  # a dry run changes nothing
+    told = train("--resume", "5")
+    assert (told.code, told.err) == (0, "")
+    for words in (planned.out, told.out):
+        assert "Newer ones are moved aside and kept: step-100" in words
+    assert given(here)[1:] == [(str(here / "run/checkpoints/step-5"), None, None)]
+    assert "Already done" in train().out
+
+
+def test_to_go_back_once_more_is_another_wish_when_the_run_is_done(here: Path, train: Chomp):
+    assert train().code == 0
+    newest = about(step=100, continues={"load_checkpoint_path": "step-5"})
+    write_metadata(str(here / "run/checkpoints/step-100"), newest)
+    assert train("--resume", "5").code == 0
+    assert given(here)[-1][:2] == (str(here / "run/checkpoints/step-5"), True)
+
+
+def test_a_changed_schedule_may_go_on_from_an_older_step(here: Path, train: Chomp):
+    assert train().code == 0
+    changed = ["--resume", "5", "-o", "optim.lr=0.2"]
+    assert "optimizer.lr: 0.1 there, 0.2 here" in train(*changed).err
+    assert train(*changed, "--allow", "optim.lr").code == 0
+    assert given(here)[1][0] == str(here / "run/checkpoints/step-5")
+
+
+def test_max_steps_is_told_to_the_run_and_forgotten_after_it(here: Path, train: Chomp):
+    assert train("--max-steps", "3").code == 0
+    assert given(here) == [(None, None, "3")]
+    assert VARIABLE not in os.environ
+
+
+@pytest.mark.parametrize(
+    ("arguments", "fault"),
+    [
+        (["--max-steps", "0"], "--max-steps"),
+        (["--max-steps", "3", "--on", "ray"], "--max-steps 3 with --on ray"),
+        (["--resume", "latest", "--force", "grug"], "--resume latest with --force"),
+        (["--resume", "none", "--restarts", "2"], "--restarts 2 with --resume none"),
+        (["--resume", "maybe"], "--resume maybe"),
+    ],
+)
+def test_options_that_cannot_go_together_are_refused(train: Chomp, arguments, fault: str):
+    assert train().code == 0
+    told = train(*arguments)
+    assert (told.code, told.out) == (2, "")
+    for words in (fault, "Allowed: ", "Fix: "):
+        assert words in told.err
+
+
+@pytest.mark.slow
+def test_a_run_in_pieces_is_the_run_and_an_older_step_gives_it_again(base_launches, tmp_path: Path):
+    root = Path(__file__).parents[2]
+    env = {**os.environ, "JAX_NUM_CPU_DEVICES": "1", "COLUMNS": "200"}
+    env.pop("CHOMP_PREFIX", None)
+    words = ["train", str(root / "configs/debug_smoke.yaml"), "-o", "checkpoint.every=5"]
+
+    def run(folder: str, *more: str):
+        command = [*words, "--run-dir", folder, *more]
+        return base_launches.run(root / "src/chomp/__main__.py", *command, env=env, cwd=tmp_path)
+
+    def final(folder: str) -> float:
+        return tiny.losses(tmp_path / folder)[19]
+
+    assert run("whole").returncode == 0
+    for expected in ("step-8", "step-16"):
+        piece = run("pieces", "--max-steps", "8")
+        assert piece.returncode == 0, piece.stderr
+        assert f"checkpoints/{expected}. The same command continues." in piece.stderr
+    assert run("pieces", "--max-steps", "8").returncode == 0
+    assert "Already done" in run("pieces", "--max-steps", "8").stdout
+
+    assert final("pieces") == final("whole")
+    back = run("whole", "--resume", "10")
+    assert back.returncode == 0, back.stderr
+    assert final("whole") == final("pieces")
+    names = sorted(path.name for path in (tmp_path / "whole/checkpoints").iterdir())
+    assert [name for name in names if "forked" in name] == ["step-15.forked-2", "step-20.forked-2"]
