@@ -35,7 +35,8 @@ def test_what_is_shown_is_a_config_again_and_has_every_field(chomp: Chomp, tmp_p
 
 def test_variables_and_other_names_are_gone_from_what_is_shown(chomp: Chomp, folder: Path):
     (folder / "mine.yaml").write_text(
-        "template: .\nvariables: {n: 8}\ntrain: {steps: $variables.n}\ndata: {seed: 6}\n"
+        "template: $variables.t\nvariables: {n: 8, t: .}\n"
+        "train: {steps: $variables.n}\ndata: {seed: 6}\n"
     )
     shown = yaml.safe_load(chomp("config", "show", "mine.yaml").out)
     assert "variables" not in shown
@@ -90,6 +91,12 @@ def test_a_run_is_compared_by_what_a_file_can_say(chomp: Chomp, run: Path, tmp_p
     assert (told.code, told.err) == (0, "")
     assert list(rows(told.out)) == ["trainer.log_every", "run_id"]
     assert "no field differs" in chomp("config", "diff", "run", "run").out
+
+
+def test_a_run_has_its_own_template_and_takes_no_other(chomp: Chomp, run: Path):
+    told = chomp("config", "diff", "run", "run", "--template", "base")
+    assert (told.code, told.out) == (2, "")
+    assert "--template base with run, a run folder" in told.err
 
 
 @pytest.mark.parametrize(

@@ -115,8 +115,8 @@ FIXED: dict[str, tuple[Any, Any, str]] = {
     "data.tokenizer.byte_offset": (0, 3, "256 ends a document"),
     "data.tokenizer.add_bos": (False, True, "data.tokenizer.bos"),
     "data.tokenizer.add_eos": (True, False, "data.train_on_eos=false"),
-    "data.tokenizer.max_doc_tokens": (0, 512, "data.packing.long_documents=truncate"),
-    "train.allow_cpu": (True, False, "JAX_PLATFORMS=cuda"),
+    "data.tokenizer.max_doc_tokens": (None, 512, "data.packing.long_documents=truncate"),
+    "train.allow_cpu": (False, "never", "JAX_PLATFORMS=cuda"),
     "checkpoint.enabled": (True, False, "checkpoint.save_interval_s=null"),
     "checkpoint.root_dir": (None, "elsewhere", "--run-dir"),
     "checkpoint.async_save": (True, False, "checkpoint.max_staged_bytes"),
@@ -126,18 +126,76 @@ FIXED: dict[str, tuple[Any, Any, str]] = {
 REFUSED: dict[str, tuple[Any, str]] = {
     "model.backend": ("megalodon", "template: megalodon"),
     "model.d_model": (64, "model.hidden_dim"),
-    "model.max_cache_len": (None, "--max-tokens"),
-    "model.cache_unbounded": (False, "--max-tokens"),
-    "model.max_positions": (1_000_000, "train.seq_len"),
-    "model.gemm_backend": ("default", "train.precision"),
-    "model.pad_token_id": (0, "segment -1"),
-    "data.state_update_interval": (2000, "exact position"),
-    "data.packing_buffer_docs": (128, "stream.window_documents"),
+    "model.max_cache_len": (64, "--max-tokens"),
+    "model.cache_unbounded": (True, "--max-tokens"),
+    "model.max_positions": (4096, "train.seq_len"),
+    "model.gemm_backend": ("other", "train.precision"),
+    "model.pad_token_id": (3, "segment -1"),
+    "data.state_update_interval": (7, "exact position"),
+    "data.packing_buffer_docs": (64, "stream.window_documents"),
     "data.grain_prefetch": (2, "8 batches"),
-    "data.device_put": (False, "ahead of the step"),
+    "data.device_put": (True, "ahead of the step"),
     "data.tokenizer.vocab_size_multiple": (128, "model.vocab_size"),
-    "train.jit": (True, "JAX_DISABLE_JIT=1"),
-    "debug.check_device_every": (100, "mesh"),
+    "train.jit": (False, "JAX_DISABLE_JIT=1"),
+    "debug.check_device_every": (1, "mesh"),
+}
+
+# The first chomp's defaults of keys without a field of their own, as a file may write them out.
+DEFAULTS: dict[str, Any] = {
+    "model": {
+        "d_model": 128,
+        "max_cache_len": None,
+        "cache_unbounded": False,
+        "max_positions": 1_000_000,
+        "rope_base": None,
+        "gemm_backend": "default",
+        "pad_token_id": 0,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "accum_dtype": "float32",
+        "softmax_dtype": "float32",
+    },
+    "data": {
+        "backend": "local_text",
+        "hf_dataset": "Zyphra/Zyda-2",
+        "hf_name": "sample-100BT",
+        "hf_split": "train",
+        "text_key": "text",
+        "hf_eval_split": None,
+        "shuffle_buffer_size": 10_000,
+        "repeat": True,
+        "max_retries": 3,
+        "retry_delay_sec": 1,
+        "state_update_interval": 2000,
+        "packing_mode": "sequential",
+        "packing_buffer_docs": 128,
+        "packing_max_docs_per_bin": None,
+        "grain_prefetch": 0,
+        "max_eval_samples": 1000,
+        "device_put": False,
+        "tokenizer": {
+            "hf_name_or_path": "pszemraj/bytebpe-tokenizer-32k-mlm",
+            "hf_use_fast": True,
+            "hf_trust_remote_code": False,
+            "vocab_size_multiple": 128,
+            "auto_set_special_tokens": True,
+            "byte_offset": 0,
+            "add_bos": False,
+            "add_eos": False,
+            "max_doc_tokens": None,
+        },
+    },
+    "train": {
+        "jit": True,
+        "allow_cpu": False,
+        "eval_every": 2500,
+        "generate_temperature": None,
+        "profile": False,
+        "profile_dir": None,
+    },
+    "checkpoint": {"enabled": True, "root_dir": None, "async_save": True},
+    "logging": {"run_dir": None},
+    "debug": {"nan_check": True, "check_device_every": 100},
 }
 
 # What only Megalodon has is a field of its template; here with another value than its default.
@@ -250,9 +308,25 @@ def test_the_folder_of_a_run_may_stand_in_the_file():
 
 
 def test_all_problems_of_a_file_come_at_once():
-    content = merged("train.jit", True, merged("debug.check_device_every", 1, {}))
-    with pytest.raises(ConfigError, match="2 problems"):
+    content = merged("train.jit", False, merged("debug.check_device_every", 1, {}))
+    content |= {"data": {"backend": "parquet", "tokenizer": {"hf_name_or_path": "a/b"}}}
+    content["logging"] = {"run_dir": 3}
+    with pytest.raises(ConfigError, match="a file: 5 problems"):
         parsed(content)
+
+
+@pytest.mark.parametrize("cls", [GrugBaseLaunchConfig, GrugMegalodonLaunchConfig])
+def test_defaults_of_the_first_chomp_that_are_written_out_change_nothing(cls: type):
+    small: dict[str, Any] = {
+        "model": {"vocab_size": 384},
+        "data": {"local_text": "text", "tokenizer": {"kind": "byte"}},
+        "train": {"steps": 100},
+        "checkpoint": {},
+        "logging": {},
+    }
+    full = {section: {**small.get(section, {}), **DEFAULTS[section]} for section in DEFAULTS}
+    full["data"]["tokenizer"] = {"kind": "byte", **DEFAULTS["data"]["tokenizer"]}
+    assert parsed(full, cls) == parsed(small, cls)
 
 
 @pytest.mark.parametrize(
@@ -266,8 +340,29 @@ def test_all_problems_of_a_file_come_at_once():
         ({"data": {"hf_dataset": "a", "local_text": "b", "backend": "hf"}}, "does not read it"),
         ({"data": {"local_text": "b", "components": {}}}, "data.local_text with data.components"),
         ({**TEXT, "train": {"eval_every": 9}}, "train.eval_every=9 with data.local_text"),
-        ({"data": {"max_retries": 3}}, "data.components.NAME.stream.max_retries"),
-        ({"debug": {"nan_chek": True}}, "debug is not a known key"),
+        ({**TEXT, "eval": {"max_eval_batches": 2}}, "eval with data.local_text"),
+        (
+            {"data": {"tokenizer": {"kind": "byte", "hf_name_or_path": "tokenizer.json"}}},
+            "data.tokenizer.hf_name_or_path='tokenizer.json' with data.tokenizer.kind=byte",
+        ),
+        (
+            {
+                "model": {"vocab_size": 300, "eos_token_id": 5},
+                "data": {"tokenizer": {"kind": "byte"}},
+            },
+            "model.eos_token_id=5 with data.tokenizer.kind=byte",
+        ),
+        (
+            {
+                "model": {"vocab_size": 300, "compute_dtype": "bfloat16"},
+                "train": {"precision": "compute=float32"},
+            },
+            ": model.compute_dtype and train.precision are the same field",
+        ),
+        ({"data": {"max_retries": 5}}, "data.components.NAME.stream.max_retries"),
+        ({"debug": {"nan_chek": True}}, "debug.nan_chek is not a known key (did you mean"),
+        ({"debug": {"foo": 1}}, "the keys of debug: debug.nan_check, debug.check_device_every"),
+        ({"debug": 3}, "debug is not a known key"),
     ],
 )
 def test_keys_that_do_not_go_together_are_refused(content: dict[str, Any], words: str):
@@ -297,17 +392,50 @@ def test_an_override_of_a_key_that_moved_means_the_same_as_in_a_file(key: str):
     said = own_content(GrugBaseLaunchConfig, merged("model.vocab_size", 300, around), source="f")
     config = config_from_mapping(GrugBaseLaunchConfig, said.config)
     text = f"{key}={str(value).lower() if isinstance(value, bool) else value}"
-    if field == "data.packing.max_documents_per_row":
-        config = apply_overrides(config, ["data.packing={}"])
-    changed = apply_overrides(config, own_overrides(GrugBaseLaunchConfig, [text]))
-    assert at(config_to_mapping(changed), field) == meant
+    own = own_overrides(GrugBaseLaunchConfig, [text], config=config)
+    assert at(config_to_mapping(apply_overrides(config, own)), field) == meant
+
+
+def test_an_override_of_a_packing_key_keeps_what_the_file_says_of_packing():
+    packing = {"packing_mode": "packed", "packing": {"long_documents": "truncate"}}
+    for said in (packing, {}):
+        content = {"model": {"vocab_size": 300}, "data": said}
+        config = config_from_mapping(GrugBaseLaunchConfig, content)
+        texts = ["data.packing_mode=bin", "data.packing_max_docs_per_bin=6"]
+        own = own_overrides(type(config), texts, config=config)
+        found = config_to_mapping(apply_overrides(config, own))["data"]["packing"]
+        default = {"long_documents": "split"}
+        assert found == {**default, **said.get("packing", {}), "max_documents_per_row": 6}
+        null = own_overrides(type(config), ["data.packing_max_docs_per_bin=null"], config=config)
+        assert bool(null) == bool(said)
+        apply_overrides(config, null)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "field"),
+    [
+        ("train.generate_temperature", 0.2, "samples.temperature"),
+        ("trainer.generate_temperature", 0.2, "samples.temperature"),
+        ("model.rope_base", 5000.0, "model.rope_base"),
+    ],
+)
+def test_an_override_of_null_gives_the_default_as_in_a_file(key: str, value: Any, field: str):
+    cls = GrugMegalodonLaunchConfig
+    config = config_from_mapping(cls, merged(key, value, {}))
+    changed = apply_overrides(config, own_overrides(cls, [f"{key}=null"]))
+    assert at(config_to_mapping(config), field) == value
+    assert at(config_to_mapping(changed), field) == at(
+        parsed({"model": {"vocab_size": 300}}, cls), field
+    )
+    assert own_overrides(GrugBaseLaunchConfig, ["model.rope_base=null"]) == []
 
 
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("train.jit=true", "JAX_DISABLE_JIT=1"),
-        ("trainer.jit=true", "JAX_DISABLE_JIT=1"),
+        ("train.jit=false", "JAX_DISABLE_JIT=1"),
+        ("trainer.jit=false", "JAX_DISABLE_JIT=1"),
+        ("debug.nan_chek=true", "did you mean debug.nan_check?"),
         ("checkpoint.enabled=false", "checkpoint.save_interval_s=null"),
         ("data.hf_dataset=a/b", "data.components.text.source.path"),
         ("model.param_dtype=bfloat16", "train.precision"),

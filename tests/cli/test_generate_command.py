@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -56,6 +57,25 @@ def test_prompts_come_from_arguments_a_file_or_stdin_alike(
     monkeypatch.setattr(sys, "stdin", io.StringIO("1 + 2 =\nAfter\n"))
     assert texts(written(chomp, "-", *how)) == texts(found)
     assert texts(written(chomp, "--prompt", "1 + 2 =", "-p", "After", *how)) == texts(found)
+
+
+def test_what_is_piped_in_is_the_prompt_where_no_other_is_given(
+    chomp: Chomp, trained: Path, monkeypatch: pytest.MonkeyPatch
+):
+    how = ["--max-tokens", "4", "--top-k", "1"]
+    expected = texts(written(chomp, "1 + 2 =", *how))
+    for content, is_open in (("1 + 2 =\n", False), ("\n", False), ("", True)):
+        reading, writing = os.pipe()
+        os.write(writing, content.encode())
+        if not is_open:
+            os.close(writing)
+        with os.fdopen(reading) as pipe:
+            monkeypatch.setattr(sys, "stdin", pipe)
+            found = texts(written(chomp, *how))
+        # A pipe without a line, or one that nobody writes to, is no prompt.
+        assert (found == expected) == bool(content.strip())
+        if is_open:
+            os.close(writing)
 
 
 def test_in_a_session_every_line_is_gone_on_from_and_one_that_cannot_be_ends_nothing(

@@ -11,7 +11,7 @@ import yaml
 
 from chomp.executor import ExecutorStep, plan_steps, run_plan, this_output_path, versioned
 from chomp.hooks.run_folder import RunFolder
-from chomp.storage.secrets import redacted, without_secrets
+from chomp.storage.secrets import redacted, without_passwords_of, without_secrets
 from chomp.tokenize import ByteTokenizer
 from chomp.tracking import WandbConfig
 from experiments.grug.base.launch import GrugBaseLaunchConfig, run_config
@@ -56,7 +56,15 @@ def files_with_a_secret(folder: Path) -> list[tuple[str, str]]:
         (f"s3://:{PASSWORD}@bucket", "s3://:<password>@bucket"),
         ("https://u:hf_planted0123456789@host/x", "https://u:<HF_TOKEN>@host/x"),
         (f"two: {ADDRESS}, {ADDRESS}", None),
+        ("s3://a:b@c,s3://d:e@f", "s3://a:<password>@c,s3://d:<password>@f"),
+        # As people write them, with signs that belong escaped.
+        ("s3://me:p@ss@bucket/x", "s3://me:<password>@bucket/x"),
+        ("s3://me:pa/ss?w#d@bucket", "s3://me:<password>@bucket"),
+        ("s3://me:p@s/s@bucket", "s3://me:<password>@bucket"),
+        ("s3://me:@pass@bucket", "s3://me:<password>@bucket"),
+        ("git+https://me:pass@a.org/x@v1", "git+https://me:<password>@a.org/x@v1"),
         # What only looks a little like one stays as it is.
+        ("https://me:@host", "https://me:@host"),
         ("ssh://git@host/x.git", "ssh://git@host/x.git"),
         ("https://host:8080/a@b", "https://host:8080/a@b"),
         ("https://host/a:b@c", "https://host/a:b@c"),
@@ -67,6 +75,18 @@ def test_a_password_in_an_address_is_blotted_out_and_nothing_else(text: str, lef
     assert redacted(text) == (left or text.replace(PASSWORD, "<password>"))
     assert redacted(redacted(text)) == redacted(text)
     assert without_secrets({"a": [text]}) == {"a": [redacted(text)]}
+
+
+def test_a_secret_that_begins_another_leaves_nothing_of_it(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("HF_TOKEN", "abcdefgh")
+    monkeypatch.setenv("WANDB_API_KEY", "abcdefghijkl")
+    assert redacted("abcdefgh abcdefghijkl") == "<HF_TOKEN> <WANDB_API_KEY>"
+
+
+@pytest.mark.parametrize(("password", "left"), [("model", "model"), ("model-", "<password>")])
+def test_a_short_password_is_blotted_out_of_addresses_alone(password: str, left: str):
+    content = {"source": [f"s3://me:{password}@bucket"]}
+    assert without_passwords_of(content, f"{password}: 1") == f"{left}: 1"
 
 
 # W&B takes seconds to begin and to end.

@@ -136,6 +136,50 @@ def test_a_strangers_config_does_not_run_the_template_beside_it(
     assert "--template" in told.err
 
 
+@pytest.mark.parametrize("word", [[], ["--template", "base"]])
+@pytest.mark.parametrize("words", [["train", "mine.yaml"], ["config", "schema"]])
+def test_a_strangers_template_around_the_current_folder_waits_for_its_path(
+    chomp: Chomp, ran: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], word: list[str]
+):
+    theirs = ran.parent / "experiments/grug/base"
+    shutil.copytree(ran.parent / "run/template", theirs)
+    (ran.parent / "here").mkdir()
+    monkeypatch.chdir(ran.parent / "here")
+    Path("mine.yaml").write_text("train: {steps: 1}\n")
+    told = chomp(*words, *word)
+    assert not ran.exists()
+    assert (told.code, told.out) == (2, "")
+    assert f"pass --template {theirs}" in told.err
+    chomp(*words, "--template", str(theirs))
+    assert ran.exists()
+
+
+def test_a_template_that_equals_ours_is_run_from_our_checkout(
+    chomp: Chomp, ran: Path, monkeypatch: pytest.MonkeyPatch
+):
+    theirs = ran.parent / "experiments/grug/base"
+    shutil.copytree(ROOT / "experiments/grug/base", theirs, ignore=NO_BYTECODE)
+    (ran.parent / "here").mkdir()
+    monkeypatch.chdir(ran.parent / "here")
+    Path("mine.yaml").write_text("train: {seq_len: 512}\n")
+    told = chomp("config", "show", "mine.yaml")
+    assert told.code == 0, told.err
+    assert f"template: {ROOT}/experiments/grug/base\n" in told.out
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root gives a folder to another user")
+def test_templates_that_a_stranger_put_into_the_current_folder_are_not_its_checkout(
+    chomp: Chomp, ran: Path
+):
+    theirs = ran.parent / "experiments"
+    shutil.copytree(ran.parent / "run/template", theirs / "grug/base")
+    for path in (theirs, *theirs.rglob("*")):
+        os.chown(path, 12345, -1)
+    told = chomp("config", "schema")
+    assert not ran.exists()
+    assert "pass --template experiments/grug/base" in told.err
+
+
 @pytest.mark.slow  # it imports lm-eval as long as the tasks are loaded at all
 def test_tasks_of_a_strangers_run_bring_no_code_unless_that_is_asked_for(
     chomp: Chomp, ran: Path, monkeypatch: pytest.MonkeyPatch

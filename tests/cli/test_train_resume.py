@@ -2,6 +2,7 @@
 
 import ast
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from chomp.checkpoint.layout import write_metadata
 from chomp.cli.resume import resume_wish
 from chomp.errors import ConfigError
-from chomp.executor.status import read_status
+from chomp.executor.status import read_status, write_status
 from chomp.hooks.stop_after import VARIABLE
 from tests import tiny
 from tests.checkpoint.checkpoint_samples import about
@@ -135,6 +136,40 @@ def test_to_go_back_once_more_is_another_wish_when_the_run_is_done(here: Path, t
     write_metadata(str(here / "run/checkpoints/step-100"), newest)
     assert train("--resume", "5").code == 0
     assert given(here)[-1][:2] == (str(here / "run/checkpoints/step-5"), True)
+
+
+@pytest.mark.parametrize("is_cleaned_up", [False, True])
+def test_an_interrupted_line_goes_on_though_the_step_it_began_at_may_be_gone(
+    here: Path, train: Chomp, is_cleaned_up: bool
+):
+    assert train().code == 0
+    began = here / "run/checkpoints/step-5"
+    newest = about(step=100, continues={"load_checkpoint_path": "step-5"})
+    write_metadata(str(here / "run/checkpoints/step-100"), newest)
+    if is_cleaned_up:
+        began.rmdir()
+        assert "--resume 5, but run/checkpoints has step-100" in train("--resume", "5").err  # done
+    status = read_status("run")
+    assert status is not None
+    write_status("run", replace(status, state="INTERRUPTED"))
+    told = train("--resume", "5")
+    assert (told.code, told.err) == (0, "")
+    assert "continues the line begun at step-5: from step-100" in told.out
+    assert "moved aside" not in told.out
+    assert given(here)[1:] == [(str(began), None, None)]
+
+
+def test_an_interrupted_run_that_began_elsewhere_has_no_step_that_is_gone(here, train: Chomp):
+    assert train().code == 0
+    newest = about(step=100, continues={"load_checkpoint_path": "step-3"})
+    write_metadata(str(here / "run/checkpoints/step-100"), newest)
+    status = read_status("run")
+    assert status is not None
+    write_status("run", replace(status, state="INTERRUPTED"))
+    assert "has step-5, step-100. Allowed: " in train("--resume", "4").err
+    # The config itself may say that it goes back each time.
+    told = train("--resume", "5", "-o", "trainer.load_checkpoint=true")
+    assert "Newer ones are moved aside and kept: step-100" in told.out
 
 
 def test_a_changed_schedule_may_go_on_from_an_older_step(here: Path, train: Chomp):

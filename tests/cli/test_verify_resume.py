@@ -135,6 +135,17 @@ def test_twenty_kills_change_nothing(here: Path, chomp: Chomp):
 
 
 @pytest.mark.slow
+def test_a_megalodon_that_is_killed_is_the_unbroken_one(here: Path, chomp: Chomp):
+    config = Path(__file__).parents[2] / "configs/megalodon_smoke.yaml"
+    told = chomp(
+        *("verify-resume", str(config), "--steps", "12", "--kills", "3"),
+        *("-o", "eval=null", "-o", "samples.max_tokens=0"),
+    )
+    assert told.code == 0, told.out + told.err
+    assert "Equal: killed 3 times, the run logged the same losses in all of its 12" in told.out
+
+
+@pytest.mark.slow
 def test_a_launch_file_is_verified_as_a_config_is(here: Path, chomp: Chomp):
     launch = Path(planted(here, ""), "launch.py")
     overrides = [

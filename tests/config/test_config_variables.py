@@ -65,6 +65,11 @@ def test_variables_may_use_each_other_in_any_order():
     assert content == {"run_id": "3-moe", "steps": 3}
 
 
+def test_names_that_yaml_takes_for_numbers_are_names():
+    content = read("variables: {1: x, a: {2: y}}\nb: $variables.1\nc: '{$variables.a.2}'\n")
+    assert content == {"b": "x", "c": "y"}
+
+
 def test_two_uses_of_one_list_are_two_lists():
     found = without_variables(
         {"variables": {"x": [1]}, "a": "$variables.x", "b": "$variables.x"}, source="f"
@@ -77,6 +82,8 @@ def test_two_uses_of_one_list_are_two_lists():
     ("content", "words"),
     [
         ({"variables": {"width": 1}, "a": "$variables.widht"}, "did you mean width?"),
+        ({"variables": {"a": {"bc": 1}}, "d": "$variables.a.bd"}, "Fix: write $variables.a.bc."),
+        ({"variables": {1.5: 1}, "d": "$variables.1.5"}, "variables: there are none"),
         ({"a": {"b": "$variables.x"}}, "a.b: there is no variable x"),
         ({"variables": {"x": 1}, "a": "$variables.x.y"}, "there is no variable x.y"),
         ({"variables": {"x": "$variables.x"}, "a": 1}, "x -> x"),

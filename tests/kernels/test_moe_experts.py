@@ -109,7 +109,13 @@ def test_gradients_are_those_of_the_formula(has_gate: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    "shape", [{"data": 4, "model": 2}, {"expert": 2, "model": 2}, {"expert": 4}, {"expert": 8}]
+    "shape",
+    [
+        {"expert": 2, "model": 2},
+        {"expert": 8},
+        pytest.param({"data": 4, "model": 2}, marks=pytest.mark.slow),
+        pytest.param({"expert": 4}, marks=pytest.mark.slow),
+    ],
 )
 def test_every_mesh_gives_what_one_device_gives(shape: dict[str, int]) -> None:
     arguments = sample(8, has_gate=True)
@@ -129,7 +135,7 @@ UNEVEN = {"as drawn": 0.0, "all to one device": 20.0}
     "shape",
     [
         {"data": 2, "expert": 2, "model": 2},
-        {"expert": 8},
+        pytest.param({"expert": 8}, marks=pytest.mark.slow),
         pytest.param({"data": 2, "expert": 4}, marks=pytest.mark.slow),
     ],
 )

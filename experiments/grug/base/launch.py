@@ -119,13 +119,12 @@ class GrugBaseLaunchConfig(Config):
 
 def run_config(launch: GrugBaseLaunchConfig) -> GrugRunConfig:
     """The complete config of the training run that `launch` asks for."""
-    tokenizer = launch.data.tokenizer
+    known = launch.data.tokenizer.known_vocab_size
     require(
-        tokenizer.kind != "bpe" or tokenizer.vocab_size <= launch.model.vocab_size,
-        given=f"data.tokenizer.vocab_size={tokenizer.vocab_size} with "
-        f"model.vocab_size={launch.model.vocab_size}",
+        known is None or known <= launch.model.vocab_size,
+        given=f"data.tokenizer of {known} ids with model.vocab_size={launch.model.vocab_size}",
         allowed="a model vocabulary that holds every id of the tokenizer",
-        fix=f"set model.vocab_size={tokenizer.vocab_size}",
+        fix=f"set model.vocab_size={known}",
     )
     trainer = launch.trainer
     require_at_most("train.seq_len", trainer.seq_len, "model.max_seq_len", launch.model.max_seq_len)

@@ -1,7 +1,8 @@
 """Normalisation over time: each token by the mean and variance of its document up to itself.
 
-Features are in groups, as in a group norm made causal (Megalodon, arXiv 2404.08801). All sums are
-float32 and of non-negative terms, so nothing cancels, however far a mean lies from 0.
+Features are in groups, as in a group norm made causal (Megalodon, arXiv 2404.08801). Sums are
+float32; those of squares are of distances from the mean so far, never a difference of two large
+ones.
 """
 
 from typing import NamedTuple

@@ -83,6 +83,7 @@ def _side(given: GivenConfig, *, is_trusted: bool) -> _Side:
         launch = loaded_launch(given)
         fields = () if launch.run_class is None else settings_of(launch.run_class)
         return _Side(launch.config, {item.name: mark_of(item.field) for item in fields})
+    given.refuse_options()
     content = recorded_mapping(given)
     template = loaded_template(Path(given.path, TEMPLATE), is_trusted=is_trusted)
     return _Side(config_from_mapping(template.part(RUN_CLASS), content, source=given.path), {})

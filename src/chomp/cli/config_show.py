@@ -15,7 +15,7 @@ from typing import Any
 from chomp.cli.given_config import GivenConfig
 from chomp.cli.launch_files import launch_class, loaded_launch, loaded_module
 from chomp.cli.run_config import DERIVED
-from chomp.cli.template_folder import LAUNCH_FILE, template_folder
+from chomp.cli.template_folder import LAUNCH_FILE, known_template
 from chomp.errors import ConfigError, message
 
 
@@ -32,7 +32,7 @@ def show_schema(template: str | None) -> int:
     """Print the JSON schema of a template's launch config; the exit code."""
     from chomp.config import config_schema
 
-    path = str(template_folder(template) / LAUNCH_FILE)
+    path = str(known_template(template) / LAUNCH_FILE)
     schema = config_schema(launch_class(loaded_module(path), path))
     print(json.dumps(schema, indent=2, ensure_ascii=False))
     return 0

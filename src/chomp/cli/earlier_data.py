@@ -22,6 +22,17 @@ _STREAM = {
     "retry_delay_sec": "retry_delay_s",
     "max_eval_samples": "max_validation_documents",
 }
+# The first chomp's defaults of keys that another backend or tokenizer does not read.
+_UNREAD_DEFAULTS: dict[str, tuple[Any, ...]] = {
+    "hf_dataset": ("Zyphra/Zyda-2",),
+    "hf_name": ("sample-100BT",),
+    "hf_split": ("train",),
+    "text_key": ("text",),
+    "local_text": (None, ""),
+    "hf_name_or_path": (None, "pszemraj/bytebpe-tokenizer-32k-mlm"),
+}
+# Likewise the ids of special tokens, by the field that they are where a tokenizer has it.
+_SPECIAL_IDS = {"bos_token_id": 1, "eos_token_id": 2}
 _NOTHING_HELD_OUT = 1e-12  # of documents; a fraction is above 0
 _TOKENIZER_FILE = "tokenizer.json"
 
@@ -47,14 +58,22 @@ def with_components(data: Content) -> Content:
     return _hugging_face(data) if backend == "hf" else _local_text(data)
 
 
-def with_tokenizer_kind(tokenizer: Content) -> Content:
-    """A `tokenizer` section with `hub` or `json` in the place of `hf`."""
-    left = dict(tokenizer)
-    if left.get("kind") == "hf":
-        left["kind"] = "hub"
-    name = left.pop("hf_name_or_path", None)
+def with_tokenizer_kind(tokenizer: Content, *, vocab_size: Any) -> Content:
+    """A `tokenizer` section with `hub` or `json` in the place of `hf`, for a model of that size."""
+    left = _without_harmless(tokenizer, vocab_size)
+    name, kind = left.pop("hf_name_or_path", None), left.get("kind")
+    if kind != "hf":
+        _refuse_unread_name(name, kind)
+        return left
+    left["kind"] = "hub"
     if name is None:
         return left
+    require(
+        isinstance(name, str),
+        given=f"data.tokenizer.hf_name_or_path={name!r}",
+        allowed="a name on the hub, or the path of a tokenizer",
+        fix="write hf_name_or_path: NAME",
+    )
     place = Path(name)
     file = place / _TOKENIZER_FILE if place.is_dir() else place
     # As it was meant by the library that read it: a name of the hub, unless something is there.
@@ -63,13 +82,32 @@ def with_tokenizer_kind(tokenizer: Content) -> Content:
     return {**left, "name": name}
 
 
-def precision(model: Content) -> tuple[Content, str | None]:
-    """A `model` section without its dtypes, and what they are as `train.precision`."""
+def without_special_ids(model: Content, tokenizer: Content) -> Content:
+    """A `model` section without ids of special tokens, where the tokenizer has its own."""
+    kind = tokenizer.get("kind")
+    if kind in ("hf", "hub", "json"):
+        return model
+    wrong = [
+        f"model.{key}={model[key]!r}"
+        for key, default in _SPECIAL_IDS.items()
+        if model.get(key) not in (None, default)
+    ]
+    require(
+        not wrong,
+        given=f"{' and '.join(wrong)} with {_kind_words(kind)}, which has its own special tokens",
+        allowed="ids of special tokens with data.tokenizer.kind=hf",
+        fix=f"remove {' and '.join(text.partition('=')[0] for text in wrong)}",
+    )
+    return {key: value for key, value in model.items() if key not in _SPECIAL_IDS}
+
+
+def precision(model: Content) -> tuple[Content, str | None, list[str]]:
+    """A `model` section without its dtypes, what they are as `train.precision`, and their keys."""
     parts = {"params": "param_dtype", "compute": "compute_dtype"}
     given = {part: model[key] for part, key in parts.items() if model.get(key) is not None}
     left = {key: value for key, value in model.items() if key not in parts.values()}
     text = ",".join(f"{part}={dtype}" for part, dtype in given.items())
-    return left, text or None
+    return left, text or None, [f"model.{parts[part]}" for part in given]
 
 
 def _hugging_face(data: Content) -> Content:
@@ -85,7 +123,7 @@ def _hugging_face(data: Content) -> Content:
     source |= {key.removeprefix("hf_"): data[key] for key in _HF[1:] if key in data}
     stream = {here: data[key] for key, here in _STREAM.items() if key in data}
     component = {"source": source, "stream": stream, **_format(data)}
-    return _with_component(data, component, (*_HF, *_STREAM))
+    return _with_component(data, component, (*_HF, *_STREAM, "local_text"))
 
 
 def _local_text(data: Content) -> Content:
@@ -102,7 +140,18 @@ def _local_text(data: Content) -> Content:
         component["stream"] = {}
     # The only text there is: a hash that holds out one in twenty would leave nothing to train on.
     data = {"validation_fraction": _NOTHING_HELD_OUT, **data}
-    return _with_component(data, component, ("local_text",))
+    return _with_component(data, component, (*_HF, "local_text"))
+
+
+def _without_harmless(tokenizer: Content, vocab_size: Any) -> Content:
+    """A `tokenizer` section without defaults that change nothing beside what else is said."""
+    left = dict(tokenizer)
+    if left.get("kind") == "byte" and left.get("add_eos") is False:
+        del left["add_eos"]  # without a `byte_offset` there was no end to add
+    multiple = left.get("vocab_size_multiple") or None
+    if isinstance(multiple, int) and isinstance(vocab_size, int) and vocab_size % multiple == 0:
+        del left["vocab_size_multiple"]  # there is nothing to round up
+    return left
 
 
 def _format(data: Content) -> Content:
@@ -115,10 +164,25 @@ def _with_component(data: Content, component: Content, taken: Iterable[str]) -> 
 
 
 def _refuse_unread(data: Content, keys: Iterable[str], backend: str) -> None:
-    for key in keys:
-        require(
-            key not in data,
-            given=f"data.{key} with data.backend={backend}, which does not read it",
-            allowed=f"the keys of {backend}",
-            fix=f"remove {key}, or change the backend",
-        )
+    found = [key for key in keys if key in data and data[key] not in _UNREAD_DEFAULTS[key]]
+    require(
+        not found,
+        given=f"data.{' and data.'.join(found)} with data.backend={backend}, which does not "
+        "read it",
+        allowed=f"the keys of {backend}",
+        fix=f"remove {' and '.join(found)}, or change the backend",
+    )
+
+
+def _refuse_unread_name(name: Any, kind: Any) -> None:
+    key = "hf_name_or_path"
+    require(
+        name in _UNREAD_DEFAULTS[key],
+        given=f"data.tokenizer.{key}={name!r} with {_kind_words(kind)}, which does not read it",
+        allowed=f"data.tokenizer.{key} with data.tokenizer.kind=hf",
+        fix=f"remove {key}, or write kind: hf",
+    )
+
+
+def _kind_words(kind: Any) -> str:
+    return f"data.tokenizer.kind={kind}" if kind else "a tokenizer of no kind that is named"

@@ -28,6 +28,7 @@ class Fixed:
     value: Any
     here: str
     use: str
+    harmless: tuple[Any, ...] = ()  # the first chomp's default, which nobody asked for
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,7 @@ class Replaced:
 
     here: str
     use: str = "remove it"
+    harmless: tuple[Any, ...] = ()  # the first chomp's default, which changes nothing here
 
 
 Rule = Moved | Fixed | Replaced
@@ -43,6 +45,7 @@ Rule = Moved | Fixed | Replaced
 _CACHE = Replaced(
     "a cache is made for the text that is asked for, and is as long as it needs to be",
     "use --max-tokens of `chomp generate`, or samples.max_tokens",
+    harmless=(None, False),
 )
 _COMPONENT = "data.components.NAME"
 
@@ -54,18 +57,23 @@ RULES: dict[str, Rule] = {
     "model.d_model": Replaced(
         "there is no dummy model",
         "use the width of the template's own model, such as model.model_dim or model.hidden_dim",
+        harmless=(128,),
     ),
     "model.max_cache_len": _CACHE,
     "model.cache_unbounded": _CACHE,
     "model.max_positions": Replaced(
         "positions are computed and need no table",
         "use train.seq_len, and model.max_seq_len where the template has one",
+        harmless=(1_000_000,),
     ),
     "model.gemm_backend": Replaced(
         "XLA chooses how matrices are multiplied",
         "use train.precision for their dtype, and XLA_FLAGS for XLA itself",
+        harmless=("default",),
     ),
-    "model.pad_token_id": Replaced("padding has no token: it has the segment -1 and the weight 0"),
+    "model.pad_token_id": Replaced(
+        "padding has no token: it has the segment -1 and the weight 0", harmless=(0,)
+    ),
     "model.bos_token_id": Moved("data.tokenizer.bos"),
     "model.eos_token_id": Moved("data.tokenizer.eos"),
     "model.use_checkpoint": Moved("model.remat", {True: "block", False: "none"}),
@@ -78,17 +86,25 @@ RULES: dict[str, Rule] = {
     "data.shuffle_buffer_size": Replaced(
         "all rows of a token store are permuted, without a buffer",
         f"use data.shuffle, or {_COMPONENT}.stream.window_documents for a stream",
+        harmless=(10_000,),
     ),
     "data.max_retries": Replaced(
-        "only a stream is read while a run trains", f"use {_COMPONENT}.stream.max_retries"
+        "only a stream is read while a run trains",
+        f"use {_COMPONENT}.stream.max_retries",
+        harmless=(3,),
     ),
     "data.retry_delay_sec": Replaced(
-        "only a stream is read while a run trains", f"use {_COMPONENT}.stream.retry_delay_s"
+        "only a stream is read while a run trains",
+        f"use {_COMPONENT}.stream.retry_delay_s",
+        harmless=(1.0,),
     ),
-    "data.state_update_interval": Replaced("a stream knows its exact position at every step"),
+    "data.state_update_interval": Replaced(
+        "a stream knows its exact position at every step", harmless=(2000,)
+    ),
     "data.packing_buffer_docs": Replaced(
         "documents of a token store are packed once, all of them",
         f"use {_COMPONENT}.stream.window_documents for a stream",
+        harmless=(128,),
     ),
     "data.packing_max_docs_per_bin": Moved(
         "data.packing.max_documents_per_row", is_null_left_out=True
@@ -96,14 +112,19 @@ RULES: dict[str, Rule] = {
     "data.max_eval_samples": Replaced(
         "held-out documents are evaluated by batches of rows",
         "use eval.max_eval_batches and eval.eval_batch_size",
+        harmless=(1000,),
     ),
     "data.hf_eval_split": Fixed(
         None,
         "documents are held out by their hash, and never trained on",
         "use data.validation_fraction; another split is a component of weight 0",
     ),
-    "data.grain_prefetch": Replaced("up to 8 batches are made ahead of the step that needs them"),
-    "data.device_put": Replaced("batches are placed on the devices ahead of the step"),
+    "data.grain_prefetch": Replaced(
+        "up to 8 batches are made ahead of the step that needs them", harmless=(0,)
+    ),
+    "data.device_put": Replaced(
+        "batches are placed on the devices ahead of the step", harmless=(False,)
+    ),
     "data.tokenizer.hf_use_fast": Fixed(True, "a tokenizer is its tokenizer.json", "remove it"),
     "data.tokenizer.hf_trust_remote_code": Fixed(
         False, "code that comes with a tokenizer is never run", "use a tokenizer.json"
@@ -131,15 +152,18 @@ RULES: dict[str, Rule] = {
         0,
         "documents are not cut, however long",
         "use data.packing.long_documents=truncate, which cuts them to rows",
+        harmless=(None,),
     ),
     "train.jit": Replaced(
         "the step is always compiled",
         "set JAX_DISABLE_JIT=1 in the environment to run it operation by operation",
+        harmless=(True,),
     ),
     "train.allow_cpu": Fixed(
         True,
         "a run takes the devices that there are",
         "set JAX_PLATFORMS=cuda in the environment, and JAX refuses to take the CPU",
+        harmless=(False,),
     ),
     "train.profile": Moved("train.profiler.enabled"),
     "train.profile_dir": Moved("train.log_dir"),
@@ -158,9 +182,14 @@ RULES: dict[str, Rule] = {
     ),
     "debug.nan_check": Moved("train.nonfinite_policy", {True: "raise", False: "skip"}),
     "debug.check_device_every": Replaced(
-        "where arrays lie is part of the compiled step", "use mesh to say how they are cut"
+        "where arrays lie is part of the compiled step",
+        "use mesh to say how they are cut",
+        harmless=(100,),
     ),
 }
+
+# The one section that only the first chomp has: what is in it is known by the rules alone.
+ONLY_EARLIER = "debug"
 
 # Keys of which null asks for the default, where their fields have another word for that or none.
 NULL_IS_DEFAULT = ("train.generate_temperature", "model.rope_base")

@@ -147,7 +147,8 @@ def generate(
         list[str] | None,
         typer.Argument(
             metavar="[PROMPT]...",
-            help="Texts to go on from; `-`: the lines of stdin. None: how held-out texts begin.",
+            help="Texts to go on from; `-`: the lines of stdin. None: those of a pipe, or else how "
+            "held-out texts begin.",
         ),
     ] = None,
     prompt: Annotated[

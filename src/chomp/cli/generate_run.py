@@ -70,7 +70,8 @@ def generate_run(
     from chomp.mesh import is_first
 
     _require_one_way(asked, is_json=is_json)
-    texts = given_texts(asked.prompts, asked.file)  # a file that is not there shows at once
+    # A file that is not there shows at once; what is typed is read later, line by line.
+    texts = None if asked.is_interactive else given_texts(asked.prompts, asked.file)
     run = opened_run(given, may_change=MAY_CHANGE)
     how = _how(run, asked)
     prompts = [] if texts is None else encoded_prompts(run, texts)

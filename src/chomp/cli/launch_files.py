@@ -20,8 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from chomp.cli.given_config import GivenConfig
 from chomp.cli.own_spelling import own_content, own_overrides
-from chomp.cli.run_template import is_mine, require_known
-from chomp.cli.template_folder import LAUNCH_FILE, template_folder
+from chomp.cli.template_folder import LAUNCH_FILE, known_template
 from chomp.errors import ConfigError, message, require
 
 if TYPE_CHECKING:  # for annotations alone
@@ -72,14 +71,14 @@ def loaded_launch(given: GivenConfig) -> Launch:
 
     is_yaml = given.kind() == "YAML file"
     content = _yaml_mapping(given) if is_yaml else {}
-    launch_file = _launch_file(given, content.pop(_TEMPLATE_KEY, None) if is_yaml else None)
+    launch_file = _launch_file(given, _taken_template(content, source=given.path))
     module = loaded_module(launch_file)
     cls = launch_class(module, launch_file)
     said = own_content(cls, content, source=given.path)
     config = config_from_mapping(cls, said.config, source=given.path)
     return Launch(
         path=launch_file,
-        config=apply_overrides(config, own_overrides(cls, given.overrides)),
+        config=apply_overrides(config, own_overrides(cls, given.overrides, config=config)),
         steps_of=_steps_of(module, launch_file),
         dry_run=getattr(module, _DRY_RUN, None),
         run_dir=said.run_dir,
@@ -120,6 +119,16 @@ def _yaml_mapping(given: GivenConfig) -> dict[str, Any]:
     return content or {}
 
 
+def _taken_template(content: dict[str, Any], *, source: str) -> Any:
+    """What a file says about its template, variables replaced; taken out of its content."""
+    from chomp.config.variables import SECTION, without_variables
+
+    if _TEMPLATE_KEY not in content:
+        return None
+    said = {SECTION: content.get(SECTION), _TEMPLATE_KEY: content.pop(_TEMPLATE_KEY)}
+    return without_variables(said, source=source)[_TEMPLATE_KEY]
+
+
 def _launch_file(given: GivenConfig, template_key: Any) -> str:
     """The launch file that a config is of."""
     if given.kind() == "launch file":
@@ -130,18 +139,13 @@ def _launch_file(given: GivenConfig, template_key: Any) -> str:
             fix="leave out --template",
         )
         return given.path
-    named = given.template or template_key
     require(
-        named is None or isinstance(named, str),
-        given=f"template={named!r} in {given.path}",
+        template_key is None or isinstance(template_key, str),
+        given=f"template={template_key!r} in {given.path}",
         allowed="the name of a template, or its folder",
         fix=f"write {_TEMPLATE_KEY}: base",
     )
-    folder = template_folder(named, beside=given.path)
-    if given.template is None and not is_mine(Path(given.path)):
-        # A file of another user would say whose code is run.
-        sources = {path.stem: path.read_bytes() for path in sorted(folder.glob("*.py"))}
-        require_known(folder, sources, fix=f"read those files, and pass --template {folder}")
+    folder = known_template(given.template, in_file=template_key, beside=given.path)
     return str(folder / LAUNCH_FILE)
 
 

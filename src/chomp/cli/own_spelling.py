@@ -9,14 +9,22 @@ refused with what replaces them. All problems of a file come in one message.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypeVar
 
-from chomp.cli.earlier_data import precision, with_components, with_tokenizer_kind
-from chomp.cli.earlier_keys import NULL_IS_DEFAULT, OF_SOURCES, RULES, Fixed, Moved, Replaced, Rule
+from chomp.cli.earlier_data import (
+    precision,
+    with_components,
+    with_tokenizer_kind,
+    without_special_ids,
+)
+from chomp.cli.earlier_keys import NULL_IS_DEFAULT, ONLY_EARLIER, RULES, Moved, Rule
+from chomp.cli.earlier_overrides import own_override
+from chomp.cli.earlier_words import has_field, is_taken, refusal, unknown_earlier
 from chomp.errors import ConfigError, message, require
 
 Content = dict[str, Any]
+T = TypeVar("T")
 
 
 class FileContent(NamedTuple):
@@ -32,20 +40,20 @@ def own_content(cls: type, content: Content, *, source: str) -> FileContent:
     from chomp.config.variables import without_variables
 
     file = _File(cls, without_variables(content, source=source))
-    try:
-        run_dir = file.take_run_dir()
-        file.read_together()
-    except ConfigError as error:
-        raise ConfigError(f"{source}: {error}") from error
+    run_dir = file.read_together()
     for name, rule in RULES.items():
         file.apply(name, rule)
+    file.refuse_unknown()
     raise_problems(source, {(name,): text for name, text in file.problems.items()})
     return FileContent(file.content, run_dir)
 
 
-def own_overrides(cls: type, overrides: Sequence[str]) -> list[str]:
-    """Overrides by the keys of `cls`; raises `ConfigError` for one of a key that was replaced."""
-    return [own for text in overrides if (own := _own_override(cls, text)) is not None]
+def own_overrides(cls: type, overrides: Sequence[str], *, config: Any = None) -> list[str]:
+    """Overrides by the keys of `cls`; raises `ConfigError` for one of a key that was replaced.
+
+    `config` is what they change: a section that it has not is then made, as it is for a file.
+    """
+    return [own for text in overrides if (own := own_override(cls, text, config)) is not None]
 
 
 class _File:
@@ -60,48 +68,97 @@ class _File:
         """Do what a rule says about a key, if the file has it and the template has it not."""
         section = self._section_of(name)
         key = name.rpartition(".")[2]
-        if section is None or key not in section or _has_field(self._cls, name):
+        if section is None or key not in section or has_field(self._cls, name):
             return
         value = section.pop(key)
         self._drop_if_empty(name)
         if isinstance(rule, Moved):
             self._move(name, value, rule)
-        elif not _is_taken(rule, value):
-            self.problems[name] = _refusal(name, rule, value)
+        elif not is_taken(rule, value):
+            self.problems[name] = refusal(name, rule, value)
 
-    def read_together(self) -> None:
-        """Keys whose meaning depends on each other."""
-        data = self._inner("data")
-        if data is not None:
-            if "local_text" in data and _has_field(self._cls, "eval"):
-                self._leave_out_evaluation()
-            self.content[self._spelled("data")] = data = with_components(data)
-            if isinstance(data.get("tokenizer"), dict):
-                data["tokenizer"] = with_tokenizer_kind(data["tokenizer"])
-        model = self._inner("model")
-        if model is not None and not _has_field(self._cls, "model.param_dtype"):
-            self.content[self._spelled("model")], text = precision(model)
-            if text is not None:
-                self._put("train.precision", text, "model.param_dtype")
+    def read_together(self) -> str | None:
+        """Take care of keys whose meaning depends on each other; where the run goes."""
+        parts: tuple[Callable[[], None], ...] = (
+            self._leave_out_evaluation,
+            self._read_special_ids,
+            self._read_tokenizer,
+            self._read_components,
+            self._read_precision,
+        )
+        for part in parts:
+            self._noted(part)
         for name in NULL_IS_DEFAULT:
             section, key = self._section_of(name), name.rpartition(".")[2]
             if section is not None and section.get(key, "") is None:
                 del section[key]
+        return self._noted(self._take_run_dir)
+
+    def refuse_unknown(self) -> None:
+        """Name what is left of a section that is none here, once all rules have been applied."""
+        if ONLY_EARLIER not in self.content or has_field(self._cls, ONLY_EARLIER):
+            return
+        left = self.content.pop(ONLY_EARLIER) or {}
+        names = (
+            [f"{ONLY_EARLIER}.{key}" for key in left] if isinstance(left, dict) else [ONLY_EARLIER]
+        )
+        self.problems |= {name: unknown_earlier(name) for name in names}
+
+    def _noted(self, part: Callable[[], T]) -> T | None:
+        """What a part of the reading gives; one that fails is a problem among others."""
+        try:
+            return part()
+        except ConfigError as error:
+            self.problems[str(error)] = str(error)
+            return None
+
+    def _read_special_ids(self) -> None:
+        model, tokenizer = self._inner("model"), self._section_of("data.tokenizer.")
+        if model is not None and not has_field(self._cls, "model.eos_token_id"):
+            without = without_special_ids(model, tokenizer or {})
+            self.content[self._spelled("model")] = without
+
+    def _read_tokenizer(self) -> None:
+        data = self._inner("data")
+        if data is not None and isinstance(data.get("tokenizer"), dict):
+            size = (self._inner("model") or {}).get("vocab_size")
+            data["tokenizer"] = with_tokenizer_kind(data["tokenizer"], vocab_size=size)
+
+    def _read_components(self) -> None:
+        data = self._inner("data")
+        if data is not None:
+            self.content[self._spelled("data")] = with_components(data)
+
+    def _read_precision(self) -> None:
+        model = self._inner("model")
+        if model is None or has_field(self._cls, "model.param_dtype"):
+            return
+        self.content[self._spelled("model")], text, keys = precision(model)
+        if text is not None:
+            self._put("train.precision", text, " and ".join(keys))
 
     def _leave_out_evaluation(self) -> None:
         """Where there is one text, nothing of it is held out, and an evaluation has nothing."""
-        train = self._inner("train") or {}
-        every = train.get("eval_every") or None
+        data, train = self._inner("data") or {}, self._inner("train") or {}
+        is_text = bool(data.get("local_text")) and data.get("backend") in (None, "local_text")
+        if not is_text or not has_field(self._cls, "eval"):
+            return
+        every = train.pop("eval_every", None) or None
+        steps = train.get("steps")
+        if isinstance(every, int) and isinstance(steps, int) and every > steps:
+            every = None  # never, such as the first chomp's 2500 in a short run
+        asked = [] if every is None else [f"train.eval_every={every}"]
+        asked += ["eval"] if self.content.get("eval") is not None else []
+        self.content["eval"] = None
         require(
-            every is None,
-            given=f"train.eval_every={every} with data.local_text",
+            not asked,
+            given=f"{' and '.join(asked)} with data.local_text",
             allowed="an evaluation where documents are held out",
-            fix="set train.eval_every=0, or use data.components with more than one text",
+            fix="set train.eval_every=0 and no eval, or use data.components with more than one "
+            "text",
         )
-        train.pop("eval_every", None)
-        self.content.setdefault("eval", None)
 
-    def take_run_dir(self) -> str | None:
+    def _take_run_dir(self) -> str | None:
         """`logging.run_dir`, which is an option here, taken out."""
         logging = self._inner("logging")
         found = None if logging is None else logging.pop("run_dir", None)
@@ -166,91 +223,8 @@ class _File:
     def _drop_if_empty(self, name: str) -> None:
         """Take a section out that only keys of its own were in, such as `debug`."""
         section = name.partition(".")[0]
-        if self.content.get(section) == {} and not _has_field(self._cls, section):
+        if self.content.get(section) == {} and not has_field(self._cls, section):
             del self.content[section]
-
-
-def _own_override(cls: type, text: str) -> str | None:
-    """An override as the config spells it; None: it says what is done anyway."""
-    from chomp.config.paths import dotted, split_override
-    from chomp.config.yaml_text import parsed_yaml
-
-    split = split_override(text)
-    if split is None:
-        return text  # refused where overrides are applied
-    parts, value = split
-    first = _canonical(cls, parts[0])
-    name = ".".join([first, *parts[1:]])
-    rule = RULES.get(name)
-    if _has_field(cls, name) or (rule is None and name not in OF_SOURCES):
-        return text
-    if rule is None:
-        raise ConfigError(
-            f"override: {text!r}: "
-            + message(
-                given=f"{dotted(parts)}, which a YAML file may have",
-                allowed="fields of the template's config",
-                fix=f"use {OF_SOURCES[name]}",
-            )
-        )
-    if isinstance(rule, Moved) and rule.values is None:
-        return f"{rule.to}={value}"  # its own type says what the text means
-    meant = parsed_yaml(value, source="the value")
-    if isinstance(rule, Moved):
-        values = rule.values or {}
-        return f"{rule.to}={values[meant] if isinstance(meant, bool) else value}"
-    if _is_taken(rule, meant):
-        return None
-    raise ConfigError(f"override: {text!r}: {_refusal(name, rule, meant)}")
-
-
-def _canonical(cls: type, section: str) -> str:
-    """A section as the tables name it: `train` and `optim`, however the config spells them."""
-    from chomp.config.fields import settings_by_spelling
-
-    item = settings_by_spelling(cls).get(section)
-    known = {name.partition(".")[0] for name in RULES}
-    spellings: Iterable[str] = () if item is None else item.spellings
-    return next((name for name in spellings if name in known), section)
-
-
-def _is_taken(rule: Fixed | Replaced, value: Any) -> bool:
-    """Whether a value only says what is done anyway; by its type too, as to Python true is 1."""
-    return isinstance(rule, Fixed) and (type(value), value) == (type(rule.value), rule.value)
-
-
-def _refusal(name: str, rule: Fixed | Replaced, value: Any) -> str:
-    if isinstance(rule, Replaced):
-        return message(
-            given=f"{name} is no key here", allowed=f"nothing, since {rule.here}", fix=rule.use
-        )
-    return message(
-        given=f"{name}={_written(value)}",
-        allowed=f"{_written(rule.value)}, since {rule.here}",
-        fix=rule.use,
-    )
-
-
-def _written(value: Any) -> str:
-    """A value as YAML writes it."""
-    from chomp.config.yaml_text import yaml_of
-
-    return yaml_of(value).partition("\n")[0]
-
-
-def _has_field(cls: type, name: str) -> bool:
-    """Whether a config class has a field by a dotted name, in any spelling."""
-    from chomp.config.declared import sections
-    from chomp.config.fields import settings_by_spelling
-
-    classes: tuple[type, ...] = (cls,)
-    for part in name.split("."):
-        items = [settings_by_spelling(each).get(part) for each in classes]
-        found = [item for item in items if item is not None]
-        if not found:
-            return False
-        classes = tuple(inner for item in found for inner in sections(item.declared))
-    return True
 
 
 def _copied(value: Any) -> Any:

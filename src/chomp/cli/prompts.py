@@ -5,6 +5,10 @@
 
 from __future__ import annotations
 
+import io
+import os
+import select
+import stat
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -25,7 +29,10 @@ class Prompt:
 
 
 def given_texts(prompts: Sequence[str], file: str | None) -> list[str] | None:
-    """The texts on a command line, in a file or on stdin; None where none is given."""
+    """The texts on a command line, in a file or on stdin; None where none is given.
+
+    Without any of them they are the lines of a pipe, if something is in it.
+    """
     from chomp.storage import read_text
 
     require(
@@ -38,7 +45,7 @@ def given_texts(prompts: Sequence[str], file: str | None) -> list[str] | None:
         return _lines(read_text(file), file)
     if list(prompts) == [STDIN]:  # among others it is a prompt like any
         return _lines(sys.stdin.read(), "stdin")
-    return list(prompts) or None
+    return list(prompts) or _piped_lines()
 
 
 def typed_texts() -> Iterator[str]:
@@ -89,6 +96,18 @@ def held_out_prompt(run: OpenedRun, step: int, num_tokens: int) -> Prompt:
     # As the samples hook chooses: by the step, so that it is the same text.
     ids = with_text[0].beginning(num_tokens, 0 if every is None else step // every)
     return Prompt(text=run.tokenizer.decode(ids), ids=ids)
+
+
+def _piped_lines() -> list[str] | None:
+    """The lines of stdin where it is a pipe that has some by now; None: it has not."""
+    try:
+        number = sys.stdin.fileno()
+    except (AttributeError, ValueError, io.UnsupportedOperation):  # none, closed, or no file
+        return None
+    # A pipe that nobody writes to may stay open for ever: what is started by others often has one.
+    if not stat.S_ISFIFO(os.fstat(number).st_mode) or not select.select([number], [], [], 0)[0]:
+        return None
+    return [line for line in sys.stdin.read().splitlines() if line] or None
 
 
 def _lines(text: str, source: str) -> list[str]:

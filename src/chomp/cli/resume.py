@@ -66,12 +66,12 @@ def beginning(run: PlannedStep, wish: Resume | None) -> Beginning:
         allowed="one of them: --force moves the checkpoints aside and starts over",
         fix="leave one out",
     )
-    if not steps or (isinstance(wish, int) and wish not in steps):
+    if not steps:
         raise _not_there(wish, folder, steps)
     if wish == "latest":
         return Beginning(told=f"--resume latest: from step {steps[-1]}")
     assert isinstance(wish, int), "one of the words was dealt with"
-    return _back_to(run, folder, wish, later=[step for step in steps if step > wish])
+    return _back_to(run, folder, wish, steps)
 
 
 def reopen(run: PlannedStep) -> None:
@@ -90,19 +90,24 @@ def reopen(run: PlannedStep) -> None:
             write_status(run.path, again)
 
 
-def _back_to(run: PlannedStep, folder: str, step: int, *, later: list[int]) -> Beginning:
+def _back_to(run: PlannedStep, folder: str, step: int, steps: list[int]) -> Beginning:
+    is_done = run.found is not None and run.found.state == "SUCCESS"
+    newest = _came_from(folder, step)
+    is_continued = newest is not None and not is_done and not _goes_back_always(run)
+    # The same command after an interruption: by then the step itself may have been cleaned up.
+    if step not in steps and not is_continued:
+        raise _not_there(step, folder, steps)
     if run.action == "wait":
         raise _held(run)
+    place = _place_of(folder, step)
+    overrides = [f"trainer.load_checkpoint_path={place}"]
+    if is_continued:
+        told = f"--resume {step}: continues the line begun at step-{step}: from step-{newest}"
+        return Beginning(told=told, overrides=tuple(overrides))
+    later = [each for each in steps if each > step]
     if not later and run.action == "skip":
         return Beginning()  # it is done, and said to be
-    from chomp.checkpoint.layout import step_path
-    from chomp.storage import is_local
-
-    place = step_path(folder, step)
-    place = os.path.abspath(place) if is_local(place) else place
-    overrides = [f"trainer.load_checkpoint_path={place}"]
-    is_done = run.found is not None and run.found.state == "SUCCESS"
-    if is_done and _came_from(folder, step):
+    if is_done and newest is not None:
         # It went back there before, and got to its end: this is another wish, not the same one.
         overrides.append("trainer.load_checkpoint=true")
     told = f"--resume {step}: from {place}"
@@ -111,6 +116,14 @@ def _back_to(run: PlannedStep, folder: str, step: int, *, later: list[int]) -> B
     return Beginning(
         told=told, overrides=tuple(overrides), is_reopened=is_done and run.action == "skip"
     )
+
+
+def _place_of(folder: str, step: int) -> str:
+    from chomp.checkpoint.layout import step_path
+    from chomp.storage import is_local
+
+    place = step_path(folder, step)
+    return os.path.abspath(place) if is_local(place) else place
 
 
 def _steps_in(folder: str) -> list[int]:
@@ -122,14 +135,22 @@ def _steps_in(folder: str) -> list[int]:
     return sorted(step for step in map(step_of_name, names) if step is not None)
 
 
-def _came_from(folder: str, step: int) -> bool:
-    """Whether the newest checkpoint is of a line that was told to go on from that step."""
+def _came_from(folder: str, step: int) -> int | None:
+    """The newest step, if it is of a line that was told to go on from that step; else None."""
     from chomp.checkpoint.candidates import ASKED_FOR
     from chomp.checkpoint.layout import latest_checkpoint
 
     newest = latest_checkpoint(folder)
-    begun = {} if newest is None else newest.metadata.continues or {}
-    return begun.get(ASKED_FOR) == f"step-{step}"
+    if newest is None:
+        return None
+    begun = newest.metadata.continues or {}
+    return newest.metadata.step if begun.get(ASKED_FOR) == f"step-{step}" else None
+
+
+def _goes_back_always(run: PlannedStep) -> bool:
+    """Whether the config itself says that a step is gone back to however often it was before."""
+    trainer = getattr(run.config, "trainer", None)
+    return getattr(trainer, "load_checkpoint", None) is True
 
 
 def _require_fresh(run: PlannedStep, folder: str, steps: list[int]) -> None:

@@ -12,7 +12,7 @@ import importlib.abc
 import importlib.machinery
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType, ModuleType
@@ -103,10 +103,14 @@ def _digest(sources: Mapping[str, bytes]) -> str:
     return digest.hexdigest()
 
 
-def require_known(folder: Path, sources: Mapping[str, bytes], *, fix: str) -> None:
-    """Raise `ConfigError` for code of another user that no template of this checkout equals."""
-    if is_mine(folder) or _is_in_checkout(sources):
-        return
+def require_known(folder: Path, sources: Mapping[str, bytes], *, fix: str) -> Path:
+    """The folder if it is this user's, else the template of this checkout that equals it.
+
+    Raises `ConfigError` for code of another user that none equals.
+    """
+    known = folder if is_mine(folder) else _equal_in_checkout(sources)
+    if known is not None:
+        return known
     raise ConfigError(
         message(
             given=f"{folder} is Python code of another user, which no template of this checkout "
@@ -125,11 +129,21 @@ def is_mine(folder: Path) -> bool:
     return all(path.stat().st_uid == os.geteuid() for path in [folder, *folder.glob("*.py")])
 
 
-def _is_in_checkout(sources: Mapping[str, bytes]) -> bool:
-    return any(
-        {path.stem: path.read_bytes() for path in train.parent.glob("*.py")} == sources
-        for train in Path(_CHECKOUT).glob(f"**/{_TRAIN}.py")
-    )
+def _equal_in_checkout(sources: Mapping[str, bytes]) -> Path | None:
+    trains = (train for root in _checkouts() for train in root.glob(f"**/{_TRAIN}.py"))
+    for folder in (train.parent for train in trains):
+        if {path.stem: path.read_bytes() for path in folder.glob("*.py")} == sources:
+            return folder
+    return None
+
+
+def _checkouts() -> Iterator[Path]:
+    """Templates of the current folder, and of the checkout that chomp itself is run from."""
+    here = Path(_CHECKOUT)
+    # Anybody can put such a folder into /tmp: it counts if whoever has the folder around it did.
+    if here.is_dir() and (is_mine(here) or here.stat().st_uid == Path().stat().st_uid):
+        yield here
+    yield Path(__file__).parents[3] / _CHECKOUT
 
 
 # A finder, since a template's functions may import its files when they are called.

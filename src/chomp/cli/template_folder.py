@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+from chomp.cli.run_template import require_known
 from chomp.errors import ConfigError, message
 
 LAUNCH_FILE = "launch.py"
@@ -30,6 +31,23 @@ def template_folder(named: str | None, *, beside: str | None = None) -> Path:
             if (folder / LAUNCH_FILE).is_file():
                 return folder
     raise _no_template(named, roots)
+
+
+def known_template(
+    given: str | None, *, in_file: str | None = None, beside: str | None = None
+) -> Path:
+    """The folder of a template that is to be run: given with --template, else named in a file.
+
+    Only who writes its path on the command line says whose code is run. What a file names, or what
+    is found around the current folder, must be this user's or equal a template of this checkout;
+    raises `ConfigError` for any other.
+    """
+    folder = template_folder(given or in_file, beside=beside)
+    if given and folder == Path(given):
+        return folder
+    sources = {path.stem: path.read_bytes() for path in sorted(folder.glob("*.py"))}
+    # Not theirs, though it be equal: what its files import would be found beside them.
+    return require_known(folder, sources, fix=f"read those files, and pass --template {folder}")
 
 
 def _places(name: str, roots: list[Path], *, is_path_too: bool) -> Iterator[Path]:

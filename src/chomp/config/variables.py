@@ -19,6 +19,7 @@ from chomp.errors import ConfigError, message, require
 
 SECTION = "variables"
 
+_PART = re.compile(r"[\w-]+")
 _NAME = r"[\w-]+(?:\.[\w-]+)*"
 _WHOLE = re.compile(rf"\$variables\.({_NAME})")
 _INLINE = re.compile(rf"\{{\$variables\.({_NAME})\}}|\$\{{variables\.({_NAME})\}}")
@@ -102,16 +103,18 @@ class _References:
     def _looked_up(self, name: str, path: KeyPath) -> Any:
         here: Any = self._values
         for part in name.split("."):
-            if not isinstance(here, Mapping) or part not in here:
+            # By their text: what YAML takes for a number is a name as well.
+            inner = {str(key): item for key, item in _items(here)}
+            if part not in inner:
                 known = sorted(_names(self._values))
                 near = nearest(name, known)
                 raise self._error(
                     path,
                     given=f"there is no variable {name}{did_you_mean(near)}",
                     allowed=f"the names under {SECTION}: {', '.join(known) or 'there are none'}",
-                    fix=f"write {near}" if near else f"add it to {SECTION}",
+                    fix=f"write $variables.{near}" if near else f"add it to {SECTION}",
                 )
-            here = here[part]
+            here = inner[part]
         return here
 
     def _inline(self, name: str, path: KeyPath) -> str:
@@ -142,10 +145,17 @@ class _References:
         return ConfigError(f"{self._source}: {text}")
 
 
+def _items(value: Any) -> list[tuple[Any, Any]]:
+    """What is named inside of a value, as far as a reference can say the name."""
+    if not isinstance(value, Mapping):
+        return []
+    return [(key, item) for key, item in value.items() if _PART.fullmatch(str(key))]
+
+
 def _names(values: Mapping[Any, Any], before: str = "") -> list[str]:
     """The dotted names of all variables; of a mapping its parts, which are what is used."""
     names: list[str] = []
-    for key, value in values.items():
+    for key, value in _items(values):
         inner = f"{before}{key}"
         names += _names(value, f"{inner}.") if isinstance(value, Mapping) else [inner]
     return names

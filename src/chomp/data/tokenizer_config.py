@@ -7,6 +7,7 @@ from chomp.config import Config, setting
 from chomp.errors import require
 from chomp.tokenize import Tokenizer, load_tokenizer
 from chomp.tokenize.bpe import MIN_BPE_VOCAB_SIZE
+from chomp.tokenize.byte import ByteTokenizer
 
 TokenizerKind = Literal["bpe", "byte", "json", "hub"]
 
@@ -63,6 +64,13 @@ class TokenizerConfig(Config):
                 allowed=f"{', '.join(sorted(_FIELDS[self.kind])) or 'no further fields'}",
                 fix=f"leave {other.name} out, or choose the kind that reads it",
             )
+
+    @property
+    def known_vocab_size(self) -> int | None:
+        """How many ids it has, where that is known before it is made."""
+        if self.kind == "byte":
+            return ByteTokenizer.vocab_size
+        return self.vocab_size if self.kind == "bpe" else None
 
     def load(self) -> Tokenizer:
         """The built tokenizer at `path`."""

@@ -93,6 +93,11 @@ class KernelShapes:
         is_one = self.num_kv_heads == 1 and self.value_dim is not None
         return is_one and (self.value_dim or 1) % mesh.shape["model"] == 0
 
+    def local_value_dim(self, mesh: Mesh | AbstractMesh) -> int | None:
+        """The width of a head's values on one device; None: head_dim."""
+        parts = mesh.shape["model"] if self.cuts_values(mesh) else 1
+        return None if self.value_dim is None else self.value_dim // parts
+
     def attention_specs(self, mesh: Mesh | AbstractMesh) -> tuple[P, P]:
         """How queries and keys, and how values, lie on the mesh."""
         if self.cuts_values(mesh):

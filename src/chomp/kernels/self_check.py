@@ -119,7 +119,8 @@ def check_kernels(
     mask = mask.with_segment_ids(heads.segment_ids)
     # Asked for as the run asks; by name only if smaller shapes would lead to another choice.
     small = choose_backend(
-        AttentionCall.of(heads.q, heads.k, mask, value_dim=heads.v.shape[3]), shapes.backend
+        AttentionCall.of(heads.q, heads.k, mask, value_dim=shapes.local_value_dim(mesh)),
+        shapes.backend,
     )
     backend = shapes.backend if small.name == choice.name else choice.name
     program = _program(attend, loss_of, backend, shapes.logit_soft_cap, mesh_platform(mesh))
@@ -160,7 +161,7 @@ def attention_choice(
         )
         for heads in (shapes.num_heads, shapes.num_kv_heads)
     )
-    call = partial(AttentionCall.of, value_dim=shapes.value_dim)
+    call = partial(AttentionCall.of, value_dim=shapes.local_value_dim(mesh))
     calls: list[AttentionCall] = []
     with jax.set_mesh(mesh):
         jax.eval_shape(lambda q, k: calls.append(call(q, k, mask)), q, k)

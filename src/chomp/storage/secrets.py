@@ -13,8 +13,17 @@ from typing import Any
 _SECRET_NAME = re.compile(r"(^|_)(API_?KEY|ACCESS_KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS)$")
 # A shorter value is a word like `true`, and would be blotted out all over a config.
 _MIN_CHARACTERS = 8
-# scheme://user:password@host; a user alone (ssh://git@host) is no secret.
-_ADDRESS = re.compile(r"(?P<user>://[^/?#\s:@'\"]*:)(?P<password>[^/?#\s@'\"]+)(?=@)")
+# A shorter password is blotted out where an address has it, and nowhere else: `x` is in any text.
+_MIN_PASSWORD = 6
+# What ends a password for sure: a host with a dot in it, whose path may have an @ of its own.
+_HOST = r"@[\w-]+(?:\.[\w-]+)+(?::\d+)?[/?#]"
+# scheme://user:password@host; a user alone (ssh://git@host) is no secret, nor is a port. Passwords
+# may hold @ and / as they are: all up to the last @ goes, rather a little too much. But not past
+# the next ://, which may begin another address, and keeps the time linear in the text.
+_ADDRESS = re.compile(
+    r"(?P<user>://[^/?#\s:@'\"]*:)(?!\d*[/?#])"
+    rf"(?P<password>(?:(?!://)[^@\s'\"]|(?!{_HOST})@)+)(?=@)"
+)
 
 
 def redacted(text: str) -> str:
@@ -33,21 +42,27 @@ def without_secrets(value: Any) -> Any:
 def without_passwords_of(value: Any, text: str) -> str:
     """The text without the passwords of all addresses in nested mappings and lists.
 
-    They go wherever they stand: a file may write a password apart from the address it is of.
+    They go wherever they stand: a file may write a password apart from the address it is of. Short
+    ones stay where they are apart, or they would be blotted out of other words.
     """
+    found = {password for password in _passwords(value) if len(password) >= _MIN_PASSWORD}
     # The longest first, of which a shorter one may be a part.
-    for password in sorted(_passwords(value), key=len, reverse=True):
+    for password in sorted(found, key=len, reverse=True):
         text = re.sub(rf"(?<!\w){re.escape(password)}(?!\w)", "<password>", text)
     return text
 
 
 def _secrets() -> dict[str, str]:
-    """Values of the environment that are secret, and the names of their variables."""
-    return {
+    """Values of the environment that are secret, and the names of their variables.
+
+    The longest first: a shorter one may be the beginning of it, whose rest would be left.
+    """
+    found = {
         value: name
         for name, value in os.environ.items()
         if len(value) >= _MIN_CHARACTERS and _SECRET_NAME.search(name.upper())
     }
+    return dict(sorted(found.items(), key=lambda item: len(item[0]), reverse=True))
 
 
 def _redacted(text: str, secrets: Mapping[str, str]) -> str:

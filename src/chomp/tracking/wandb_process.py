@@ -111,7 +111,8 @@ class WandbProcess:
         try:
             while line:
                 line = line[stdin.write(line) :]
-        except BrokenPipeError as error:
+        except (BrokenPipeError, ValueError) as error:
+            # A ValueError is a pipe that another thread has closed, on its way to the end.
             raise self._failure() from error
 
     def _failure(self) -> LaunchError:

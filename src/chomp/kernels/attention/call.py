@@ -27,7 +27,7 @@ class AttentionCall:
     is_causal: bool = True
     has_window: bool = False
     has_documents: bool = False
-    value_dim: int | None = None  # width of a head's values; None: head_dim
+    value_dim: int | None = None  # of a head's values on one device; None: head_dim
     # Of an NVIDIA GPU, as (9, 0) for Hopper; None on everything else.
     compute_capability: tuple[int, int] | None = None
 

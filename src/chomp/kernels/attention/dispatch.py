@@ -55,12 +55,20 @@ def attention(
     if not is_self_attention or q.shape[1] != k.shape[1]:
         return reference_attention(q, k, v, mask, query_offset=query_offset)
     mask.require_length(q.shape[1], k.shape[1])
-    choice = choose_backend(AttentionCall.of(q, k, mask, value_dim=v.shape[3]), backend)
+    choice = choose_backend(AttentionCall.of(q, k, mask, value_dim=_local_width(v)), backend)
     log_choice(choice)
     if choice.name == "reference":
         return reference_attention(q, k, v, mask)
     # Pallas does not say over which mesh axes its results vary, so nothing can be checked there.
     return on_local_shards(_LOCAL[choice.name], q, k, v, mask, is_checked=choice.name != "splash")
+
+
+def _local_width(v: Float[Array, "B T G W"]) -> int:
+    """The width of values on one device."""
+    sharding = jax.typeof(v).sharding
+    cut = sharding.spec[3]
+    names = () if cut is None else (cut,) if isinstance(cut, str) else cut
+    return v.shape[3] // math.prod(sharding.mesh.shape[name] for name in names)
 
 
 def on_local_shards(

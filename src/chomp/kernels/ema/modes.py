@@ -32,6 +32,7 @@ class EmaModes(NamedTuple):
     angle: Float[Array, "D N"]
     gain_re: Float[Array, "D N"]
     gain_im: Float[Array, "D N"]
+    skip: Float[Array, " D"]  # what of a token itself is added to its average
 
 
 class EmaState(NamedTuple):

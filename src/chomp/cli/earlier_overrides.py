@@ -1,0 +1,109 @@
+"""Overrides of keys of the first chomp, which mean what the same keys mean in a file."""
+
+# ruff: noqa: PLC0415
+# What is imported inside functions is what `chomp --help` does not need: it must answer at once.
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from chomp.cli.earlier_keys import NULL_IS_DEFAULT, OF_SOURCES, ONLY_EARLIER, RULES, Moved
+from chomp.cli.earlier_words import has_field, is_taken, refusal, unknown_earlier, written
+from chomp.errors import ConfigError, message
+
+_NULLS = ("null", "~", "")
+
+
+def own_override(cls: type, text: str, config: Any) -> str | None:
+    """An override as the config spells it; None: it says what is done anyway.
+
+    Raises `ConfigError` for a key that was replaced. `config`, if given, is what is changed.
+    """
+    from chomp.config.paths import split_override
+    from chomp.config.yaml_text import parsed_yaml
+
+    split = split_override(text)
+    if split is None:
+        return text  # refused where overrides are applied
+    parts, value = split
+    first = _canonical(cls, parts[0])
+    name = ".".join([first, *parts[1:]])
+    if name in NULL_IS_DEFAULT and value in _NULLS:
+        return _default_override(cls, parts)
+    if has_field(cls, name):
+        return text
+    rule = RULES.get(name)
+    if rule is None:
+        _refuse_of_file(cls, text, name, parts)
+        return text
+    if isinstance(rule, Moved) and rule.values is None:
+        return _placed(config, rule, value)  # its own type says what the text means
+    meant = parsed_yaml(value, source="the value")
+    if isinstance(rule, Moved):
+        values = rule.values or {}
+        return f"{rule.to}={values[meant] if isinstance(meant, bool) else value}"
+    if is_taken(rule, meant):
+        return None
+    raise ConfigError(f"override: {text!r}: {refusal(name, rule, meant)}")
+
+
+def _refuse_of_file(cls: type, text: str, name: str, parts: Sequence[str]) -> None:
+    """Raise for a key that only a file may have, and for one that nothing has."""
+    from chomp.config.paths import dotted
+
+    told = None
+    if name in OF_SOURCES:
+        told = message(
+            given=f"{dotted(parts)}, which a YAML file may have",
+            allowed="fields of the template's config",
+            fix=f"use {OF_SOURCES[name]}",
+        )
+    elif parts[0] == ONLY_EARLIER and not has_field(cls, ONLY_EARLIER):
+        told = unknown_earlier(name)
+    if told is not None:
+        raise ConfigError(f"override: {text!r}: {told}")
+
+
+def _default_override(cls: type, parts: tuple[str, ...]) -> str | None:
+    """An override with the default of its field in the place of null; None: there is no field."""
+    from chomp.config.declared import sections
+    from chomp.config.elsewhere import rerouted
+    from chomp.config.fields import Setting, settings_by_spelling
+
+    path, _ = rerouted(cls, parts)
+    classes: tuple[type, ...] = (cls,)
+    items: list[Setting] = []
+    for part in path:
+        known = [settings_by_spelling(each).get(part) for each in classes]
+        items = [item for item in known if item is not None]
+        classes = tuple(inner for item in items for inner in sections(item.declared))
+    if not items:
+        return None
+    return f"{'.'.join(parts)}={written(items[0].default())}"
+
+
+def _placed(config: Any, rule: Moved, value: str) -> str | None:
+    """An override of the field that a key moved to, with its section where the config has none."""
+    from chomp.config.fields import settings_by_spelling
+
+    section, _, key = rule.to.rpartition(".")
+    here = config
+    for part in section.split("."):
+        item = None if here is None else settings_by_spelling(type(here)).get(part)
+        here = None if item is None else getattr(here, item.name)
+    if config is None or here is not None:
+        return f"{rule.to}={value}"
+    if value in _NULLS and rule.is_null_left_out:
+        return None
+    return f"{section}={{{key}: {value}}}"
+
+
+def _canonical(cls: type, section: str) -> str:
+    """A section as the tables name it: `train` and `optim`, however the config spells them."""
+    from chomp.config.fields import settings_by_spelling
+
+    item = settings_by_spelling(cls).get(section)
+    known = {name.partition(".")[0] for name in RULES}
+    spellings: Iterable[str] = () if item is None else item.spellings
+    return next((name for name in spellings if name in known), section)

@@ -1,0 +1,65 @@
+"""What the rules about keys of the first chomp mean for a value, and what is said of others."""
+
+# ruff: noqa: PLC0415
+# What is imported inside functions is what `chomp --help` does not need: it must answer at once.
+
+from __future__ import annotations
+
+from typing import Any
+
+from chomp.cli.earlier_keys import ONLY_EARLIER, RULES, Fixed, Replaced
+from chomp.errors import message
+
+
+def is_taken(rule: Fixed | Replaced, value: Any) -> bool:
+    """Whether a value changes nothing here; true is not 1, as it is to Python."""
+    fine = (*([rule.value] if isinstance(rule, Fixed) else []), *rule.harmless)
+    return any(isinstance(value, bool) == isinstance(each, bool) and value == each for each in fine)
+
+
+def refusal(name: str, rule: Fixed | Replaced, value: Any) -> str:
+    """The message for a key that is not taken with this value."""
+    if isinstance(rule, Replaced):
+        return message(
+            given=f"{name} is no key here", allowed=f"nothing, since {rule.here}", fix=rule.use
+        )
+    return message(
+        given=f"{name}={written(value)}",
+        allowed=f"{written(rule.value)}, since {rule.here}",
+        fix=rule.use,
+    )
+
+
+def unknown_earlier(name: str) -> str:
+    """The message for a key of a section that only the first chomp has."""
+    from chomp.config.words import did_you_mean, nearest
+
+    known = [key for key in RULES if key.startswith(f"{ONLY_EARLIER}.")]
+    near = nearest(name, known)
+    return message(
+        given=f"{name} is not a known key{did_you_mean(near)}",
+        allowed=f"the keys of {ONLY_EARLIER}: {', '.join(known)}",
+        fix=f"rename it to {near}" if near else "remove it",
+    )
+
+
+def written(value: Any) -> str:
+    """A value as YAML writes it."""
+    from chomp.config.yaml_text import yaml_of
+
+    return yaml_of(value).partition("\n")[0]
+
+
+def has_field(cls: type, name: str) -> bool:
+    """Whether a config class has a field by a dotted name, in any spelling."""
+    from chomp.config.declared import sections
+    from chomp.config.fields import settings_by_spelling
+
+    classes: tuple[type, ...] = (cls,)
+    for part in name.split("."):
+        items = [settings_by_spelling(each).get(part) for each in classes]
+        found = [item for item in items if item is not None]
+        if not found:
+            return False
+        classes = tuple(inner for item in found for inner in sections(item.declared))
+    return True
