@@ -35,8 +35,7 @@ def drawn_modes(seed: int, channels: int = D, decay: float = 0.05) -> EmaModes:
     decay = -np.log1p(-decay * draw.uniform(0, 1, size=(channels, N)))
     angle = draw.uniform(0, 2 * np.pi, size=(channels, N))
     gain = draw.normal(size=(2, channels, N))
-    parts = (decay, angle, *gain, draw.normal(size=channels))
-    return EmaModes(*(jnp.asarray(part, jnp.float32) for part in parts))
+    return EmaModes(*(jnp.asarray(part, jnp.float32) for part in (decay, angle, *gain)))
 
 
 def drawn(seed: int, *shape: int) -> np.ndarray:
@@ -50,14 +49,14 @@ def places(*lengths: int) -> np.ndarray:
 
 def exact(x: np.ndarray, modes: EmaModes, positions: np.ndarray | None = None) -> np.ndarray:
     """The recurrence in complex128."""
-    decay, angle, gain_re, gain_im, skip = (np.asarray(part, np.float64) for part in modes)
+    decay, angle, gain_re, gain_im = (np.asarray(part, np.float64) for part in modes)
     q, gain = np.exp(-np.maximum(decay, 0) + 1j * angle), gain_re + 1j * gain_im
     state, y = np.zeros((x.shape[0], *q.shape), complex), np.zeros(x.shape)
     for t in range(x.shape[1]):
         if positions is not None:
             state = state * (positions[:, t] > 0)[:, None, None]
         state = q * state + x[:, t, :, None]
-        y[:, t] = (gain * state).real.sum(-1) + skip * x[:, t]
+        y[:, t] = (gain * state).real.sum(-1)
     return y
 
 

@@ -68,19 +68,22 @@ class ComplexEma(eqx.Module):
             angle=jax.nn.sigmoid(self.theta)[:, None] * turn[None],
             gain_re=gain * self.gamma_re,
             gain_im=gain * self.gamma_im,
-            skip=self.omega,
         )
 
     def __call__(self, u: Float[Array, "B S D"], places: Places | None) -> Float[Array, "B S D"]:
         """The averages of every document, each from its own beginning."""
-        return complex_ema(u, self.modes(), places)
+        return complex_ema(u, self.modes(), places) + self._skipped(u)
 
     def continued(
         self, u: Float[Array, "B S D"], state: EmaState
     ) -> tuple[Float[Array, "B S D"], EmaState]:
         """The averages of what comes after a state's stream, and the state with it."""
-        return continued_ema(u, self.modes(), state)
+        y, state = continued_ema(u, self.modes(), state)
+        return y + self._skipped(u), state
 
     def empty_state(self, batch: int) -> EmaState:
         """The state of streams that have not begun."""
         return empty_ema_state(batch, self.modes())
+
+    def _skipped(self, u: Float[Array, "B S D"]) -> Float[Array, "B S D"]:
+        return (u.astype(jnp.float32) * self.omega[None, None]).astype(u.dtype)

@@ -209,8 +209,7 @@ class Attention(eqx.Module):
     def __call__(self, x: Hidden, around: Around, key: Key | None) -> Hidden:
         """The stream with what each position gathered."""
         u = _made_again(lambda x: self.norm(x, around.sums), x)
-        # Channels are averaged each by itself, so those of a row are shared out for it.
-        c = jax.reshard(self.ema(jax.reshard(u, COLUMNS), around.places), ROWS)
+        c = self.ema(u, around.places)
         m = _made_again(lambda c: self._averaged(c, key), c)
         q, k, v = self._heads(u, m, around.angles)
         return x + self._added(m, self._gathered(q, k, v, around, key), key)

@@ -63,8 +63,6 @@ def block_tables(modes: EmaModes, length: int, blocks: int) -> Tables:
     next_gain = times(gain, doubled[0])
     read = times(powers, (next_gain.re[:, None], next_gain.im[:, None]))
     out = jnp.concatenate([read.re, -read.im], 2)
-    # A token's own tap: the sum is rounded once, in whatever dtype it is asked for.
-    taps = taps + jax.lax.pad(modes.skip[:, None], np.float32(0), [(0, 0, 0), (0, length - 1, 0)])
     return Tables(taps, jax.lax.rev(both, (1,)), out, doubled[levels:])
 
 

@@ -29,7 +29,7 @@ _EXACT = jax.lax.Precision.HIGHEST
 def complex_ema(
     x: Float[Array, "B S D"], modes: EmaModes, positions: Positions | None = None
 ) -> Float[Array, "B S D"]:
-    """y_t = skip x_t + Re(sum_n g_n s_tn) of s_t = q s_{t-1} + x_t, in float32, back in x's dtype.
+    """y_t = Re(sum_n g_n s_tn) of s_t = q s_{t-1} + x_t, in float32, back in x's dtype.
 
     `positions` are each token's place in its own document, counting from 0, where the states are
     fresh; one line serves all rows, None means that a row is one document. The backward pass makes
@@ -43,7 +43,7 @@ def complex_ema(
         return run(x, modes, positions)
     rows, channels = _cuts(sharding)
     place = partial(_placed, mesh=sharding.mesh)
-    of_modes, of_positions = _mode_specs(channels), P(rows, None)
+    of_modes, of_positions = P(channels, None), P(rows, None)
     sharded = jax.shard_map(
         _on_rows(run, rows),
         mesh=sharding.mesh,
@@ -51,7 +51,7 @@ def complex_ema(
         out_specs=sharding.spec,
     )
     positions = None if positions is None else place(positions, of_positions)
-    return sharded(x, EmaModes(*map(place, modes, of_modes)), positions)
+    return sharded(x, EmaModes(*(place(part, of_modes) for part in modes)), positions)
 
 
 def continued_ema(
@@ -67,14 +67,14 @@ def continued_ema(
         return run(x, modes, state)
     rows, channels = _cuts(sharding)
     place = partial(_placed, mesh=sharding.mesh)
-    of_modes, of_state = _mode_specs(channels), P(rows, channels, None)
+    of_modes, of_state = P(channels, None), P(rows, channels, None)
     sharded = jax.shard_map(
         _on_rows(run, rows),
         mesh=sharding.mesh,
         in_specs=(sharding.spec, of_modes, of_state),
         out_specs=(sharding.spec, of_state),
     )
-    modes = EmaModes(*map(place, modes, of_modes))
+    modes = EmaModes(*(place(part, of_modes) for part in modes))
     return sharded(x, modes, EmaState(*(place(part, of_state) for part in state)))
 
 
@@ -122,8 +122,8 @@ def _stream(x: Array, modes: EmaModes, state: EmaState) -> tuple[Array, EmaState
 def _next_token(x: Array, modes: EmaModes, state: EmaState) -> tuple[Array, EmaState]:
     moved = times(_factor(modes), state)
     state = EmaState(moved.re + x.astype(moved.re.dtype).transpose(0, 2, 1), moved.im)
-    given = times((modes.gain_re[None], modes.gain_im[None]), state).re.sum(-1)[:, None]
-    return (given + modes.skip[None, None] * x.astype(given.dtype)).astype(x.dtype), state
+    given = times((modes.gain_re[None], modes.gain_im[None]), state)
+    return given.re.sum(-1)[:, None].astype(x.dtype), state
 
 
 def _factor(modes: EmaModes) -> Pair:
@@ -135,12 +135,6 @@ def _whole_blocks(x: Array, length: int) -> Array:
     """`x` in float32, filled up to whole blocks."""
     fill = [(0, 0, 0), (0, -x.shape[1] % length, 0), (0, 0, 0)]
     return jax.lax.pad(x.astype(jnp.float32), np.float32(0), fill)
-
-
-def _mode_specs(channels: Any) -> EmaModes:
-    """How modes lie where channels are cut over those mesh axes."""
-    specs: list[Any] = [*[P(channels, None)] * 4, P(channels)]
-    return EmaModes(*specs)
 
 
 def _placed(x: Array, spec: P, *, mesh: Any) -> Array:

@@ -32,7 +32,6 @@ class EmaModes(NamedTuple):
     angle: Float[Array, "D N"]
     gain_re: Float[Array, "D N"]
     gain_im: Float[Array, "D N"]
-    skip: Float[Array, " D"]  # what of a token itself is added to its average
 
 
 class EmaState(NamedTuple):

@@ -18,7 +18,7 @@ def reference_ema(
     positions: Int[Array, "B S"],
     state: EmaState | None = None,
 ) -> tuple[Float[Array, "B S D"], EmaState]:
-    """y_t = skip x_t + Re(sum_n g_n s_tn) of s_t = q s_{t-1} + x_t, and the last state.
+    """y_t = Re(sum_n g_n s_tn) of s_t = q s_{t-1} + x_t, and the last state.
 
     A token at position 0 forgets what was before it, also what `state` brings.
     """
@@ -31,7 +31,7 @@ def reference_ema(
         turned = times((q[0][None], q[1][None]), (kept[0], kept[1]))
         state = EmaState(turned.re + x[:, :, None], turned.im)
         given = times((modes.gain_re[None], modes.gain_im[None]), state)
-        return state, given.re.sum(-1) + modes.skip[None] * x
+        return state, given.re.sum(-1)
 
     start = empty_ema_state(x.shape[0], modes) if state is None else state
     last, y = jax.lax.scan(step, start, (x.transpose(1, 0, 2), positions.T))
