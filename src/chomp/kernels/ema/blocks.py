@@ -35,6 +35,7 @@ from chomp.kernels.platform import platform_of
 # and backward of 2 x 1024 x 1024 took 137 ms by blocks of 32 on two cores, 159 by 64, 165 by 16; a
 # GPU passes over all states once for each doubling, so there are to be few (November 2026).
 CPU_BLOCK, BLOCK = 32, 64
+SHORT_ROW = 4096
 
 
 class Tables(NamedTuple):
@@ -48,7 +49,9 @@ class Tables(NamedTuple):
 
 def block_length(x: Float[Array, "B S D"]) -> int:
     """Tokens of a block for these rows: a power of two."""
-    most = CPU_BLOCK if platform_of(x) == "cpu" else BLOCK
+    # A loop over blocks adds a rounding for each: rows of many tokens are to have few.
+    is_short = platform_of(x) == "cpu" and x.shape[1] <= SHORT_ROW
+    most = CPU_BLOCK if is_short else BLOCK
     return min(most, max(TAPS, 1 << (x.shape[1] - 1).bit_length()))
 
 
