@@ -19,6 +19,7 @@ from chomp.config import Config, setting
 from chomp.errors import require_at_most, require_divides, require_positive
 from chomp.kernels import loss
 from chomp.kernels.attention import AttentionMask, Backend, KeyValueCache, attention
+from chomp.kernels.embedding import embedded
 from chomp.kernels.norm import rms_norm
 from chomp.kernels.projection import projections
 from chomp.kernels.remat import Remat
@@ -228,8 +229,7 @@ class Transformer(eqx.Module):
 
     def _trunk(self, token_ids: Tokens, mask: AttentionMask, cache: Layer = None) -> LayerOut:
         cfg = self.cfg
-        # The table is collected first: looking up in a sharded one makes XLA do that anyway, worse.
-        x = jax.reshard(self.token_embed, P(None, None)).at[token_ids].get(out_sharding=ROWS)
+        x = embedded(self.token_embed, token_ids, out_sharding=ROWS)
         mask = mask.with_sliding_window(cfg.sliding_window or mask.sliding_window)
         documents = mask if cfg.document_positions else AttentionMask.causal()
         positions = documents.positions(x.shape[1]) + (cache.length[0] if cache else 0)

@@ -22,6 +22,7 @@ from chomp.errors import require, require_at_most, require_divides, require_posi
 from chomp.kernels import loss, moe
 from chomp.kernels.attention import AttentionMask, Backend, KeyValueCache, attention
 from chomp.kernels.attention.mask import PAD_SEGMENT
+from chomp.kernels.embedding import embedded
 from chomp.kernels.norm import rms_norm
 from chomp.kernels.projection import projections
 from chomp.kernels.remat import Remat, recomputed
@@ -343,8 +344,7 @@ class Transformer(eqx.Module):
         may_drop: bool = False,
     ) -> tuple[Hidden, Cache, moe.RouterSums]:
         cfg, layers = self.cfg, cache or (None,) * self.cfg.num_layers
-        # The table is collected first: looking up in a sharded one makes XLA do that anyway, worse.
-        x = jax.reshard(self.token_embed, P(None, None)).at[token_ids].get(out_sharding=ROWS)
+        x = embedded(self.token_embed, token_ids, out_sharding=ROWS)
         mask = mask.with_sliding_window(cfg.sliding_window or mask.sliding_window)
         documents = mask if cfg.document_positions else AttentionMask.causal()
         positions = documents.positions(x.shape[1]) + (cache[0].length if cache else 0)
