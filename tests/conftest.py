@@ -7,9 +7,12 @@ import atexit
 import os
 import shutil
 import socket
+import sys
 import tempfile
 from collections.abc import Iterator
 from typing import Any
+
+from tests.well_compiled import QUICK_FUSIONS, well_compiled_environment
 
 # Real processes started by tests inherit all of these.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -17,9 +20,13 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
 os.environ.pop("WANDB_API_KEY", None)  # with somebody's key, every run of a test would be sent
 if os.environ["JAX_PLATFORMS"] == "cpu":
     # Programs this small take far longer to compile than to run: a step of moe 3.6 s in place of
-    # 6.6 (two cores, November 2026). Compiled as in real runs are the slow tests, what
-    # `tests.well_compiled` encloses, and with "0" in the environment everything.
-    os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
+    # 6.6 (two cores, November 2026), and without XLA's newer fusions half of that. Compiled as in
+    # real runs are the slow tests, what `tests.well_compiled` is asked for (a process of its own
+    # has all of it), and with "0" in the environment everything.
+    is_quick = os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1") != "0"
+    flags = os.environ.get("XLA_FLAGS", "")
+    if is_quick and QUICK_FUSIONS not in flags:
+        os.environ["XLA_FLAGS"] = f"{flags} {QUICK_FUSIONS}".strip()
 if os.environ["JAX_PLATFORMS"] == "cpu" and "JAX_COMPILATION_CACHE_DIR" not in os.environ:
     # What one test has compiled, later tests and the processes they start load: the same machine
     # code, so results are the same to the bit. Never from one session to the next.
@@ -27,6 +34,14 @@ if os.environ["JAX_PLATFORMS"] == "cpu" and "JAX_COMPILATION_CACHE_DIR" not in o
     atexit.register(shutil.rmtree, programs, ignore_errors=True)
     os.environ["JAX_COMPILATION_CACHE_DIR"] = programs
     os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.2"
+if sys.dont_write_bytecode:
+    # Else every process that a test starts compiles all that it imports: the launch file of base
+    # took 5.0 s for its imports, and 2.2 with bytecode. Not beside the sources: none wanted there.
+    sys.pycache_prefix = tempfile.mkdtemp(prefix="bytecode-of-tests-")
+    atexit.register(shutil.rmtree, sys.pycache_prefix, ignore_errors=True)
+    os.environ["PYTHONPYCACHEPREFIX"] = sys.pycache_prefix
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    sys.dont_write_bytecode = False
 
 import jax
 import jaxtyping
@@ -53,7 +68,7 @@ def pytest_configure(config: pytest.Config) -> None:
     # All of the session: what a slow test runs is compared to the bit with what a fixture has run.
     asked = config.getoption("markexpr").replace("not slow", "")
     if "slow" in asked:
-        os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "0"
+        os.environ.update(well_compiled_environment(), JAX_DISABLE_MOST_OPTIMIZATIONS="0")
         jax.config.update("jax_disable_most_optimizations", False)
 
 

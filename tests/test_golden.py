@@ -1,13 +1,12 @@
 """The loss curve of base, as it was when last looked at."""
 
 import json
-import os
 
 import numpy as np
 import pytest
 
 from tests.golden.regenerate import CURVE, base_curve
-from tests.well_compiled import well_compiled
+from tests.well_compiled import well_compiled, well_compiled_environment
 
 # Sums run in another order on other core and device counts, and another CPU may round otherwise:
 # two and eight devices instead of one moved these losses by under 2e-6, one core instead of two not
@@ -29,7 +28,8 @@ def test_base_gives_the_recorded_losses_over_20_steps(base_launches, tmp_path):
     # On one device, as they were recorded: in a process of its own, this one has eight.
     file = tmp_path / "curve.py"
     file.write_text(CURVE_FILE)
-    done = base_launches.run(file, env={**os.environ, "JAX_NUM_CPU_DEVICES": "1"}, cwd=tmp_path)
+    env = {**well_compiled_environment(), "JAX_NUM_CPU_DEVICES": "1"}
+    done = base_launches.run(file, env=env, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
     np.testing.assert_allclose(found, RECORDED, rtol=0, atol=TOLERANCE)
