@@ -70,7 +70,7 @@ def assert_near(found: object, expected: object, tolerance: float, note: object 
 
 
 @jax.jit
-def slopes(x: jax.Array, modes: EmaModes, weight: jax.Array, positions: jax.Array) -> object:
+def slopes(x: jax.Array, modes: EmaModes, weight: jax.Array, positions: jax.Array | None) -> object:
     """Gradients of x and of every mode."""
 
     def total(x: jax.Array, modes: EmaModes) -> jax.Array:
@@ -120,6 +120,16 @@ def test_no_positions_mean_one_document_a_row():
     assert_near(run(x, modes), exact(x, modes), 1e-6)
     whole = np.concatenate([places(S)] * B)
     assert_near(run(x, modes, whole), exact(x, modes), 1e-6)
+
+
+def test_gradients_without_positions_are_those_of_the_recurrence_in_float64():
+    x, weight, modes = drawn(34, B, S, D), drawn(35, B, S, D), drawn_modes(36)
+    found = slopes(x, modes, weight, None)
+    with jax.enable_x64(True):
+        wide = jax.tree.map(lambda part: np.asarray(part, np.float64), (x, modes, weight))
+        whole = np.concatenate([places(S)] * B)
+        expected = jax.tree.map(np.asarray, reference_slopes(*wide, whole))
+    assert_near(found, expected, 3e-6)
 
 
 @settings(max_examples=25, deadline=None)

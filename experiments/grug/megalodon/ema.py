@@ -58,13 +58,15 @@ class ComplexEma(eqx.Module):
 
     def modes(self) -> EmaModes:
         """The modes of one layer as the kernel takes them: p is part of the gains."""
-        num_modes = self.alpha.shape[1]
-        p = jax.nn.sigmoid(self.alpha)
+        shape, num_modes = self.alpha.shape, self.alpha.shape[1]
+        # As one long axis: a short last one compiles for longer (`doubled_powers`).
+        p, kept = (jax.nn.sigmoid(x.reshape(-1)) for x in (self.alpha, self.delta))
+        # What |q| = 1 - p sigmoid(delta) differs from 1 by, which |q| would round away.
+        decay = -jnp.log1p(-jnp.minimum(p * kept, _FORGETS_ALL))
         turn = jnp.arange(1, num_modes + 1, dtype=jnp.float32) * (2.0 * math.pi / num_modes)
-        gain = p * num_modes**-0.5
+        gain = p.reshape(shape) * num_modes**-0.5
         return EmaModes(
-            # What |q| = 1 - p sigmoid(delta) differs from 1 by, which |q| would round away.
-            decay=-jnp.log1p(-jnp.minimum(p * jax.nn.sigmoid(self.delta), _FORGETS_ALL)),
+            decay=decay.reshape(shape),
             angle=jax.nn.sigmoid(self.theta)[:, None] * turn[None],
             gain_re=gain * self.gamma_re,
             gain_im=gain * self.gamma_im,

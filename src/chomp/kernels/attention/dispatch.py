@@ -35,6 +35,7 @@ _LOCAL: dict[Backend, LocalAttention] = {
 }
 
 
+@jax.named_scope("attention")  # by which a trace's reader tells its operations apart
 def attention(
     q: Float[Array, "B Q H K"],
     k: Float[Array, "B T G K"],

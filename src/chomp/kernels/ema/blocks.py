@@ -2,11 +2,9 @@
 
 A token sees the tokens of its own block by taps K[tau] = Re(sum_n g_n q_n^tau), and those of
 earlier blocks through the states at its block's start. Where a document starts, everything earlier
-is masked. Each mask is one on the tokens read or on the tokens written, never on pairs of them, so
-that packed rows take the same products as others.
+is masked. Each mask is one on the tokens read or on the tokens written, never on pairs of them:
+packed rows go through a block half by half, which takes products all the same.
 """
-
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,16 +12,9 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from chomp.kernels.ema.carry import carried
-from chomp.kernels.ema.modes import (
-    EmaModes,
-    EmaState,
-    Pair,
-    doubled_powers,
-    first_powers,
-    row_major,
-    times,
-)
+from chomp.kernels.ema.modes import EmaState, Pair, row_major
 from chomp.kernels.ema.near import TAPS, near_taps
+from chomp.kernels.ema.tables import Tables
 from chomp.kernels.platform import platform_of
 
 # Axes: B batch, C blocks of a row, D channels, N modes of a channel, M parts of all modes (2 N),
@@ -31,20 +22,12 @@ from chomp.kernels.platform import platform_of
 # all blocks.
 # In products t is a token written, s one read.
 
-# Longer blocks make fewer states (2 N / L per token), shorter ones smaller tables (2 N L). Forward
-# and backward of 2 x 1024 x 1024 took 137 ms by blocks of 32 on two cores, 159 by 64, 165 by 16; a
-# GPU passes over all states once for each doubling, so there are to be few (November 2026).
+# Longer blocks make fewer states (2 N / L per token), shorter ones smaller tables (2 N L). With
+# tables made by doubling, forward and backward of 2 x 1024 x 1024 took 137 ms by blocks of 32 on
+# two cores, 159 by 64, 165 by 16; a GPU passes over all states once for each doubling, so there are
+# to be few (November 2026).
 CPU_BLOCK, BLOCK = 32, 64
 SHORT_ROW = 4096
-
-
-class Tables(NamedTuple):
-    """Powers of q that a block needs, made once for all blocks."""
-
-    taps: Float[Array, "D L"]  # K[0] .. K[L-1]
-    into: Float[Array, "D L M"]  # q^(L-1-t): what a token adds to the states at its block's end
-    out: Float[Array, "D L M"]  # g q^(t+1): what a token reads of the states at its block's start
-    steps: list[Pair]  # q^L, q^2L, q^4L, ...
 
 
 def block_length(x: Float[Array, "B S D"]) -> int:
@@ -53,20 +36,6 @@ def block_length(x: Float[Array, "B S D"]) -> int:
     is_short = platform_of(x) == "cpu" and x.shape[1] <= SHORT_ROW
     most = CPU_BLOCK if is_short else BLOCK
     return min(most, max(TAPS, 1 << (x.shape[1] - 1).bit_length()))
-
-
-def block_tables(modes: EmaModes, length: int, blocks: int) -> Tables:
-    """Tables for rows of `blocks` blocks of `length` tokens."""
-    levels = length.bit_length() - 1
-    doubled = doubled_powers(modes, levels + max(1, (blocks - 1).bit_length()))
-    powers = first_powers(doubled, length)
-    gain = Pair(modes.gain_re, modes.gain_im)
-    both = jnp.concatenate(powers, 2)
-    taps = _product("dtm,dm->dt", both, jnp.concatenate([gain.re, -gain.im], 1))
-    next_gain = times(gain, doubled[0])
-    read = times(powers, (next_gain.re[:, None], next_gain.im[:, None]))
-    out = jnp.concatenate([read.re, -read.im], 2)
-    return Tables(taps, jax.lax.rev(both, (1,)), out, doubled[levels:])
 
 
 def ema_of_blocks(
@@ -80,18 +49,26 @@ def ema_of_blocks(
     channels = row_major(x.transpose(2, 0, 1))
     states = states_at_starts(channels, tables, positions, state)
     y = read_states(states, tables, positions, channels.shape)
+    if positions is None:
+        y = y + within_blocks(channels, tables.taps)
+        return row_major(y).transpose(1, 2, 0), states
     width = TAPS
     while width < tables.taps.shape[1]:
         y = y + from_first_halves(channels, tables.taps[:, : 2 * width], positions)
         width *= 2
     place = jnp.asarray(np.arange(x.shape[1], dtype=np.int32)[None] % TAPS)
-    reach = place if positions is None else jnp.minimum(positions, place)
-    near = near_taps(x, tables.taps[:, :TAPS], jnp.broadcast_to(reach, x.shape[:2]))
+    near = near_taps(x, tables.taps[:, :TAPS], jnp.minimum(positions, place))
     return near + row_major(y).transpose(1, 2, 0), states
 
 
+def within_blocks(x: Float[Array, "D B T"], taps: Float[Array, "D L"]) -> Float[Array, "D B T"]:
+    """What the tokens of every block give to those of the same block, all of one document."""
+    read = x.reshape(x.shape[0], -1, taps.shape[1])
+    return _product("dks,dst->dkt", read, _apart(taps, 0)).reshape(x.shape)
+
+
 def from_first_halves(
-    x: Float[Array, "D B T"], taps: Float[Array, "D V"], positions: Int[Array, "B T"] | None
+    x: Float[Array, "D B T"], taps: Float[Array, "D V"], positions: Int[Array, "B T"]
 ) -> Float[Array, "D B T"]:
     """What the second half of every piece of V tokens gets from the piece's first half.
 
@@ -100,31 +77,23 @@ def from_first_halves(
     """
     width = taps.shape[1] // 2
     read = x.reshape(x.shape[0], -1, 2, width)[:, :, 0]
-    if positions is not None:
-        last = positions.reshape(-1, 2 * width)[:, width - 1 : width]
-        read = jnp.where(
-            (last >= width - 1 - np.arange(width, dtype=np.int32)[None])[None], read, 0
-        )
+    last = positions.reshape(-1, 2 * width)[:, width - 1 : width]
+    read = jnp.where((last >= width - 1 - np.arange(width, dtype=np.int32)[None])[None], read, 0)
     # Zeros for the first half: cheaper than to put the results of the second in their places.
-    given = _product("dts,dks->dkt", _toeplitz(taps), read).reshape(x.shape)
-    if positions is None:
-        return given
+    given = _product("dks,dst->dkt", read, _apart(taps, width)[:, :width]).reshape(x.shape)
     place = np.arange(x.shape[2], dtype=np.int32)[None] % (2 * width) - width
     return jnp.where((positions > place)[None], given, 0)
 
 
-def _toeplitz(taps: Float[Array, "D V"]) -> Float[Array, "D V W"]:
-    """taps[W + t - s] for a token t of the second half and s of the first, after W rows of zeros.
+def _apart(taps: Float[Array, "D V"], start: int) -> Float[Array, "D V V"]:
+    """taps[t - s] of a token s read and a token t written; 0 where t is before s or `start`.
 
-    By reading rows of V taps as if they had V - 1: each begins one earlier. A gather would be
-    a scatter in the backward pass.
+    By a product with zeros and ones: a gather would be a scatter in the backward pass.
     """
-    channels, both = taps.shape
-    width = both // 2
-    rows = jnp.broadcast_to(jax.lax.rev(taps, (1,))[:, None], (channels, width, both))
-    skewed = rows.reshape(channels, -1)[:, : width * (both - 1)]
-    square = skewed.reshape(channels, width, both - 1)[:, :, width - 1 :]
-    return jnp.concatenate([jnp.zeros_like(square), square], 1)
+    place = np.arange(taps.shape[1])
+    distance = place[None] - place[:, None]
+    is_tap = (distance[None] == place[:, None, None]) & (place >= start)[None, None]
+    return _product("dv,vst->dst", taps, jnp.asarray(is_tap, taps.dtype))
 
 
 def states_at_starts(

@@ -15,8 +15,9 @@ from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float, Int
 
 from chomp.errors import require
-from chomp.kernels.ema.blocks import block_length, block_tables, ema_of_blocks
+from chomp.kernels.ema.blocks import block_length, ema_of_blocks
 from chomp.kernels.ema.modes import EmaModes, EmaState, Pair, doubled_powers, times
+from chomp.kernels.ema.tables import block_tables
 
 # Axes: B batch, S sequence, D channels, N modes of a channel.
 
@@ -128,7 +129,7 @@ def _next_token(x: Array, modes: EmaModes, state: EmaState) -> tuple[Array, EmaS
 
 def _factor(modes: EmaModes) -> Pair:
     """q, with an axis for the batch."""
-    return Pair(*(part[None] for part in doubled_powers(modes, 1)[0]))
+    return doubled_powers(modes, 1)
 
 
 def _whole_blocks(x: Array, length: int) -> Array:

@@ -7,10 +7,11 @@ complex arrays makes cuBLAS reserve gigabytes.
 from typing import NamedTuple
 
 import jax.numpy as jnp
+import numpy as np
 from jax.experimental.layout import Layout, with_layout_constraint
 from jaxtyping import Array, Float
 
-# Axes: B batch, D channels, N modes of a channel, L tokens of a block, E exponents.
+# Axes: B batch, D channels, N modes of a channel.
 
 
 class Pair(NamedTuple):
@@ -57,30 +58,19 @@ def clamped(decay: Float[Array, "D N"]) -> Float[Array, "D N"]:
     return jnp.where(decay < 0, jnp.zeros_like(decay), decay)
 
 
-def doubled_powers(modes: EmaModes, count: int) -> list[Pair]:
+def doubled_powers(modes: EmaModes, count: int) -> Pair:
     """q^1, q^2, q^4, ... of `count` exponents, each to about the last bit.
 
     A power of two times the angle is exact in float32, so the phase does not drift with the
     exponent; repeated squaring would lose one bit for each.
     """
-    # All exponents at once: the cosines are most of what there is to compile.
-    exponents = 2.0 ** jnp.arange(count, dtype=modes.decay.dtype)[:, None, None]
-    size, turn = jnp.exp(-exponents * clamped(modes.decay)[None]), exponents * modes.angle[None]
-    re, im = size * jnp.cos(turn), size * jnp.sin(turn)
-    return [Pair(re[e], im[e]) for e in range(count)]
-
-
-def first_powers(doubled: list[Pair], count: int) -> Pair:
-    """q^0 .. q^(count - 1) as [D, count, N] for a `count` that is a power of two.
-
-    Products of at most log2(count) of the `doubled` powers, so as exact as those.
-    """
-    ones = jnp.ones_like(doubled[0].re)[:, None]
-    powers = Pair(ones, jnp.zeros_like(ones))
-    for q in doubled[: count.bit_length() - 1]:
-        further = times(powers, (q.re[:, None], q.im[:, None]))
-        powers = Pair(*(jnp.concatenate(both, 1) for both in zip(powers, further, strict=True)))
-    return powers
+    # All exponents at once, modes as one long axis: XLA for a CPU writes out an axis of 16, with
+    # an exponential for each, which then takes LLVM as long as the rest of the average.
+    decay, angle = (part.reshape(1, -1) for part in (clamped(modes.decay), modes.angle))
+    exponents = jnp.asarray(2.0 ** np.arange(count), decay.dtype)[:, None]
+    size, turn = jnp.exp(-exponents * decay), exponents * angle
+    powers = Pair(size * jnp.cos(turn), size * jnp.sin(turn))
+    return Pair(*(part.reshape(count, *modes.decay.shape) for part in powers))
 
 
 def row_major(x: Array) -> Array:

@@ -5,6 +5,7 @@ Weights enter exactly once, and never the unreduced losses.
 
 from typing import Literal
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
@@ -22,6 +23,7 @@ Implementation = Literal["chunked", "reference"]
 Scores = tuple[Float[Array, "B S"], Bool[Array, "B S"]]
 
 
+@jax.named_scope("loss")  # by which a trace's reader tells its operations apart
 def linear_cross_entropy(
     hidden: Float[Array, "B S D"],
     head: Float[Array, "D V"],
@@ -55,6 +57,7 @@ def linear_cross_entropy(
     return _divided(chunked_sum(hidden, head, labels, weight, terms), weight, reduction)
 
 
+@jax.named_scope("loss")
 def linear_cross_entropy_and_argmax(
     hidden: Float[Array, "B S D"],
     head: Float[Array, "D V"],
