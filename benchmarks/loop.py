@@ -27,9 +27,9 @@ from chomp.data import GrugLmExample
 from chomp.executor import plan_steps, run_plan
 from chomp.hooks import Hook, LoggingConfig
 from chomp.hooks.clock import Phase
-from chomp.hooks.run_folder import record_of
 from chomp.mesh import compiler_options, prepare_devices
 from chomp.tracking import Row, Tracker, WandbConfig, latest_rows, names, read_metrics
+from chomp.tracking.run_files import record_of
 from experiments.grug.base import launch, train
 from experiments.grug.base.launch import GrugBaseLaunchConfig
 from experiments.grug.base.train import Run

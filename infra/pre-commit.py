@@ -323,6 +323,22 @@ def grug_archive(files: list[Path], fix: bool) -> list[Problem]:
     return [Problem(found.where, found.what, found.fix) for found in archive_problems(ROOT)]
 
 
+def grug_ledger(files: list[Path], fix: bool) -> list[Problem]:
+    """Pages of the ledger that are not what the results and the archive make them."""
+    from chomp.ledger.kept_pages import (  # noqa: PLC0415  (needs what the library needs)
+        has_ledger,
+        stale_pages,
+        write_ledger,
+    )
+
+    if not has_ledger(ROOT):
+        return []
+    if fix:
+        write_ledger(ROOT)
+    what = "not what docs/reports/results and the archive make it"
+    return [Problem(f"{name}:1:", what, FIX_COMMAND) for name in stale_pages(ROOT)]
+
+
 def _python(files: Iterable[Path]) -> list[Path]:
     return [path for path in files if path.suffix in PYTHON_SUFFIXES]
 
@@ -355,6 +371,7 @@ CHECKS = (
     Check("final-newline", final_newline),
     Check("registry-addresses", registry_addresses),
     Check("grug-archive", grug_archive, needs=("chomp",)),
+    Check("grug-ledger", grug_ledger, needs=("chomp",)),
 )
 
 

@@ -34,6 +34,12 @@ RUN_ELSEWHERE = {
     '--purpose "A wider MLP at equal parameters."': (
         "tests/variants/test_variant_commands.py, the recipe in order"
     ),
+    "uv run chomp compare base wide_mlp --seeds 3": "tests/ledger/test_compare_command.py",
+    "uv run chomp compare base wide_mlp": "tests/ledger/test_compare_command.py",
+    'uv run chomp compare base wide_mlp --save --note "two CPU cores, shared"': (
+        "tests/ledger/test_compare_command.py"
+    ),
+    "uv run chomp variant ledger": "tests/ledger/test_compare_command.py",
     "uv run chomp variant list": "tests/variants/test_variant_commands.py",
     "uv run chomp variant diff wide_mlp": "tests/variants/test_variant_commands.py",
     "uv run chomp variant retire wide_mlp --status superseded --superseded-by base": (
@@ -75,6 +81,22 @@ RUN_ELSEWHERE = {
         "tests/cli/test_checkpoint_commands.py"
     ),
     "uv run chomp metrics show outputs/grug/base-<hash>": "tests/cli/test_metrics_commands.py",
+    "uv run chomp report outputs/grug/base-<hash>": "tests/report/test_report_command.py",
+    "uv run chomp report outputs/grug/base-<hash> outputs/grug/mine-<hash> --out report": (
+        "tests/report/test_report_command.py"
+    ),
+    "uv run chomp report outputs/grug/mine-<hash> --against outputs/grug/base-<hash>": (
+        "tests/report/test_report_command.py"
+    ),
+    "uv run chomp watch outputs/grug/base-<hash>": "tests/report/test_watch_command.py",
+    "uv run chomp watch outputs/grug/base-<hash> --once": "tests/report/test_watch_command.py",
+    "uv run chomp watch outputs/grug/base-<hash> --metric train/loss --metric grad/norm/total "
+    "--last 2000": "tests/report/test_watch_command.py",
+    "uv run chomp train configs/debug_smoke.yaml --run-dir runs/traced "
+    "-o train.profiler.enabled=true -o train.profiler.num_steps=10": (
+        "tests/report/test_trace_recipe.py, the page in order"
+    ),
+    "uv run chomp report runs/traced --profile": "tests/report/test_trace_recipe.py",
 }
 
 

@@ -153,6 +153,8 @@ BUGS: dict[int, tuple[str, ...]] = {
     ),
     31: (
         "tests/cli/test_train_resume.py::test_a_step_is_a_number_and_zero_is_one",
+        "tests/hooks/test_original_config.py::"
+        "test_another_file_is_the_original_and_those_that_trained_before_are_kept",
         f"{STEPS}::test_another_run_is_told_before_an_array_is_read",
         "tests/cli/test_checkpoint_commands.py::"
         "test_diff_tells_where_in_training_both_are_and_what_config",

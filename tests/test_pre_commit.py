@@ -118,6 +118,7 @@ def test_a_clean_repository_passes_every_check(repository: Repository) -> None:
         "final-newline",
         "registry-addresses",
         "grug-archive",
+        "grug-ledger",
     }
     assert set(verdicts(done).values()) == {"ok"}
 
@@ -272,6 +273,18 @@ def test_a_variant_that_is_gone_is_noticed_though_no_changed_file_tells_and_fix_
     assert "docs/reports/grug-archive.md:3: mine: active, but there is no variant" in done.stdout
 
 
+def test_a_ledger_that_its_results_do_not_make_is_noticed_and_fixed(repository: Repository) -> None:
+    # What the pages say is tested in tests/ledger/test_compare_command.py.
+    repository.write("docs/reports/grug-archive.md", "## Active\n\n## Superseded\n\n## Deleted\n")
+    page = repository.write("docs/reports/ledger.md", "mine\n")
+    done = repository.check("--only=grug-ledger")
+    assert verdicts(done) == {"grug-ledger": "FAIL (2)"}
+    assert "docs/reports/ledger.md:1: not what docs/reports/results" in done.stdout
+    assert repository.check("--only=grug-ledger", "--fix").returncode == 0
+    assert page.read_text().startswith("# The ledger of variants")
+    assert verdicts(repository.check("--only=grug-ledger")) == {"grug-ledger": "ok"}
+
+
 def test_without_fix_no_file_is_written(repository: Repository) -> None:
     source = repository.write("a.py", "import os\nx=1  \n\n\n")
     assert repository.check("--skip=types").returncode == 1
@@ -342,7 +355,7 @@ def test_only_and_skip_take_names_by_commas_and_by_repetition(repository: Reposi
     assert set(verdicts(without)) == {"large-files"}
     rest = repository.check("--skip=types,ruff-lint", "--skip=ruff-format")
     assert set(verdicts(rest)).isdisjoint({"types", "ruff-lint", "ruff-format"})
-    assert len(verdicts(rest)) == 7
+    assert len(verdicts(rest)) == 8
 
 
 MISUSES = {

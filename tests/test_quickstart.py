@@ -93,6 +93,9 @@ def test_one_command_trains_a_model_and_says_what_came_of_it(quickstart):
     for word in ("code", "prose", "loss", "bits per byte", "tokens/s", "sample", "train loss"):
         assert word in printed
     assert str(run_folder(prefix)) in printed
+    page = run_folder(prefix) / "report" / "index.html"
+    assert f"run page           {page}" in printed
+    assert "chomp data where" in page.read_text()
     found = tiny.losses(run_folder(prefix))
     assert found[15] < found[0] - 0.3
     assert {state["state"] for state in statuses(prefix).values()} == {"SUCCESS"}
@@ -219,7 +222,7 @@ def test_edited_template_source_is_never_silently_taken_for_done(quickstart, tmp
         ),
         (["-o", "train.steps=2"], ["warmup_steps=2", "Fix: "]),
         (["-o", "train.seq_len=1024"], ["seq_len=1024", "max_seq_len=512"]),
-        (["-o", "data.components={}"], ["mixture weights {}", "Fix: "]),
+        (["-o", "data.components={}"], ["data without components", "Fix: "]),
         (["-o", "eval.eval_batch_size=0"], ["eval_batch_size=0"]),
         (["-o", "output_path=/elsewhere"], ["output_path", "--prefix"]),
         (["--no-such-flag"], ["no-such-flag", "--help"]),

@@ -35,11 +35,24 @@ LAYERS = {
     "launch": 3,
     "variants": 3,
     "evaluation": 4,
+    "report": 4,
     "hooks": 5,
+    "ledger": 5,
     "cli": 6,
     "__main__": 7,
 }
-NO_JAX_ROOMS = ("errors", "config", "storage", "tracking", "executor", "launch", "variants", "cli")
+NO_JAX_ROOMS = (
+    "errors",
+    "config",
+    "storage",
+    "tracking",
+    "executor",
+    "launch",
+    "variants",
+    "report",
+    "ledger",
+    "cli",
+)
 # jax, and what imports jax as soon as it is imported itself.
 JAX_LIBRARIES = frozenset(
     {"chex", "equinox", "flax", "jax", "jaxlib", "megalodon_jax", "optax", "orbax", "tokamax"}

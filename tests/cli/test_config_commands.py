@@ -28,6 +28,7 @@ def test_what_is_shown_is_a_config_again_and_has_every_field(chomp: Chomp, tmp_p
     assert (told.code, told.err) == (0, "")
     shown = yaml.safe_load(told.out)
     assert (shown["trainer"]["steps"], shown["model"]["qk_norm"]) == (7, True)
+    assert shown["template"] == "base"  # and no path, which another machine has not
     (tmp_path / "again.yaml").write_text(told.out)
     again = chomp("config", "show", str(tmp_path / "again.yaml"))
     assert again.out == told.out
@@ -40,6 +41,7 @@ def test_variables_and_other_names_are_gone_from_what_is_shown(chomp: Chomp, fol
     )
     shown = yaml.safe_load(chomp("config", "show", "mine.yaml").out)
     assert "variables" not in shown
+    assert shown["template"] == "."  # in no checkout
     assert (shown["trainer"]["steps"], shown["trainer"]["data_seed"]) == (8, 6)
 
 
@@ -99,6 +101,14 @@ def test_a_run_has_its_own_template_and_takes_no_other(chomp: Chomp, run: Path):
     assert "--template base with run, a run folder" in told.err
 
 
+def test_beside_a_run_the_template_is_that_of_the_file(chomp: Chomp, run: Path, tmp_path: Path):
+    (tmp_path / "mine.yaml").write_text("run_id: other\n")
+    base = str(ROOT / "experiments/grug/base")
+    told = chomp("config", "diff", "run", "mine.yaml", "--template", base)
+    assert (told.code, told.err) == (0, "")
+    assert list(rows(told.out)) == ["run_id"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -143,4 +153,6 @@ def test_the_page_has_every_field_of_the_schema(page: str, chomp: Chomp):
     for name, part in schema["$defs"].items():
         for field, facts in part.get("properties", {}).items():
             names = [field, *facts.get("aliases", [])]
-            assert any(f"| `{each}` |" in page for each in names), f"{name}.{field}"
+            # Or with its section, as an other name of a field or as a key of the first chomp.
+            told = [text for each in names for text in (f"| `{each}` |", f".{each}`")]
+            assert any(text in page for text in told), f"{name}.{field}"

@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 
 from chomp.cli.earlier_keys import OF_SOURCES, RULES, Moved
-from chomp.cli.own_spelling import own_content, own_overrides
-from chomp.config import apply_overrides, config_from_mapping, config_to_mapping
+from chomp.cli.evaluated_config import require_evaluated
+from chomp.cli.own_config import own_config, with_own_overrides
+from chomp.cli.own_spelling import own_content
+from chomp.config import config_from_mapping, config_to_mapping
 from chomp.errors import ConfigError
 from experiments.grug.base.launch import GrugBaseLaunchConfig
 from experiments.grug.megalodon.launch import GrugMegalodonLaunchConfig
@@ -61,7 +63,7 @@ TAKEN: dict[str, tuple[Any, str, Any, dict[str, Any]]] = {
     "train.generate_every": (50, "samples.every", 50, {}),
     "train.generate_input_len": (12, "samples.prompt_tokens", 12, {}),
     "train.generate_max_tokens": (13, "samples.max_tokens", 13, {}),
-    "train.generate_temperature": (None, "samples.temperature", 0.7, {}),
+    "train.generate_temperature": (None, "samples.temperature", 1.0, {}),
     "train.generate_top_k": (None, "samples.top_k", None, {}),
     "train.generate_top_p": (0.5, "samples.top_p", 0.5, {}),
     "train.profile": (True, "trainer.profiler.enabled", True, {}),
@@ -392,8 +394,7 @@ def test_an_override_of_a_key_that_moved_means_the_same_as_in_a_file(key: str):
     said = own_content(GrugBaseLaunchConfig, merged("model.vocab_size", 300, around), source="f")
     config = config_from_mapping(GrugBaseLaunchConfig, said.config)
     text = f"{key}={str(value).lower() if isinstance(value, bool) else value}"
-    own = own_overrides(GrugBaseLaunchConfig, [text], config=config)
-    assert at(config_to_mapping(apply_overrides(config, own)), field) == meant
+    assert at(config_to_mapping(with_own_overrides(config, [text])), field) == meant
 
 
 def test_an_override_of_a_packing_key_keeps_what_the_file_says_of_packing():
@@ -402,13 +403,10 @@ def test_an_override_of_a_packing_key_keeps_what_the_file_says_of_packing():
         content = {"model": {"vocab_size": 300}, "data": said}
         config = config_from_mapping(GrugBaseLaunchConfig, content)
         texts = ["data.packing_mode=bin", "data.packing_max_docs_per_bin=6"]
-        own = own_overrides(type(config), texts, config=config)
-        found = config_to_mapping(apply_overrides(config, own))["data"]["packing"]
+        found = config_to_mapping(with_own_overrides(config, texts))["data"]["packing"]
         default = {"long_documents": "split"}
         assert found == {**default, **said.get("packing", {}), "max_documents_per_row": 6}
-        null = own_overrides(type(config), ["data.packing_max_docs_per_bin=null"], config=config)
-        assert bool(null) == bool(said)
-        apply_overrides(config, null)
+        assert with_own_overrides(config, ["data.packing_max_docs_per_bin=null"]) == config
 
 
 @pytest.mark.parametrize(
@@ -422,12 +420,13 @@ def test_an_override_of_a_packing_key_keeps_what_the_file_says_of_packing():
 def test_an_override_of_null_gives_the_default_as_in_a_file(key: str, value: Any, field: str):
     cls = GrugMegalodonLaunchConfig
     config = config_from_mapping(cls, merged(key, value, {}))
-    changed = apply_overrides(config, own_overrides(cls, [f"{key}=null"]))
+    changed = with_own_overrides(config, [f"{key}=null"])
     assert at(config_to_mapping(config), field) == value
     assert at(config_to_mapping(changed), field) == at(
         parsed({"model": {"vocab_size": 300}}, cls), field
     )
-    assert own_overrides(GrugBaseLaunchConfig, ["model.rope_base=null"]) == []
+    base = GrugBaseLaunchConfig()
+    assert with_own_overrides(base, ["model.rope_base=null"]) == base  # which has no such field
 
 
 @pytest.mark.parametrize(
@@ -443,20 +442,85 @@ def test_an_override_of_null_gives_the_default_as_in_a_file(key: str, value: Any
 )
 def test_an_override_of_a_key_that_was_replaced_names_what_replaces_it(text: str, words: str):
     with pytest.raises(ConfigError) as caught:
-        own_overrides(GrugBaseLaunchConfig, [text])
+        with_own_overrides(GrugBaseLaunchConfig(), [text])
     assert words in str(caught.value)
     assert repr(text) in str(caught.value)
 
 
 def test_an_override_that_moved_is_judged_by_the_type_of_its_field():
     config = GrugBaseLaunchConfig()
-    changed = apply_overrides(config, own_overrides(type(config), ["train.profile_dir=a: [b"]))
+    changed = with_own_overrides(config, ["train.profile_dir=a: [b"])
     assert changed.trainer.log_dir == "a: [b"
     with pytest.raises(ConfigError, match="nonfinite_policy"):
-        apply_overrides(config, own_overrides(type(config), ["debug.nan_check=[1]"]))
+        with_own_overrides(config, ["debug.nan_check=[1]"])
 
 
 def test_an_override_that_says_what_is_done_anyway_changes_nothing():
-    assert own_overrides(GrugBaseLaunchConfig, ["checkpoint.enabled=true", "train.steps=3"]) == [
-        "train.steps=3"
-    ]
+    changed = with_own_overrides(GrugBaseLaunchConfig(), ["checkpoint.enabled=true", "run_id=a"])
+    assert changed == GrugBaseLaunchConfig(run_id="a")
+
+
+def test_an_override_that_cannot_be_is_told_by_the_name_it_was_given():
+    content = merged("data.tokenizer", {"kind": "byte"}, {})
+    config = config_from_mapping(GrugBaseLaunchConfig, content)
+    with pytest.raises(ConfigError) as caught:
+        with_own_overrides(config, ["model.eos_token_id=5", "data.seed=3"])
+    told = str(caught.value)
+    assert told.endswith("\n(model.eos_token_id=5 is data.tokenizer.eos=5 here)")
+    assert "data.seed" not in told  # nothing is wrong with that one
+    # By its own name it needs no other.
+    with pytest.raises(ConfigError, match=r"reads it\.$"):
+        with_own_overrides(config, ["data.tokenizer.eos=5"])
+
+
+def test_a_key_of_a_file_that_cannot_be_is_told_by_its_own_name():
+    content = merged("data.packing_max_docs_per_bin", 0, PACKED)
+    with pytest.raises(ConfigError) as caught:
+        own_config(GrugBaseLaunchConfig, content, source="a file")
+    assert str(caught.value).startswith("a file: data.packing: max_documents_per_row=0. Allowed: ")
+    told = "data.packing_max_docs_per_bin is data.packing.max_documents_per_row here"
+    assert str(caught.value).endswith(f"\n({told})")
+
+
+@pytest.mark.parametrize(("key", "near"), [("templat", "template"), ("variable", "variables")])
+def test_a_misspelt_key_of_files_alone_is_told_with_the_right_one(key: str, near: str):
+    with pytest.raises(ConfigError, match=rf"{key} is not a known key \(did you mean {near}\?\)"):
+        parsed({key: "base"})
+
+
+@pytest.mark.parametrize(
+    ("text", "words"), [("template=moe", "use --template NAME"), ("variables.n=3", "or the file")]
+)
+def test_an_override_of_what_only_files_have_says_what_to_do(text: str, words: str):
+    with pytest.raises(ConfigError, match=f"which only a YAML file has.*Fix: .*{words}"):
+        with_own_overrides(GrugBaseLaunchConfig(), [text])
+
+
+# ---- One text, of which nothing is held out ------------------------------------------------
+
+
+def of_one_text() -> GrugBaseLaunchConfig:
+    said = own_content(GrugBaseLaunchConfig, merged("model.vocab_size", 300, TEXT), source="f")
+    return config_from_mapping(GrugBaseLaunchConfig, said.config)
+
+
+@pytest.mark.parametrize("value", ["0", "null"])
+def test_an_evaluation_that_is_none_already_may_be_turned_off(value: str):
+    config = of_one_text()
+    assert with_own_overrides(config, [f"train.eval_every={value}"]) == config
+
+
+def test_an_evaluation_of_nothing_is_refused_while_the_config_is_read():
+    words = "with 1 document in the config, of which none is held out. Allowed: "
+    with pytest.raises(ConfigError, match=f"train.eval_every=2 {words}"):
+        with_own_overrides(of_one_text(), ["train.eval_every=2"])
+    changed = with_own_overrides(of_one_text(), ["eval={steps_per_eval: 2}"])
+    with pytest.raises(ConfigError, match=f"eval {words}"):
+        require_evaluated(changed)
+
+
+def test_an_evaluation_of_something_or_of_what_is_not_known_yet_is_let_through():
+    require_evaluated(of_one_text())
+    require_evaluated(GrugBaseLaunchConfig())
+    more = ["data.components.text.source.documents=[a, b]", "data.validation_fraction=0.999"]
+    require_evaluated(with_own_overrides(of_one_text(), [*more, "eval={steps_per_eval: 2}"]))

@@ -12,6 +12,7 @@ import pytest
 from tests.cli.conftest import Chomp, Told
 
 MARK = "▸"
+ROOT = Path(__file__).parents[2]
 
 
 def written(chomp: Chomp, *arguments: str) -> dict[str, Any]:
@@ -50,7 +51,7 @@ def test_prompts_come_from_arguments_a_file_or_stdin_alike(
     found = written(chomp, "1 + 2 =", "After", *how)
     assert [prompt for prompt, _ in texts(found)] == ["1 + 2 =", "After"]
     assert found["weights"] == "ema"
-    assert found["how"] == {"temperature": 0.7, "top_k": 1, "top_p": None, "max_tokens": 4}
+    assert found["how"] == {"temperature": 1.0, "top_k": 1, "top_p": None, "max_tokens": 4}
     assert all(sample["num_tokens"] <= 4 for sample in found["samples"])
     Path("prompts.txt").write_text("1 + 2 =\n\nAfter\n")
     assert texts(written(chomp, "--file", "prompts.txt", *how)) == texts(found)
@@ -131,7 +132,7 @@ def test_a_terminal_is_shown_what_it_would_obey_and_a_file_has_it_as_it_is(
             ["a", "--num-samples", "2", "--temperature", "0"],
             ["--num-samples 2", "temperature of 0"],
         ),
-        (["a", "--top-p", "1.5"], ["top_p=1.5"]),
+        (["a", "--top-p", "1.5"], ["--top-p 1.5", "at most 1"]),
         (["a", "--interactive"], ["--interactive with a prompt"]),
         (["--json", "-i"], ["--interactive with --json"]),
         (["a", "-o", "eval.eval_batch_size=2"], ["without effect"]),
@@ -147,3 +148,27 @@ def test_what_cannot_be_written_is_refused(
 def test_a_file_without_prompts_is_refused(chomp: Chomp, trained: Path):
     Path("empty.txt").write_text("\n\n")
     refused(chomp("generate", "run", "--file", "empty.txt"), "empty.txt without a prompt")
+
+
+ONE_TEXT = f"""
+template: {ROOT}/experiments/grug/base
+model: {{vocab_size: 257, hidden_dim: 32, intermediate_dim: 64, num_layers: 1, num_heads: 2,
+         num_kv_heads: 1, max_seq_len: 32}}
+data: {{local_text: "hello to all of you, by heart", tokenizer: {{kind: byte}}}}
+train: {{steps: 4, batch_size: 8, seq_len: 16, generate_every: 2, generate_input_len: 8}}
+optim: {{warmup_steps: 1}}
+logging: {{wandb: {{enabled: false}}}}
+"""
+
+
+@pytest.mark.slow
+def test_a_run_of_one_text_goes_on_from_it_and_says_so(chomp: Chomp, tmp_path: Path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("mine.yaml").write_text(ONE_TEXT)
+    told = chomp("train", "mine.yaml", "--run-dir", "run")
+    assert told.code == 0, told.err
+    assert "samples go on from TRAINING documents" in Path("run/train.log").read_text()
+    samples = {path.name: path.read_text() for path in Path("run/samples").iterdir()}
+    assert set(samples) == {"step-2.txt", "step-4.txt"}
+    assert all(text.startswith(f"hello to{MARK}") for text in samples.values())
+    assert chomp("generate", "run").out.startswith(f"hello to{MARK}")

@@ -63,6 +63,12 @@ def files_with_a_secret(folder: Path) -> list[tuple[str, str]]:
         ("s3://me:p@s/s@bucket", "s3://me:<password>@bucket"),
         ("s3://me:@pass@bucket", "s3://me:<password>@bucket"),
         ("git+https://me:pass@a.org/x@v1", "git+https://me:<password>@a.org/x@v1"),
+        ("git+https://me:p@s.s/x@a.org/x@v1", "git+https://me:<password>@a.org/x@v1"),
+        # Even one that looks like a host and a path goes whole, and what follows it if it must.
+        ("https://me:p@ss.word/x@a.org/data", "https://me:<password>@a.org/data"),
+        ("s3://me:p@ss.word/x@bucket", "s3://me:<password>@bucket"),
+        ("https://me:p@ss.word/x@host:80?y", "https://me:<password>@host:80?y"),
+        ("https://me:pass@a.org/x?to=b@c.org", "https://me:<password>@c.org"),
         # What only looks a little like one stays as it is.
         ("https://me:@host", "https://me:@host"),
         ("ssh://git@host/x.git", "ssh://git@host/x.git"),

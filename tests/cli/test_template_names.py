@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from chomp.cli.template_folder import template_folder
+from chomp.cli.template_folder import template_folder, told_template
 from chomp.errors import ConfigError
 
 ROOT = Path(__file__).parents[2]
@@ -50,6 +50,16 @@ def test_the_default_is_megalodon_and_base_until_there_is_one(checkout: Path):
 def test_a_path_is_a_path_and_a_name_that_the_checkout_has_not_is_one_too(checkout, named: str):
     launch_file(checkout / "mine")
     assert template_folder(named) == Path(named)
+
+
+@pytest.mark.parametrize(
+    "named", ["moe", "experiments/grug/moe", "./experiments/grug/base", "./mine"]
+)
+def test_what_is_told_of_a_template_finds_it_again(checkout: Path, named: str):
+    launch_file(checkout / "mine")
+    told = told_template(template_folder(named))
+    assert told == Path(named).name
+    assert template_folder(told).resolve() == template_folder(named).resolve()
 
 
 @pytest.mark.parametrize(

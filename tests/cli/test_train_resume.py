@@ -2,6 +2,7 @@
 
 import ast
 import os
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from tests import tiny
 from tests.checkpoint.checkpoint_samples import about
 from tests.cli.conftest import Chomp
 from tests.launch.allowing_launch import LAUNCH_FILE
+from tests.process_gang import Gang
 
 # It saves twice, and tells what it was given.
 TRAINING = """
@@ -170,6 +172,55 @@ def test_an_interrupted_run_that_began_elsewhere_has_no_step_that_is_gone(here, 
     # The config itself may say that it goes back each time.
     told = train("--resume", "5", "-o", "trainer.load_checkpoint=true")
     assert "Newer ones are moved aside and kept: step-100" in told.out
+
+
+# Each process is in a folder of its own, so that what it finds there is its own affair.
+TOGETHER = """
+import os, sys
+from chomp.cli.main import exit_code
+
+os.chdir(os.environ["JAX_PROCESS_ID"])
+sys.exit(exit_code(["train", "launch.py", "--run-dir", "run", "--resume", sys.argv[1]]))
+"""
+BY_TWO = """
+def by_two(config):
+    from chomp.mesh import wait_for_all
+
+    wait_for_all("training")
+    train(config)
+
+
+"""
+RESOURCES = "=config, resources=__import__('chomp.executor').executor.Resources(processes=2))"
+
+
+@pytest.mark.parametrize("wish", ["5", "7"])
+def test_of_several_processes_one_decides_where_a_run_goes_on(here: Path, train: Chomp, wish: str):
+    assert train().code == 0
+    newest = about(step=100, continues={"load_checkpoint_path": "step-5"})
+    write_metadata(str(here / "run/checkpoints/step-100"), newest)
+    by_two = (here / "launch.py").read_text().replace("fn=train,", "fn=by_two,")
+    by_two = by_two.replace("def steps(", BY_TWO + "def steps(").replace("=config)", RESOURCES)
+    for name in ("0", "1"):
+        (here / name).mkdir()
+        shutil.copytree("run", here / name / "run")
+        (here / name / "launch.py").write_text(by_two)
+    # As the second process finds it where the first was quicker: no longer done.
+    status = read_status("run")
+    assert status is not None
+    write_status("1/run", replace(status, state="INTERRUPTED"))
+    (here / "together.py").write_text(TOGETHER)
+    both = Gang(here / "together.py", wish, count=2, folder=here / "said")
+    codes, errors = both.exit_codes(), both.errors()
+    if wish == "7":  # refused by the first, and so by both
+        assert codes == [1, 1]
+        assert all(
+            "--resume 7, but run/checkpoints has step-5, step-100" in each for each in errors
+        )
+        return
+    assert codes == [0, 0], errors
+    told = [given(here / name)[-1] for name in ("0", "1")]
+    assert told == [(str(here / "0/run/checkpoints/step-5"), True, None)] * 2
 
 
 def test_a_changed_schedule_may_go_on_from_an_older_step(here: Path, train: Chomp):

@@ -210,3 +210,16 @@ def test_a_long_value_is_cut():
         config_from_mapping(AdamConfig, {"lr": "x" * 1000})
     assert str(caught.value).startswith("config: lr='xxxx")
     assert len(str(caught.value)) < 200
+
+
+def test_a_check_names_what_was_given_for_a_field_by_another_name():
+    given = {"model": {"vocab_size": 3}, "optimizer": {"kind": "adamw", "rate": -1}}
+    with pytest.raises(ConfigError) as caught:
+        config_from_mapping(RunConfig, given)
+    told = "config: optimizer (lr is given as optimizer.rate): lr=-1.0. Allowed: lr above 0. "
+    assert str(caught.value).startswith(told)
+
+
+def test_a_field_of_a_section_that_is_looked_for_outside_of_it_is_named_with_its_section():
+    with pytest.raises(ConfigError, match=r"vocab_size .*\(did you mean model\.vocab_size"):
+        config_from_mapping(RunConfig, {"vocab_size": 3, "model": {"vocab_size": 3}})

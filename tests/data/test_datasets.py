@@ -236,7 +236,7 @@ def test_a_component_without_a_store_is_named(folder: Path):
 
 
 def test_a_run_without_components_is_refused():
-    with pytest.raises(DataError, match=r"^mixture weights \{\}\. Allowed"):
+    with pytest.raises(DataError, match=r"^data without components\. Allowed"):
         dataset_of(LmDataConfig())
 
 

@@ -5,6 +5,7 @@ import hashlib
 import io
 import json
 import logging
+import re
 import sys
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
@@ -16,8 +17,8 @@ from rich.console import Console
 from chomp.config import Config
 from chomp.errors import ConfigError, StorageError
 from chomp.hooks import LoggingConfig, RunFolder, environment, print_run_table
+from chomp.hooks.environment import environment_summary
 from chomp.hooks.original_config import handed_on
-from chomp.hooks.run_folder import record_of
 from chomp.tokenize import ByteTokenizer, load_tokenizer
 from chomp.tracking import (
     JsonlTracker,
@@ -27,6 +28,7 @@ from chomp.tracking import (
     read_metrics,
     summary_of,
 )
+from chomp.tracking.run_files import record_of
 from tests.tracking.wandb_files import offline_runs
 
 
@@ -208,6 +210,44 @@ def test_the_summary_says_how_an_attempt_ended(tmp_path, error):
     assert summary["run/outcome"] == (type(error).__name__ if error else "finished")
 
 
+QUIET = LoggingConfig(console=False)
+
+
+def run_to_the_end(path, *, error=None):
+    """A run of one step that ends well, or by `error`."""
+    with (
+        pytest.raises(type(error)) if error else nullcontext(),
+        RunFolder.open(str(path)) as folder,
+        folder.tracker(QUIET, total_steps=1, start_step=0, step_tokens=1) as tracker,
+    ):
+        tracker.log({"train/loss": 2.5, "tokens_seen": 1}, step=0)
+        if error is not None:
+            raise error
+
+
+def test_a_run_that_ends_well_draws_its_page_and_the_table_says_where(tmp_path):
+    run_to_the_end(tmp_path)
+    page = tmp_path / "report" / "index.html"
+    assert '"state":"finished"' in page.read_text()
+    assert f"run page           {page}" in table_of(tmp_path)
+
+
+def test_a_run_that_fails_draws_none(tmp_path):
+    run_to_the_end(tmp_path, error=ValueError("no"))
+    assert not (tmp_path / "report").exists()
+    assert "run page" not in table_of(tmp_path)
+
+
+def test_a_page_that_cannot_be_written_is_told_loudly_and_harms_nothing(tmp_path, caplog):
+    (tmp_path / "report").mkdir()
+    (tmp_path / "report" / "index.html").write_text("<h1>mine</h1>")
+    run_to_the_end(tmp_path)
+    assert "its page could not be written" in caplog.text
+    assert "is not a page of this program" in caplog.text
+    assert summary_of(read_metrics(tmp_path / "metrics.jsonl"))["run/outcome"] == "finished"
+    assert (tmp_path / "report" / "index.html").read_text() == "<h1>mine</h1>"
+
+
 def test_a_sink_that_is_not_installed_is_refused_before_anything_is_made(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "path", [])
     monkeypatch.delitem(sys.modules, "tensorboardX", raising=False)
@@ -316,3 +356,7 @@ def test_the_environment_says_what_results_depend_on_bit_for_bit():
     assert found["cores"] >= 1
     assert {"python", "jax", "jaxlib", "numpy", "chomp", "device_kind"} <= set(found)
     assert json.loads(json.dumps(found)) == found
+    summary = environment_summary()
+    assert summary["environment/jax"] == found["jax"]
+    # This is a checkout: the commit is known, and whether its files are as in it.
+    assert re.fullmatch(r"[0-9a-f]{12}(-dirty)?", summary["environment/commit"])

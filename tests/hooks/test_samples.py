@@ -1,6 +1,7 @@
 """Samples in the loop: how long they are, what begins them, and the names they are asked for by."""
 
 import logging
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,8 @@ def test_nulls_are_the_defaults_of_the_seed():
     assert config.resolved(seq_len=2048, max_seq_len=8192, chunk_size=2048) == (1024, 2064)
     assert config.resolved(seq_len=128, max_seq_len=128) == (64, 64)
     assert SamplesConfig(max_tokens=0).resolved(seq_len=128, max_seq_len=128) == (64, 0)
+    # Those of the model it generates with: nothing is left out of the draw.
+    assert (config.temperature, config.top_k, config.top_p) == (1.0, None, None)
 
 
 def test_a_models_chunk_size_is_taken_where_it_has_one():
@@ -152,12 +155,16 @@ class Texts:
         return list(self.texts[number % len(self.texts)].encode()[:num_tokens])
 
 
+TRAINED = Texts("rs", "tu", "uv")
+
+
 def samples_of(*datasets: Texts, folder: Path, mesh: Mesh, every: int | None = 2) -> Samples:
     config = SamplesConfig(every=every, temperature=0.0)
     return Samples(
         config,
         SampleLengths(2, 3),
         datasets,
+        TRAINED,
         ByteTokenizer(),
         JsonlTracker(folder / "metrics.jsonl", attempt=1),
         folder=RunFolder(str(folder), 1),
@@ -169,11 +176,7 @@ def samples_of(*datasets: Texts, folder: Path, mesh: Mesh, every: int | None = 2
 def test_the_first_dataset_with_documents_begins_each_sample_by_its_step(tmp_path, one_device_mesh):
     texts = Texts("abx", "gh", "mn")
     samples = samples_of(Texts(), texts, Texts("zz"), folder=tmp_path, mesh=one_device_mesh)
-    with jax.set_mesh(one_device_mesh):
-        models = {"current": Successor(jnp.float32(9)), "ema": None}
-        for step in (2, 4, 4, 5):
-            samples(models, step)
-    written = {path.name: path.read_text() for path in (tmp_path / "samples").iterdir()}
+    written = written_by(samples, (2, 4, 4, 5), folder=tmp_path, mesh=one_device_mesh)
     assert written == {"step-2.txt": "gh▸ijk", "step-4.txt": "mn▸opq", "step-5.txt": "mn▸opq"}
     assert [step for step in range(1, 7) if samples.is_due(step)] == [2, 4, 6]
     kept = [row["name"] for row in read_metrics(tmp_path / "metrics.jsonl")]
@@ -181,13 +184,26 @@ def test_the_first_dataset_with_documents_begins_each_sample_by_its_step(tmp_pat
 
 
 @pytest.mark.parametrize("datasets", [(), (Texts(), Texts())])
-def test_without_a_held_out_document_there_is_one_warning_and_no_sample(
+def test_without_a_held_out_document_training_documents_begin_and_one_warning_says_so(
     datasets, tmp_path, one_device_mesh, caplog
 ):
     with caplog.at_level(logging.WARNING):
         samples = samples_of(*datasets, folder=tmp_path, mesh=one_device_mesh)
-        for step in (2, 4):
-            assert not samples.is_due(step)
-            samples({"current": None, "ema": None}, step)
-    assert caplog.text.count("no document is held out") == 1
-    assert not (tmp_path / "samples").exists()
+        written = written_by(samples, (2, 4), folder=tmp_path, mesh=one_device_mesh)
+    assert written == {"step-2.txt": "tu▸vwx", "step-4.txt": "uv▸wxy"}
+    assert caplog.text.count("samples go on from TRAINING documents") == 1
+
+
+def test_a_warning_of_training_documents_needs_a_reason(tmp_path, one_device_mesh, caplog):
+    with caplog.at_level(logging.WARNING):
+        samples_of(Texts("a"), folder=tmp_path, mesh=one_device_mesh)
+    assert not caplog.text
+
+
+def written_by(samples: Samples, steps: Sequence[int], *, folder: Path, mesh: Mesh):
+    """The samples of those steps, by the names of their files."""
+    with jax.set_mesh(mesh):
+        models = {"current": Successor(jnp.float32(9)), "ema": None}
+        for step in steps:
+            samples(models, step)
+    return {path.name: path.read_text() for path in (folder / "samples").iterdir()}

@@ -74,11 +74,13 @@ class GrugTrainerConfig(Config):
     log_dir: str | None = setting(default=None, mark="cosmetic")  # of traces; None: the run's own
     # None continues what is there; True must find a checkpoint; False must start fresh.
     load_checkpoint: bool | None = setting(default=None, mark="cosmetic", is_versioned=False)
-    # Where to look instead: a step-N, a folder of them, or a run. Then: weights to begin with.
+    # Where to look instead: a step-N, a folder of them, or a run.
     load_checkpoint_path: str | None = setting(default=None, mark="cosmetic", is_versioned=False)
+    # The same for a run that begins: only its weights are from there.
     initialize_from: str | None = setting(default=None, mark="cosmetic", is_versioned=False)
-    # Fields of the schedule that may differ from the checkpoint's; and: none of it can be read.
+    # Fields of the schedule that may differ from the checkpoint's.
     allow_changes: tuple[str, ...] = setting(default=(), mark="cosmetic", is_versioned=False)
+    # Begin anew where there are checkpoints and none of them can be read.
     allow_fresh_start: bool = setting(default=False, mark="cosmetic", is_versioned=False)
 
     def __post_init__(self) -> None:
@@ -112,6 +114,7 @@ class GrugRunConfig(Config):
     output_path: str = setting(mark="cosmetic")
 
     def __post_init__(self) -> None:
+        hooks.require_rows(self.model, self.trainer)
         self.samples.resolved_for(self.model, seq_len=self.trainer.seq_len)  # refuses too long ones
 
 

@@ -67,7 +67,7 @@ def diff(
 
 
 @config_app.command(
-    "schema", help="Print the JSON schema of a template's config.", epilog=_SCHEMA_EXAMPLES
+    "schema", help="Print the JSON schema of YAML files for a template.", epilog=_SCHEMA_EXAMPLES
 )
 def schema(
     template: Annotated[

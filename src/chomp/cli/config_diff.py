@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from chomp.cli.config_show import recorded_mapping
 from chomp.cli.given_config import GivenConfig
 from chomp.cli.launch_files import RUN_CLASS, loaded_launch
-from chomp.cli.run_template import TEMPLATE, loaded_template
+from chomp.cli.run_template import loaded_template
 from chomp.cli.terminal import one_line, print_table, say
+from chomp.tracking.run_files import TEMPLATE
 
 if TYPE_CHECKING:  # for annotations alone
     from chomp.config import Difference, Mark
@@ -51,7 +52,8 @@ def differences(before: GivenConfig, after: GivenConfig, *, is_trusted: bool) ->
     from chomp.config import config_difference
     from chomp.tracking import without_secrets
 
-    one, other = (_side(given, is_trusted=is_trusted) for given in (before, after))
+    sides = _with_template_of_files(before, after)
+    one, other = (_side(given, is_trusted=is_trusted) for given in sides)
     found = config_difference(one.config, other.config)
     found = [_marked(item, one.marks | other.marks) for item in found]
     kinds = {given.kind() == "run folder" for given in (before, after)}
@@ -62,6 +64,15 @@ def differences(before: GivenConfig, after: GivenConfig, *, is_trusted: bool) ->
         replace(item, before=without_secrets(item.before), after=without_secrets(item.after))
         for item in found
     ]
+
+
+def _with_template_of_files(*sides: GivenConfig) -> tuple[GivenConfig, ...]:
+    """The sides, --template for YAML files alone where there is one: a run has its own."""
+    is_yaml = [given.kind() == "YAML file" for given in sides]
+    if not any(is_yaml):
+        return sides  # it is refused where they are read
+    pairs = zip(sides, is_yaml, strict=True)
+    return tuple(given if is_file else replace(given, template=None) for given, is_file in pairs)
 
 
 class _Side(NamedTuple):

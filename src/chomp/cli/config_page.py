@@ -14,7 +14,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from chomp.cli.earlier_keys import OF_SOURCES, RULES, Fixed, Moved
+from chomp.cli.earlier_data import OF_STREAM, SPECIAL_IDS, UNREAD_DEFAULTS
+from chomp.cli.earlier_keys import NULL_IS_DEFAULT, OF_SOURCES, RULES, Fixed, Moved, Rule
+from chomp.cli.earlier_words import taken_values
 from chomp.cli.launch_files import RUN_CLASS, launch_class, loaded_module
 from chomp.cli.template_folder import GRUG, LAUNCH_FILE
 
@@ -46,10 +48,16 @@ to.
 _EARLIER = """## Keys of the first chomp
 
 Files of the first chomp can be read: most of their keys are fields above, or other names of them.
-These are taken for another field, or refused with what is said here.
+These are taken for another field, or refused with what is said here. Defaults of the first chomp
+that change nothing here are let through, so that a file may have them written out.
 
 | key | here |
 |---|---|"""
+# Keys of which a value is let through for what else the file says.
+_WHERE = {
+    "data.tokenizer.vocab_size_multiple": "`model.vocab_size` is a multiple of it",
+    "data.tokenizer.add_eos": "it is `false` with `kind: byte`",
+}
 _PYTHON_WORDS = {"None": "null", "True": "true", "False": "false"}
 
 
@@ -104,18 +112,41 @@ def _tables(template: _Template, name: str) -> Iterator[str]:
 
 def _earlier_keys() -> str:
     lines = [_EARLIER]
-    for name, rule in RULES.items():
-        if isinstance(rule, Moved):
-            text = f"`{rule.to}`"
-            for value, meant in (rule.values or {}).items():
-                text += f", {json.dumps(value)} is `{meant}`"
-        elif isinstance(rule, Fixed):
-            text = f"only `{json.dumps(rule.value)}`: {rule.here}; {rule.use}"
-        else:
-            text = f"refused: {rule.here}; {rule.use}"
-        lines.append(f"| `{name}` | {text} |")
-    lines += [f"| `{name}` | `{use}` |" for name, use in OF_SOURCES.items()]
+    lines += [f"| `{name}` | {_told(rule)}{_let_through(name)} |" for name, rule in RULES.items()]
+    lines += [f"| `{name}` | `{use}`{_let_through(name)} |" for name, use in OF_SOURCES.items()]
+    lines += [
+        f"| `{name}` | the field of that name; `null` is its default |" for name in NULL_IS_DEFAULT
+    ]
     return "\n".join([*lines, ""])
+
+
+def _told(rule: Rule) -> str:
+    if isinstance(rule, Moved):
+        values = (rule.values or {}).items()
+        return f"`{rule.to}`" + "".join(f", {_code(value)} is `{meant}`" for value, meant in values)
+    taken = " or ".join(map(_code, taken_values(rule)))
+    if isinstance(rule, Fixed):
+        return f"only {taken}: {rule.here}; {rule.use}"
+    return f"refused{f', but for {taken}' if taken else ''}: {rule.here}; {rule.use}"
+
+
+def _let_through(name: str) -> str:
+    """What else decides whether a value is let through, or what it is."""
+    key = name.rpartition(".")[2]
+    if name in _WHERE:
+        return f"; let through where {_WHERE[name]}"
+    if name.startswith("data.") and key in OF_STREAM:
+        return f"; with `backend: hf` it is `data.components.text.stream.{OF_STREAM[key]}`"
+    if key in SPECIAL_IDS:
+        return f"; {_code(SPECIAL_IDS[key])} is let through where the tokenizer has its own"
+    if key in UNREAD_DEFAULTS:
+        values = " or ".join(map(_code, UNREAD_DEFAULTS[key]))
+        return f"; {values} is let through where nothing reads it"
+    return ""
+
+
+def _code(value: Any) -> str:
+    return f"`{json.dumps(value)}`"
 
 
 def _sections(cls: type, place: str, mark: Mark) -> Iterator[_Section]:

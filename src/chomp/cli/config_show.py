@@ -12,11 +12,12 @@ import json
 from pathlib import Path
 from typing import Any
 
+from chomp.cli.config_schema import file_schema
 from chomp.cli.given_config import GivenConfig
 from chomp.cli.launch_files import launch_class, loaded_launch, loaded_module
-from chomp.cli.run_config import DERIVED
-from chomp.cli.template_folder import LAUNCH_FILE, known_template
+from chomp.cli.template_folder import LAUNCH_FILE, known_template, told_template
 from chomp.errors import ConfigError, message
+from chomp.tracking.run_files import DERIVED, RESOLVED_CONFIG
 
 
 def show_config(given: GivenConfig) -> int:
@@ -29,11 +30,9 @@ def show_config(given: GivenConfig) -> int:
 
 
 def show_schema(template: str | None) -> int:
-    """Print the JSON schema of a template's launch config; the exit code."""
-    from chomp.config import config_schema
-
+    """Print the JSON schema of YAML files for a template; the exit code."""
     path = str(known_template(template) / LAUNCH_FILE)
-    schema = config_schema(launch_class(loaded_module(path), path))
+    schema = file_schema(launch_class(loaded_module(path), path))
     print(json.dumps(schema, indent=2, ensure_ascii=False))
     return 0
 
@@ -45,15 +44,14 @@ def shown_mapping(given: GivenConfig) -> dict[str, Any]:
     if given.kind() in ("YAML file", "launch file"):
         launch = loaded_launch(given)
         launch.steps()  # refuses what no run could be made of
-        folder = str(Path(launch.path).parent)
-        return {"template": folder, **config_to_mapping(launch.config)}
+        template = told_template(Path(launch.path).parent, beside=given.path)
+        return {"template": template, **config_to_mapping(launch.config)}
     given.refuse_options()
     return recorded_mapping(given)
 
 
 def recorded_mapping(given: GivenConfig) -> dict[str, Any]:
     """The config that a run folder has, without what follows from it."""
-    from chomp.hooks.run_folder import RESOLVED_CONFIG
     from chomp.storage import exists, join, read_json
 
     location = join(given.path, RESOLVED_CONFIG)

@@ -15,7 +15,7 @@ Content = dict[str, Any]
 COMPONENT = "text"  # the name of the one component that such a file has
 _HF = ("hf_dataset", "hf_name", "hf_split")
 # Of a stream, by the names they have there.
-_STREAM = {
+OF_STREAM = {
     "shuffle": "shuffle",
     "shuffle_buffer_size": "window_documents",
     "max_retries": "max_retries",
@@ -23,7 +23,7 @@ _STREAM = {
     "max_eval_samples": "max_validation_documents",
 }
 # The first chomp's defaults of keys that another backend or tokenizer does not read.
-_UNREAD_DEFAULTS: dict[str, tuple[Any, ...]] = {
+UNREAD_DEFAULTS: dict[str, tuple[Any, ...]] = {
     "hf_dataset": ("Zyphra/Zyda-2",),
     "hf_name": ("sample-100BT",),
     "hf_split": ("train",),
@@ -32,7 +32,7 @@ _UNREAD_DEFAULTS: dict[str, tuple[Any, ...]] = {
     "hf_name_or_path": (None, "pszemraj/bytebpe-tokenizer-32k-mlm"),
 }
 # Likewise the ids of special tokens, by the field that they are where a tokenizer has it.
-_SPECIAL_IDS = {"bos_token_id": 1, "eos_token_id": 2}
+SPECIAL_IDS = {"bos_token_id": 1, "eos_token_id": 2}
 _NOTHING_HELD_OUT = 1e-12  # of documents; a fraction is above 0
 _TOKENIZER_FILE = "tokenizer.json"
 
@@ -67,6 +67,12 @@ def with_tokenizer_kind(tokenizer: Content, *, vocab_size: Any) -> Content:
         return left
     left["kind"] = "hub"
     if name is None:
+        require(
+            any(key in left for key in ("name", "path")),
+            given="data.tokenizer.kind=hf without data.tokenizer.hf_name_or_path",
+            allowed="a name on the hub, or the path of a tokenizer",
+            fix="write hf_name_or_path: NAME",
+        )
         return left
     require(
         isinstance(name, str),
@@ -89,7 +95,7 @@ def without_special_ids(model: Content, tokenizer: Content) -> Content:
         return model
     wrong = [
         f"model.{key}={model[key]!r}"
-        for key, default in _SPECIAL_IDS.items()
+        for key, default in SPECIAL_IDS.items()
         if model.get(key) not in (None, default)
     ]
     require(
@@ -98,7 +104,7 @@ def without_special_ids(model: Content, tokenizer: Content) -> Content:
         allowed="ids of special tokens with data.tokenizer.kind=hf",
         fix=f"remove {' and '.join(text.partition('=')[0] for text in wrong)}",
     )
-    return {key: value for key, value in model.items() if key not in _SPECIAL_IDS}
+    return {key: value for key, value in model.items() if key not in SPECIAL_IDS}
 
 
 def precision(model: Content) -> tuple[Content, str | None, list[str]]:
@@ -121,9 +127,9 @@ def _hugging_face(data: Content) -> Content:
     _refuse_unread(data, ("local_text",), "hf")
     source: Content = {"kind": "hf", "path": data["hf_dataset"], "streaming": True}
     source |= {key.removeprefix("hf_"): data[key] for key in _HF[1:] if key in data}
-    stream = {here: data[key] for key, here in _STREAM.items() if key in data}
+    stream = {here: data[key] for key, here in OF_STREAM.items() if key in data}
     component = {"source": source, "stream": stream, **_format(data)}
-    return _with_component(data, component, (*_HF, *_STREAM, "local_text"))
+    return _with_component(data, component, (*_HF, *OF_STREAM, "local_text"))
 
 
 def _local_text(data: Content) -> Content:
@@ -164,7 +170,7 @@ def _with_component(data: Content, component: Content, taken: Iterable[str]) -> 
 
 
 def _refuse_unread(data: Content, keys: Iterable[str], backend: str) -> None:
-    found = [key for key in keys if key in data and data[key] not in _UNREAD_DEFAULTS[key]]
+    found = [key for key in keys if key in data and data[key] not in UNREAD_DEFAULTS[key]]
     require(
         not found,
         given=f"data.{' and data.'.join(found)} with data.backend={backend}, which does not "
@@ -177,7 +183,7 @@ def _refuse_unread(data: Content, keys: Iterable[str], backend: str) -> None:
 def _refuse_unread_name(name: Any, kind: Any) -> None:
     key = "hf_name_or_path"
     require(
-        name in _UNREAD_DEFAULTS[key],
+        name in UNREAD_DEFAULTS[key],
         given=f"data.tokenizer.{key}={name!r} with {_kind_words(kind)}, which does not read it",
         allowed=f"data.tokenizer.{key} with data.tokenizer.kind=hf",
         fix=f"remove {key}, or write kind: hf",

@@ -10,15 +10,21 @@ from typing import Any
 
 from chomp.cli.earlier_keys import NULL_IS_DEFAULT, OF_SOURCES, ONLY_EARLIER, RULES, Moved
 from chomp.cli.earlier_words import has_field, is_taken, refusal, unknown_earlier, written
+from chomp.cli.evaluated_config import require_held_out
 from chomp.errors import ConfigError, message
 
 _NULLS = ("null", "~", "")
+# What a file has beside the config of its template, and what to do in the place of an override.
+OF_FILES = {
+    "template": "use --template NAME",
+    "variables": "change the fields that are made from it, or the file",
+}
 
 
-def own_override(cls: type, text: str, config: Any) -> str | None:
-    """An override as the config spells it; None: it says what is done anyway.
+def own_override(config: Any, text: str) -> str | None:
+    """An override as the config that it changes spells it; None: it says what is done anyway.
 
-    Raises `ConfigError` for a key that was replaced. `config`, if given, is what is changed.
+    Raises `ConfigError` for a key that was replaced.
     """
     from chomp.config.paths import split_override
     from chomp.config.yaml_text import parsed_yaml
@@ -26,7 +32,10 @@ def own_override(cls: type, text: str, config: Any) -> str | None:
     split = split_override(text)
     if split is None:
         return text  # refused where overrides are applied
+    cls = type(config)
     parts, value = split
+    if _is_off_already(config, parts, value):
+        return None
     first = _canonical(cls, parts[0])
     name = ".".join([first, *parts[1:]])
     if name in NULL_IS_DEFAULT and value in _NULLS:
@@ -59,6 +68,12 @@ def _refuse_of_file(cls: type, text: str, name: str, parts: Sequence[str]) -> No
             allowed="fields of the template's config",
             fix=f"use {OF_SOURCES[name]}",
         )
+    elif parts[0] in OF_FILES and not has_field(cls, parts[0]):
+        told = message(
+            given=f"{dotted(parts)}, which only a YAML file has",
+            allowed="fields of the template's config",
+            fix=OF_FILES[parts[0]],
+        )
     elif parts[0] == ONLY_EARLIER and not has_field(cls, ONLY_EARLIER):
         told = unknown_earlier(name)
     if told is not None:
@@ -83,20 +98,42 @@ def _default_override(cls: type, parts: tuple[str, ...]) -> str | None:
     return f"{'.'.join(parts)}={written(items[0].default())}"
 
 
+def _is_off_already(config: Any, parts: tuple[str, ...], value: str) -> bool:
+    """Whether a period is told to be none in a section that is not there: `train.eval_every=0`.
+
+    Raises `ConfigError` for another period where the section is not there for a reason.
+    """
+    from chomp.config.elsewhere import rerouted
+    from chomp.config.paths import dotted
+
+    path, by = rerouted(type(config), parts)
+    if by is None or not by.zero_is_null or _at(config, path[:-1]) is not None:
+        return False
+    if value in ("0", *_NULLS):
+        return True
+    require_held_out(config, asked=f"{dotted(parts)}={value}")
+    return False
+
+
 def _placed(config: Any, rule: Moved, value: str) -> str | None:
     """An override of the field that a key moved to, with its section where the config has none."""
-    from chomp.config.fields import settings_by_spelling
-
     section, _, key = rule.to.rpartition(".")
-    here = config
-    for part in section.split("."):
-        item = None if here is None else settings_by_spelling(type(here)).get(part)
-        here = None if item is None else getattr(here, item.name)
-    if config is None or here is not None:
+    if _at(config, section.split(".")) is not None:
         return f"{rule.to}={value}"
     if value in _NULLS and rule.is_null_left_out:
         return None
     return f"{section}={{{key}: {value}}}"
+
+
+def _at(config: Any, path: Sequence[str]) -> Any:
+    """What is at a path inside of a config; None where there is nothing."""
+    from chomp.config.fields import settings_by_spelling
+
+    here = config
+    for part in path:
+        item = None if here is None else settings_by_spelling(type(here)).get(part)
+        here = None if item is None else getattr(here, item.name)
+    return here
 
 
 def _canonical(cls: type, section: str) -> str:

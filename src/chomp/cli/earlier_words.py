@@ -13,15 +13,25 @@ from chomp.errors import message
 
 def is_taken(rule: Fixed | Replaced, value: Any) -> bool:
     """Whether a value changes nothing here; true is not 1, as it is to Python."""
-    fine = (*([rule.value] if isinstance(rule, Fixed) else []), *rule.harmless)
-    return any(isinstance(value, bool) == isinstance(each, bool) and value == each for each in fine)
+    return any(
+        isinstance(value, bool) == isinstance(each, bool) and value == each
+        for each in taken_values(rule)
+    )
+
+
+def taken_values(rule: Fixed | Replaced) -> tuple[Any, ...]:
+    """The values of a key that change nothing here; none: it is always refused."""
+    return (*([rule.value] if isinstance(rule, Fixed) else []), *rule.harmless)
 
 
 def refusal(name: str, rule: Fixed | Replaced, value: Any) -> str:
     """The message for a key that is not taken with this value."""
     if isinstance(rule, Replaced):
+        fine = f" but {' or '.join(map(written, rule.harmless))}" if rule.harmless else ""
         return message(
-            given=f"{name} is no key here", allowed=f"nothing, since {rule.here}", fix=rule.use
+            given=f"{name} is no key here",
+            allowed=f"nothing{fine}, since {rule.here}",
+            fix=rule.use,
         )
     return message(
         given=f"{name}={written(value)}",

@@ -148,7 +148,7 @@ def generate(
         typer.Argument(
             metavar="[PROMPT]...",
             help="Texts to go on from; `-`: the lines of stdin. None: those of a pipe, or else how "
-            "held-out texts begin.",
+            "a held-out text begins.",
         ),
     ] = None,
     prompt: Annotated[

@@ -18,7 +18,7 @@ from chomp.cli.prompts import (
     Prompt,
     encoded_prompts,
     given_texts,
-    held_out_prompt,
+    own_prompt,
     typed_texts,
 )
 from chomp.cli.result_file import TITLES, about_checkpoint, as_seen_from_here, print_json
@@ -81,7 +81,7 @@ def generate_run(
     if asked.is_interactive:
         return _session(run, read, asked, how)
     if texts is None:
-        prompts = [held_out_prompt(run, read.found.metadata.step, _lengths(run).prompt_tokens)]
+        prompts = [own_prompt(run, read.found.metadata.step, _lengths(run).prompt_tokens)]
     max_tokens = _max_tokens(run, asked, prompts)
     found = _samples(run, read, asked, how, prompts, max_tokens)
     if is_first() and is_json:
@@ -129,6 +129,12 @@ def _how(run: OpenedRun, asked: Asked) -> dict[str, Any]:
     """How tokens are chosen: as it is asked, and else as the run's samples are."""
     from chomp.evaluation import TokenChoice
 
+    require(
+        asked.top_p is None or 0.0 < asked.top_p <= 1.0,
+        given=f"--top-p {asked.top_p}",
+        allowed="above 0 and at most 1",
+        fix="0.9 leaves out the least likely tenth; without --top-p it is the run's samples.top_p",
+    )
     samples = run.config.samples
     how = {
         name: getattr(samples, name) if getattr(asked, name) is None else getattr(asked, name)
@@ -240,8 +246,8 @@ def _show(read: WeightsAlone, samples: Sequence[Sample]) -> None:
     from rich.console import Console
     from rich.text import Text
 
-    from chomp.hooks.run_folder import SAMPLE_MARK
     from chomp.tracking.printable import printable
+    from chomp.tracking.run_files import SAMPLE_MARK
 
     (weights,) = read.models
     # On stderr: what is asked for is the text.

@@ -70,8 +70,8 @@ class GivenConfig:
 
     def _kind_of_folder(self) -> ConfigKind:
         from chomp.data.store.token_store import MANIFEST, TOKENS
-        from chomp.hooks.run_folder import RESOLVED_CONFIG
         from chomp.storage import exists, is_folder, join
+        from chomp.tracking.run_files import RESOLVED_CONFIG
 
         if exists(join(self.path, RESOLVED_CONFIG)):
             return "run folder"

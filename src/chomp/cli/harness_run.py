@@ -167,8 +167,8 @@ def _about(
 def _file_name(run: OpenedRun, about: Mapping[str, Any]) -> str:
     """The loop's own name for results, unless they are others or that file has others."""
     from chomp.hooks.harness import results_name
-    from chomp.hooks.result_header import ARTIFACTS
     from chomp.storage import exists, join
+    from chomp.tracking.run_files import ARTIFACTS
 
     stem, asked = results_name(about["step"]), _defined(about)
     there = None if run.folder is None else join(run.folder, ARTIFACTS, f"{stem}.json")

@@ -10,8 +10,8 @@ import os
 from typing import TYPE_CHECKING
 
 from chomp.cli.opened_run import OpenedRun
-from chomp.cli.run_config import DERIVED
 from chomp.errors import DataError, message
+from chomp.tracking.run_files import DERIVED, RESOLVED_CONFIG
 
 if TYPE_CHECKING:  # for annotations alone
     from chomp.data import EvalDataset, RowLimits
@@ -79,7 +79,6 @@ def _require_store(name: str, path: str) -> None:
 
 def _recorded_hashes(run: OpenedRun) -> dict[str, str]:
     """What the run wrote of its stores when it began, beside its config."""
-    from chomp.hooks.run_folder import RESOLVED_CONFIG
     from chomp.storage import exists, join, read_json
 
     location = None if run.folder is None else join(run.folder, RESOLVED_CONFIG)

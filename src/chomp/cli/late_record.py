@@ -81,9 +81,9 @@ def _sinks(run: OpenedRun, record: str, attempt: int) -> list[Tracker]:
 
 
 def _facts(run: OpenedRun, rows: list[Row], attempt: int) -> RunFacts:
-    from chomp.hooks.run_folder import RESOLVED_CONFIG
     from chomp.storage import exists, join, read_json
     from chomp.tracking import RunFacts, names, summary_of, wants_wandb
+    from chomp.tracking.run_files import RESOLVED_CONFIG
 
     known = summary_of(rows).get(names.WANDB_RUN_ID)
     # As the run wrote it: an override of this command is none of the run's settings.

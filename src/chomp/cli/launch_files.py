@@ -18,8 +18,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from chomp.cli.evaluated_config import require_evaluated
 from chomp.cli.given_config import GivenConfig
-from chomp.cli.own_spelling import own_content, own_overrides
+from chomp.cli.own_config import own_config, with_own_overrides
 from chomp.cli.template_folder import LAUNCH_FILE, known_template
 from chomp.errors import ConfigError, message, require
 
@@ -67,21 +68,20 @@ def launch_steps(given: GivenConfig) -> list[ExecutorStep]:
 
 def loaded_launch(given: GivenConfig) -> Launch:
     """A launch file with its own config or that of a YAML file, after overrides."""
-    from chomp.config import apply_overrides, config_from_mapping
-
     is_yaml = given.kind() == "YAML file"
     content = _yaml_mapping(given) if is_yaml else {}
     launch_file = _launch_file(given, _taken_template(content, source=given.path))
     module = loaded_module(launch_file)
     cls = launch_class(module, launch_file)
-    said = own_content(cls, content, source=given.path)
-    config = config_from_mapping(cls, said.config, source=given.path)
+    config, run_dir = own_config(cls, content, source=given.path)
+    config = with_own_overrides(config, given.overrides)
+    require_evaluated(config)
     return Launch(
         path=launch_file,
-        config=apply_overrides(config, own_overrides(cls, given.overrides, config=config)),
+        config=config,
         steps_of=_steps_of(module, launch_file),
         dry_run=getattr(module, _DRY_RUN, None),
-        run_dir=said.run_dir,
+        run_dir=run_dir,
         run_class=getattr(module, RUN_CLASS, None),
     )
 

@@ -16,7 +16,15 @@ from typing import Annotated
 import typer
 
 from chomp import __version__
-from chomp.cli import evaluation_commands, pin_command, train_command, verify_command
+from chomp.cli import (
+    compare_command,
+    evaluation_commands,
+    pin_command,
+    report_command,
+    train_command,
+    verify_command,
+    watch_command,
+)
 from chomp.cli.checkpoint_commands import checkpoint_app
 from chomp.cli.config_arguments import Action
 from chomp.cli.config_commands import config_app
@@ -52,6 +60,18 @@ app.command(
     help="lm-eval tasks on a checkpoint (extra `harness`).",
     epilog=evaluation_commands.HARNESS_EXAMPLES,
 )(evaluation_commands.harness)
+app.command(
+    help="A page of one or several runs: curves, evaluations, samples, time, config.",
+    epilog=report_command.EXAMPLES,
+)(report_command.report)
+app.command(
+    help="A run in the terminal while it trains: curves, evaluations, time left, last sample.",
+    epilog=watch_command.EXAMPLES,
+)(watch_command.watch)
+app.command(
+    help="Whether a change helped: paired runs at equal tokens, FLOPs and time.",
+    epilog=compare_command.EXAMPLES,
+)(compare_command.compare)
 app.command(
     "pin",
     help="Let one identity of a step count as another, whose result is kept.",

@@ -107,8 +107,9 @@ def _record(run: str, run_id: str | None) -> "tuple[str, LoggingConfig, RunFacts
     from chomp.config import config_from_mapping
     from chomp.storage import exists, join, name_of, read_json
     from chomp.tracking import LoggingConfig, RunFacts, new_wandb_id
+    from chomp.tracking.run_files import RESOLVED_CONFIG
 
-    location = join(run, "config_resolved.json")
+    location = join(run, RESOLVED_CONFIG)
     content = read_json(location) if exists(location) else {}
     settings = content if isinstance(content, dict) else {}
     config = config_from_mapping(

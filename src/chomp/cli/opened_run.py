@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from chomp.cli.run_config import run_config
-from chomp.cli.run_template import TEMPLATE, RunTemplate, loaded_template, template_digest
+from chomp.cli.run_template import RunTemplate, loaded_template, template_digest
 from chomp.errors import ConfigError, DataError, message, require_at_most
+from chomp.tracking.run_files import TEMPLATE
 
 if TYPE_CHECKING:  # for annotations alone
     from jax.sharding import Mesh

@@ -1,4 +1,4 @@
-"""A YAML file's content and overrides in the spelling of a template's own config.
+"""A YAML file's content in the spelling of a template's own config.
 
 Variables are replaced, and keys of the first chomp become the fields that mean the same, or are
 refused with what replaces them. All problems of a file come in one message.
@@ -9,7 +9,7 @@ refused with what replaces them. All problems of a file come in one message.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
 from chomp.cli.earlier_data import (
@@ -19,7 +19,7 @@ from chomp.cli.earlier_data import (
     without_special_ids,
 )
 from chomp.cli.earlier_keys import NULL_IS_DEFAULT, ONLY_EARLIER, RULES, Moved, Rule
-from chomp.cli.earlier_overrides import own_override
+from chomp.cli.earlier_overrides import OF_FILES
 from chomp.cli.earlier_words import has_field, is_taken, refusal, unknown_earlier
 from chomp.errors import ConfigError, message, require
 
@@ -28,10 +28,14 @@ T = TypeVar("T")
 
 
 class FileContent(NamedTuple):
-    """What a YAML file says: the config of a launch file, and where its run goes."""
+    """What a YAML file says: the config of a launch file, and where its run goes.
+
+    `moved` has the keys that stand there for fields of other names.
+    """
 
     config: Content
     run_dir: str | None
+    moved: Mapping[str, str]
 
 
 def own_content(cls: type, content: Content, *, source: str) -> FileContent:
@@ -45,15 +49,7 @@ def own_content(cls: type, content: Content, *, source: str) -> FileContent:
         file.apply(name, rule)
     file.refuse_unknown()
     raise_problems(source, {(name,): text for name, text in file.problems.items()})
-    return FileContent(file.content, run_dir)
-
-
-def own_overrides(cls: type, overrides: Sequence[str], *, config: Any = None) -> list[str]:
-    """Overrides by the keys of `cls`; raises `ConfigError` for one of a key that was replaced.
-
-    `config` is what they change: a section that it has not is then made, as it is for a file.
-    """
-    return [own for text in overrides if (own := own_override(cls, text, config)) is not None]
+    return FileContent(file.content, run_dir, file.moved)
 
 
 class _File:
@@ -63,6 +59,7 @@ class _File:
         self._cls = cls
         self.content = {key: _copied(value) for key, value in content.items()}
         self.problems: dict[str, str] = {}
+        self.moved: dict[str, str] = {}
 
     def apply(self, name: str, rule: Rule) -> None:
         """Do what a rule says about a key, if the file has it and the template has it not."""
@@ -96,6 +93,7 @@ class _File:
 
     def refuse_unknown(self) -> None:
         """Name what is left of a section that is none here, once all rules have been applied."""
+        self._refuse_misspelt()
         if ONLY_EARLIER not in self.content or has_field(self._cls, ONLY_EARLIER):
             return
         left = self.content.pop(ONLY_EARLIER) or {}
@@ -103,6 +101,22 @@ class _File:
             [f"{ONLY_EARLIER}.{key}" for key in left] if isinstance(left, dict) else [ONLY_EARLIER]
         )
         self.problems |= {name: unknown_earlier(name) for name in names}
+
+    def _refuse_misspelt(self) -> None:
+        """Name keys that seem to be those that only files have: `templat`."""
+        from chomp.config.fields import settings_by_spelling
+        from chomp.config.words import did_you_mean, nearest
+
+        known = settings_by_spelling(self._cls)
+        for key in [key for key in self.content if isinstance(key, str) and key not in known]:
+            near = nearest(key, [*known, *OF_FILES])
+            if near in OF_FILES:
+                del self.content[key]
+                self.problems[key] = message(
+                    given=f"{key} is not a known key{did_you_mean(near)}",
+                    allowed=f"{' and '.join(OF_FILES)}, and the keys of the template's config",
+                    fix=f"rename it to {near}",
+                )
 
     def _noted(self, part: Callable[[], T]) -> T | None:
         """What a part of the reading gives; one that fails is a problem among others."""
@@ -179,10 +193,13 @@ class _File:
             if not isinstance(value, bool):
                 allowed = f"{' or '.join(str(key).lower() for key in rule.values)}"
                 self.problems[name] = message(
-                    given=f"{name}={value!r}", allowed=allowed, fix=f"or set {rule.to}"
+                    given=f"{name}={value!r}",
+                    allowed=allowed,
+                    fix=f"write one of them, or set {rule.to}",
                 )
                 return
             value = rule.values[value]
+        self.moved[name] = rule.to
         self._put(rule.to, value, name)
 
     def _put(self, name: str, value: Any, given_as: str) -> None:

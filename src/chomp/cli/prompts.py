@@ -1,4 +1,4 @@
-"""What generated text goes on from: texts that are given, or how a held-out text begins."""
+"""What generated text goes on from: texts that are given, or how a text of the run begins."""
 
 # ruff: noqa: PLC0415
 # What is imported inside functions is what `chomp --help` does not need: it must answer at once.
@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import io
+import logging
 import os
 import select
 import stat
@@ -15,9 +16,10 @@ from dataclasses import dataclass
 
 from chomp.cli.held_out import held_out_datasets
 from chomp.cli.opened_run import OpenedRun
-from chomp.errors import DataError, message, require
+from chomp.errors import require
 
 STDIN = "-"
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,20 +83,17 @@ def encoded_prompts(run: OpenedRun, texts: Sequence[str]) -> list[Prompt]:
     ]
 
 
-def held_out_prompt(run: OpenedRun, step: int, num_tokens: int) -> Prompt:
-    """How the held-out text begins that the run's own sample of a step went on from."""
+def own_prompt(run: OpenedRun, step: int, num_tokens: int) -> Prompt:
+    """How the text begins that the run's own sample of a step went on from."""
+    from chomp.data import TrainedTexts
+
     every = run.config.samples.every
-    with_text = [dataset for dataset in held_out_datasets(run) if dataset.num_rows > 0]
-    if not with_text:
-        raise DataError(
-            message(
-                given=f"no prompt, and {run.path} holds out no document to go on from",
-                allowed="a prompt, or a run with held-out documents",
-                fix="pass a prompt",
-            )
-        )
+    held_out = [dataset for dataset in held_out_datasets(run) if dataset.num_rows > 0]
+    if not held_out:
+        _log.warning("%s holds out no document: a TRAINING document begins the text", run.path)
+    texts = held_out[0] if held_out else TrainedTexts(run.config.data, run.tokenizer)
     # As the samples hook chooses: by the step, so that it is the same text.
-    ids = with_text[0].beginning(num_tokens, 0 if every is None else step // every)
+    ids = texts.beginning(num_tokens, 0 if every is None else step // every)
     return Prompt(text=run.tokenizer.decode(ids), ids=ids)
 
 
@@ -117,6 +116,6 @@ def _lines(text: str, source: str) -> list[str]:
         bool(lines),
         given=f"{source} without a prompt",
         allowed="one prompt a line; blank lines are passed over",
-        fix="write some, or leave it out to go on from held-out texts",
+        fix="write some, or leave it out to go on from a text of the run",
     )
     return lines

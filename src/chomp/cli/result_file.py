@@ -87,8 +87,8 @@ def written(
 
 
 def _place(run: OpenedRun, name: str, out: str | None) -> str | None:
-    from chomp.hooks.result_header import ARTIFACTS
     from chomp.storage import join
+    from chomp.tracking.run_files import ARTIFACTS
 
     if out is not None:
         return out

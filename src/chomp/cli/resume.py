@@ -11,6 +11,7 @@ after it the past of another line: they are moved aside by the run once it has r
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
@@ -29,7 +30,7 @@ class Beginning:
     """What is to be done so that a run goes on where it was told to."""
 
     told: str | None = None  # for whoever asked
-    overrides: tuple[str, ...] = ()  # of the run's config
+    overrides: Sequence[str] = ()  # of the run's config
     is_reopened: bool = False  # it is done, and is to go back
 
 
@@ -47,10 +48,8 @@ def resume_wish(text: str | None) -> Resume | None:
     return int(text)
 
 
-def beginning(run: PlannedStep, wish: Resume | None) -> Beginning:
+def beginning(run: PlannedStep, wish: Resume) -> Beginning:
     """How a planned run goes on as is wished; raises `CheckpointError` where it cannot."""
-    if wish is None:
-        return Beginning()
     from chomp.checkpoint.layout import CHECKPOINTS
     from chomp.storage import join
 

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 from chomp.cli.run_template import RunTemplate
 from chomp.errors import ConfigError, message
+from chomp.tracking.run_files import DERIVED, RESOLVED_CONFIG
 
 if TYPE_CHECKING:  # for annotations alone
     from chomp.checkpoint.places import CheckpointPlace
     from chomp.config import Difference
 
-DERIVED = "derived"  # what `config_resolved.json` tells besides the config
 # Sections that say what is done beside training. Another value of theirs is no other model.
 _BESIDE_TRAINING = ("eval", "samples", "logging", "checkpoint", "mesh")
 
@@ -59,7 +59,6 @@ def _recorded(place: CheckpointPlace) -> tuple[dict[str, Any], str]:
     from chomp.checkpoint import StepFolder
     from chomp.checkpoint.layout import unreadable_error
     from chomp.checkpoint.places import some_at
-    from chomp.hooks.run_folder import RESOLVED_CONFIG
     from chomp.storage import exists, join, read_json
 
     location = None if place.run is None else join(place.run, RESOLVED_CONFIG)

@@ -99,8 +99,8 @@ def data_of_steps(given: GivenConfig, steps: Iterable[ExecutorStep]) -> RunData:
 def _data_of_run_folder(given: GivenConfig) -> RunData:
     from chomp.config import config_from_mapping
     from chomp.data import LmDataConfig
-    from chomp.hooks.run_folder import RESOLVED_CONFIG
     from chomp.storage import join, read_json
+    from chomp.tracking.run_files import RESOLVED_CONFIG
 
     given.refuse_options()
     location = join(given.path, RESOLVED_CONFIG)
@@ -124,9 +124,9 @@ def _data_of_run_folder(given: GivenConfig) -> RunData:
 def completed_steps(run_folder: str) -> int:
     """How many steps of a run were completed, as its checkpoints and its record tell."""
     from chomp.checkpoint import CHECKPOINTS, latest_checkpoint
-    from chomp.hooks.run_folder import record_of
     from chomp.storage import exists, join
     from chomp.tracking import read_metrics
+    from chomp.tracking.run_files import record_of
 
     newest = latest_checkpoint(join(run_folder, CHECKPOINTS))
     record = record_of(run_folder)

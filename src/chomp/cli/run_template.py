@@ -21,7 +21,6 @@ from typing import Any
 from chomp.cli.template_source import compiled, own_package
 from chomp.errors import ConfigError, message, require
 
-TEMPLATE = "template"  # inside a run folder
 _PACKAGE = "run_template_"
 _TRAIN = "train"
 _CHECKOUT = "experiments"

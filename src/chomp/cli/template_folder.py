@@ -33,6 +33,16 @@ def template_folder(named: str | None, *, beside: str | None = None) -> Path:
     raise _no_template(named, roots)
 
 
+def told_template(folder: Path, *, beside: str | None = None) -> str:
+    """A template as a file names it: by its name in a checkout where it is in one, else its path.
+
+    A path is of one machine, and a file is copied to others.
+    """
+    place = folder.resolve().parent
+    is_named = any((root / GRUG).resolve() == place for root in _checkouts(beside))
+    return folder.resolve().name if is_named else str(folder)
+
+
 def known_template(
     given: str | None, *, in_file: str | None = None, beside: str | None = None
 ) -> Path:

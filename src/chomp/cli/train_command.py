@@ -4,11 +4,20 @@
 # What is imported inside functions is what `chomp --help` does not need: it must answer at once.
 
 from functools import partial
-from typing import Annotated
-
-import typer
 
 from chomp.cli.config_arguments import Action, Overrides, Prefix, Template, given_config
+from chomp.cli.train_arguments import (
+    Allow,
+    Config,
+    DryRun,
+    Force,
+    MaxConcurrent,
+    MaxSteps,
+    On,
+    Restarts,
+    Resume,
+    RunDir,
+)
 from chomp.errors import require
 
 # The mark is typer's: it leaves the lines of the paragraph after it as they are.
@@ -27,67 +36,17 @@ Examples:
 
 
 def train(
-    config: Annotated[str, typer.Argument(metavar="CONFIG", help="A YAML file or a launch file.")],
+    config: Config,
     overrides: Overrides = None,
-    run_dir: Annotated[
-        str | None,
-        typer.Option(
-            metavar="FOLDER",
-            help="Where the run goes; default: runs/<project>/<name of CONFIG>-<hash of the run>.",
-        ),
-    ] = None,
-    resume: Annotated[
-        str | None,
-        typer.Option(
-            metavar="none|latest|STEP",
-            help="none: a fresh start, refused where there are checkpoints. latest: there must be "
-            "one. STEP: go back to that one; newer ones are moved aside. Default: continue what "
-            "there is.",
-        ),
-    ] = None,
-    max_steps: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N",
-            min=1,
-            help="Save and end after at most N more steps; the schedule stays that of the whole "
-            "run, and the same command continues.",
-        ),
-    ] = None,
-    dry_run: Annotated[
-        bool,
-        typer.Option(
-            "--dry-run", help="Check the config and show what a run would take; write nothing."
-        ),
-    ] = False,
-    force: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="REGEX",
-            help="Run matching steps again from the start; earlier results are moved aside.",
-        ),
-    ] = None,
-    allow: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="FIELD",
-            help="Go on with an earlier run though this field of its schedule has changed.",
-        ),
-    ] = None,
-    on: Annotated[
-        str | None,
-        typer.Option(
-            metavar="WHERE",
-            help="Where steps run: local (this process, the default), process (processes of this "
-            "machine) or ray (a cluster).",
-        ),
-    ] = None,
-    max_concurrent: Annotated[
-        int | None, typer.Option(metavar="N", help="Steps that may run at the same time.")
-    ] = None,
-    restarts: Annotated[
-        int, typer.Option(metavar="N", help="Start again up to N times after exit code 75.")
-    ] = 0,
+    run_dir: RunDir = None,
+    resume: Resume = None,
+    max_steps: MaxSteps = None,
+    dry_run: DryRun = False,
+    force: Force = None,
+    allow: Allow = None,
+    on: On = None,
+    max_concurrent: MaxConcurrent = None,
+    restarts: Restarts = 0,
     prefix: Prefix = None,
     template: Template = None,
 ) -> Action:

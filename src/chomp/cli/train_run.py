@@ -8,15 +8,15 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from chomp.cli.given_config import GivenConfig
 from chomp.cli.given_text import given_text
 from chomp.cli.launch_files import Launch, loaded_launch
-from chomp.cli.resume import Resume, beginning, reopen, resume_wish
+from chomp.cli.resume import Beginning, Resume, beginning, reopen, resume_wish
 from chomp.cli.template_folder import LAUNCH_FILE
 from chomp.cli.terminal import say
 from chomp.errors import LaunchError, message, require
@@ -79,13 +79,20 @@ def _begun(
     is_dry_run: bool,
 ) -> list[PlannedStep]:
     """The plan for a run that begins where `--resume` says."""
-    from chomp.launch.together import is_spokesman
+    if wish is None:
+        return planned
+    from chomp.launch.together import decided_by_first, is_spokesman
 
-    begins = beginning(planned[-1], wish)
+    def decided() -> dict[str, Any]:
+        begins = beginning(planned[-1], wish)
+        if begins.is_reopened and not is_dry_run:
+            reopen(planned[-1])
+        return asdict(begins)
+
+    # By one process: what another finds in the folder may be before that or after it.
+    begins = Beginning(**decided_by_first(f"--resume {wish}", decided))
     if begins.told is not None and is_spokesman():
         say(begins.told)
-    if begins.is_reopened and not is_dry_run and is_spokesman():
-        reopen(planned[-1])
     # The folder is known only now, and what is asked of one start does not change it.
     return plan(launch.steps(begins.overrides)) if begins.overrides else planned
 
@@ -180,8 +187,8 @@ def _planned(
 
 def _refuse_other_files(planned: PlannedStep) -> None:
     """Raise `LaunchError` if the folder holds things, and no run: they would get mixed up."""
-    from chomp.hooks.run_folder import RESOLVED_CONFIG
     from chomp.storage import is_folder, list_folder
+    from chomp.tracking.run_files import RESOLVED_CONFIG
 
     if planned.found is not None or not is_folder(planned.path):
         return
@@ -198,8 +205,9 @@ def _refuse_other_files(planned: PlannedStep) -> None:
 
 def _report(path: str) -> None:
     """What came of a run, if it has a record: a launch file may end with another kind of step."""
-    from chomp.hooks.run_folder import print_run_table, record_of
+    from chomp.hooks.run_folder import print_run_table
     from chomp.storage import exists
+    from chomp.tracking.run_files import record_of
 
     if exists(record_of(path)):
         print_run_table(path)

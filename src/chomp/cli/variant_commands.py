@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from chomp.cli.config_arguments import Action, Prefix
+from chomp.cli.ledger_command import ledger
 from chomp.cli.terminal import print_table, say
 
 if TYPE_CHECKING:  # for annotations alone
@@ -25,13 +26,18 @@ Examples:
   chomp variant new wide_mlp --from base --purpose "A wider MLP at equal parameters"
   chomp variant diff wide_mlp
   chomp variant list --all
+  chomp variant ledger
   chomp variant retire wide_mlp --status superseded --superseded-by base
 """
 
 variant_app = typer.Typer(
     no_args_is_help=True,
-    help="The templates under experiments/grug: copy, compare, list, retire.",
+    help="The templates under experiments/grug: copy, compare, list, retire; the ledger.",
     epilog=EXAMPLES,
+)
+
+variant_app.command(help="Write docs/reports/ledger: all variants, and whether each is better.")(
+    ledger
 )
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="A folder under experiments/grug.")]

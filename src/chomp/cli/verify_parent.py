@@ -56,7 +56,7 @@ def _told_facts(given: GivenConfig) -> dict[str, Any]:
 
 def _facts(given: GivenConfig) -> RunFacts:
     from chomp.checkpoint.layout import CHECKPOINTS, METADATA, UNFINISHED
-    from chomp.hooks.run_folder import METRICS_FILE
+    from chomp.tracking.run_files import METRICS_FILE
 
     step = launch_steps(given)[-1]
     config = replaced(step.config, lambda marker: "")

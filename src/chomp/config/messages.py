@@ -5,6 +5,7 @@ the class declares, so the message is built from those; pydantic's own text is u
 declared in an annotation. Names pydantic adds for the members of a union never reach the message.
 """
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -74,7 +75,8 @@ def _text(complaint: Any, at: KeyPath, rest: KeyPath, shaping: Shaping) -> str:
     place = shaping.places[at]
     if complaint["type"] in _OF_CHECK:
         text = str(complaint["ctx"]["error"])
-        return f"{dotted(place.path)}: {text}" if place.path else text
+        given = _given_otherwise(text, at, shaping)
+        return f"{dotted(place.path)}{given}: {text}" if place.path else f"{text}{given}"
     if rest == ("[key]",):  # pydantic's mark for the key of an entry rather than its value
         mapping = shaping.places[at[:-1]]
         key_type = entry_types(mapping_member(mapping.declared))[0]
@@ -84,6 +86,20 @@ def _text(complaint: Any, at: KeyPath, rest: KeyPath, shaping: Shaping) -> str:
     _, found, bound = complaint["msg"].partition(" should ")
     detail = f"which should {bound}" if found else complaint["msg"]
     return wrong_value(place.path, place.value, place.declared, "" if is_of_type else detail)
+
+
+def _given_otherwise(text: str, at: KeyPath, shaping: Shaping) -> str:
+    """The names by which fields were given that a check calls by their own; empty: those."""
+    section = shaping.places[at].path
+    told = [
+        f"{field[-1]} is given as {dotted(place.path)}"
+        for field, place in shaping.places.items()
+        if field
+        and field[:-1] == at
+        and place.path != (*section, field[-1])
+        and re.search(rf"\b{re.escape(str(field[-1]))}\b", text)
+    ]
+    return f" ({', '.join(told)})" if told else ""
 
 
 def _is_wrong_around(at: KeyPath, shaping: Shaping) -> bool:

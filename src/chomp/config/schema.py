@@ -1,30 +1,75 @@
 """The JSON schema of a config class, from which the config reference is generated."""
 
 from collections.abc import Iterator
+from itertools import combinations
 from typing import Any
 
 from pydantic import TypeAdapter
 
-from chomp.config.declared import entry_types, item_type, list_member, mapping_member, sections
+from chomp.config.declared import (
+    KIND,
+    entry_types,
+    item_type,
+    list_member,
+    mapping_member,
+    sections,
+)
+from chomp.config.elsewhere import elsewhere_in
 from chomp.config.field_comments import field_comments
-from chomp.config.fields import ConfigClass, settings_of
+from chomp.config.fields import ConfigClass, settings_by_spelling, settings_of
+
+Schema = dict[str, Any]
 
 
-def config_schema(cls: type[ConfigClass]) -> dict[str, Any]:
-    """JSON schema (draft 2020-12) of a config class, nested classes under `$defs`.
+def config_schema(cls: type[ConfigClass]) -> Schema:
+    """JSON schema (draft 2020-12) of the mappings that a config class takes.
 
-    A class's docstring is its description, a field's comment or `doc` the field's; a setting also
-    has the keywords `aliases` and `mark`. Properties carry the canonical names, so a file that uses
-    an alias is right for `load_config` though not for an editor that knows only the schema.
+    Nested classes are under `$defs`. A class's docstring is its description, a field's comment or
+    `doc` the field's; a setting also has the keywords `aliases` and `mark`. Aliases and names in
+    other sections are properties as well. What only a check of values finds is not in it, and a
+    number or a boolean in quotes, which is taken too, is not a string there.
     """
     schema = TypeAdapter(cls).json_schema()
-    # Two classes of one name have longer ones there, and go without.
-    inner = {each.__name__: each for each in classes_inside(cls)}
-    for name, part in {cls.__name__: schema, **schema.get("$defs", {})}.items():
-        comments = field_comments(inner[name]) if name in inner else {}
-        for field, text in comments.items():
-            part["properties"][field].setdefault("description", text)
+    for each in classes_inside(cls):
+        part = section_schema(schema, each)
+        if part is not None:
+            for field, text in field_comments(each).items():
+                part["properties"][field].setdefault("description", text)
+    for each in classes_inside(cls):
+        _add_names(schema, each)
     return schema
+
+
+def section_schema(schema: Schema, cls: type) -> Schema | None:
+    """The part of a schema that is about a class; None where two classes have one name."""
+    if schema.get("title") == cls.__name__:
+        return schema
+    # Two classes of one name have longer ones there, and go without.
+    found: Schema | None = schema.get("$defs", {}).get(cls.__name__)
+    return found
+
+
+def field_schema(schema: Schema, cls: type, path: tuple[str, ...]) -> Schema | None:
+    """What a schema of a class says about a field inside of it; None if it has no such field."""
+    classes: tuple[type, ...] = (cls,)
+    found: Schema | None = None
+    for part in path:
+        known = [(each, settings_by_spelling(each).get(part)) for each in classes]
+        owner, item = next(((each, item) for each, item in known if item), (None, None))
+        section = None if owner is None else section_schema(schema, owner)
+        if section is None or item is None:
+            return None
+        found, classes = section["properties"][item.name], sections(item.declared)
+    return found
+
+
+def sections_at(cls: type, path: tuple[str, ...]) -> tuple[type, ...]:
+    """The config classes that a dotted place inside of a class may hold."""
+    classes: tuple[type, ...] = (cls,)
+    for part in path:
+        items = [settings_by_spelling(each).get(part) for each in classes]
+        classes = tuple(inner for item in items if item for inner in sections(item.declared))
+    return classes
 
 
 def classes_inside(cls: type) -> list[type]:
@@ -41,6 +86,39 @@ def classes_inside(cls: type) -> list[type]:
 
     note(cls)
     return list(found)
+
+
+def _add_names(schema: Schema, cls: type) -> None:
+    """Let a class's fields be given by all of their names, and its unions by their kinds."""
+    part = section_schema(schema, cls)
+    for item in settings_of(cls):
+        if part is not None and item.aliases:
+            _add_aliases(part, item.spellings)
+        members = sections(item.declared)
+        for member in members if len(members) > 1 else ():
+            _require_kind(section_schema(schema, member))
+    for other in elsewhere_in(cls):
+        field = field_schema(schema, cls, other.field)
+        for section in sections_at(cls, other.section):
+            place = section_schema(schema, section)
+            if place is not None and field is not None:
+                place["properties"][other.name[-1]] = field
+
+
+def _add_aliases(part: Schema, spellings: tuple[str, ...]) -> None:
+    name, *aliases = spellings
+    part["properties"] |= dict.fromkeys(aliases, part["properties"][name])
+    both = [{"not": {"required": list(pair)}} for pair in combinations(spellings, 2)]
+    part.setdefault("allOf", []).extend(both)
+    if name in part.get("required", []):
+        part["required"].remove(name)
+        part["allOf"].append({"anyOf": [{"required": [each]} for each in spellings]})
+
+
+def _require_kind(part: Schema | None) -> None:
+    """A default kind does not decide which of several configs a mapping is."""
+    if part is not None and KIND not in part.setdefault("required", []):
+        part["required"].append(KIND)
 
 
 def _sections_in(declared: Any) -> Iterator[type]:

@@ -113,11 +113,25 @@ def unknown_key(path: KeyPath, section: type, elsewhere: Collection[str] = ()) -
             fix=f"take it out, and give {dotted(path)}=... as well",
         )
     near = nearest(str(path[-1]), [*settings_by_spelling(section), *elsewhere])
+    # Of the top level alone: further in, a like name is most often another thing.
+    inside = _in_sections(str(path[-1]), section) if len(path) == 1 else []
+    meant = near or (inside[0] if len(inside) == 1 else None)
+    fix = f"remove {dotted(path)}" + (f", or write one of {', '.join(inside)}" if inside else "")
     return message(
-        given=f"{dotted(path)} is not a known key{did_you_mean(near)}",
+        given=f"{dotted(path)} is not a known key{did_you_mean(meant)}",
         allowed=known_keys(section),
-        fix=f"rename it to {near}" if near else f"remove {dotted(path)}",
+        fix=f"rename it to {meant}" if meant else fix,
     )
+
+
+def _in_sections(name: str, section: type) -> list[str]:
+    """Where a section right inside of a config class has a field of that name."""
+    found: list[str] = []
+    for item in settings_of(section):
+        place = item.aliases[0] if item.aliases else item.name
+        if any(name in settings_by_spelling(inner) for inner in sections(item.declared)):
+            found.append(f"{place}.{name}")
+    return found
 
 
 def two_spellings(first: KeyPath, second: KeyPath) -> str:

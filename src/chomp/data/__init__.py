@@ -50,6 +50,7 @@ from chomp.data.store.token_store import StoreIdentity, StoreManifest, TokenStor
 from chomp.data.streams.stream import StreamConfig, StreamRows
 from chomp.data.tokenizer_build import TokenizerBuildConfig, build_tokenizer
 from chomp.data.tokenizer_config import TokenizerConfig
+from chomp.data.trained_texts import TrainedTexts
 
 __all__ = [
     "ArraysSource",
@@ -102,6 +103,7 @@ __all__ = [
     "TokenizerConfig",
     "TrainDataset",
     "TrainLoader",
+    "TrainedTexts",
     "build_eval_datasets",
     "build_store",
     "build_tokenizer",

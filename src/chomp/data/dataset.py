@@ -217,6 +217,14 @@ def mixture_of(
 
     With `total_steps`, refuses a weight that would not yield an example in the whole run.
     """
+    if not config.components:
+        raise DataError(
+            message(
+                given="data without components",
+                allowed="one or more, each with a source",
+                fix="write data.components: {NAME: {source: {kind: ...}}}",
+            )
+        )
     stages = [(batches.examples_before(stage.start_step), stage.weights) for stage in config.stages]
     mixture = Mixture(stages or config.weights)
     if total_steps is not None:

@@ -35,9 +35,8 @@ class TokenizerConfig(Config):
     file: str | None = None  # of kind json
     name: str | None = None  # of kind hub
     revision: str | None = None  # of kind hub; None: the newest
-    # Special tokens by id or by text. None: the usual end, and no beginning.
-    eos: int | str | None = None
-    bos: int | str | None = None
+    eos: int | str | None = None  # ends a document, by its id or its text; None: the usual one
+    bos: int | str | None = None  # begins it, likewise; None: nothing does
     # To a run its content counts and not the place; to a step, which does not look, the place.
     path: str | None = setting(default=None, mark="cosmetic", is_versioned=True)
 

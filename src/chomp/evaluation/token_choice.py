@@ -101,12 +101,12 @@ def _require_sensible(temperature: float, top_k: int | None, top_p: float | None
     require(
         0.0 <= temperature < float("inf") and (top_k is None or top_k > 0),
         given=f"temperature={temperature} and top_k={top_k}",
-        allowed="a temperature of 0 or more, and top_k above 0 or None",
-        fix="temperature=0 takes the likeliest token, top_k=None draws from all of them",
+        allowed="a finite temperature of 0 or more; top_k above 0, or none",
+        fix="a temperature of 0 takes the likeliest token; without top_k all are drawn from",
     )
     require(
         top_p is None or 0.0 < top_p <= 1.0,
         given=f"top_p={top_p}",
-        allowed="a probability above 0 and up to 1, or None",
-        fix="top_p=0.9 leaves out the least likely tenth, top_p=None draws from all tokens",
+        allowed="a probability above 0 and up to 1, or none",
+        fix="0.9 leaves out the least likely tenth; without top_p all tokens are drawn from",
     )

@@ -19,7 +19,7 @@ from chomp.hooks.harness_config import HarnessConfig
 from chomp.hooks.interruption import StopSignal
 from chomp.hooks.next_batches import next_batch_hashes
 from chomp.hooks.nonfinite import NonFiniteGuard, NonFinitePolicy, are_finite, new_if_finite
-from chomp.hooks.open_data import OpenData, open_data
+from chomp.hooks.open_data import OpenData, open_data, require_rows
 from chomp.hooks.profiler import Profiler, ProfilerConfig, loop_clock, run_profiler
 from chomp.hooks.programs import StepPrograms
 from chomp.hooks.run_folder import LoggingConfig, RunFolder, print_run_table
@@ -69,6 +69,7 @@ __all__ = [
     "next_batch_hashes",
     "open_data",
     "print_run_table",
+    "require_rows",
     "row_limits",
     "run_profiler",
     "start_report",

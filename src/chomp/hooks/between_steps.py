@@ -5,7 +5,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from jax.sharding import Mesh
 
-from chomp.data import EvalDataset, LmDataConfig
+from chomp.data import EvalDataset, LmDataConfig, TrainedTexts
 from chomp.hooks.clock import Phase
 from chomp.hooks.evaluate import Evaluation, GrugEvalConfig
 from chomp.hooks.harness_config import HarnessConfig
@@ -166,6 +166,7 @@ def _samples(run: OpenedRun, lengths: SampleLengths, tracker: Tracker) -> Sample
         run.config.samples,
         lengths,
         run.eval_datasets,
+        TrainedTexts(run.config.data, run.tokenizer),
         run.tokenizer,
         tracker,
         folder=run.folder,

@@ -3,11 +3,16 @@
 import os
 import platform
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import jax
 
 import chomp
+from chomp.errors import ConfigError
+from chomp.tracking import names
+from chomp.variants.checkout import checkout_root
+from chomp.variants.git_history import described_head
 
 _LIBRARIES = ("jax", "jaxlib", "numpy", "optax", "equinox", "orbax-checkpoint")
 
@@ -23,6 +28,24 @@ def environment() -> dict[str, Any]:
         "device_kind": jax.devices()[0].device_kind,
         "processes": jax.process_count(),
     }
+
+
+def environment_summary() -> dict[str, Any]:
+    """The environment of an attempt as values of its record, with the commit it ran."""
+    found = {**environment(), "commit": _commit()}
+    return {
+        names.name_from(names.ENVIRONMENT, what): value
+        for what, value in found.items()
+        if value is not None
+    }
+
+
+def _commit() -> str | None:
+    """The commit of the checkout that the library is in; None for an installed one."""
+    try:
+        return described_head(checkout_root(Path(chomp.__file__).parent))
+    except ConfigError:
+        return None
 
 
 def _num_cores() -> int:

@@ -24,7 +24,7 @@ from chomp.evaluation.harness import (
 from chomp.hooks.clock import Phase
 from chomp.hooks.harness_config import HarnessConfig
 from chomp.hooks.open_data import TrainedModel
-from chomp.hooks.result_header import ARTIFACTS, result_header
+from chomp.hooks.result_header import result_header
 from chomp.hooks.start_report import row_limits
 from chomp.kernels.precision import Precision
 from chomp.mesh import all_or_none, is_first
@@ -32,6 +32,7 @@ from chomp.storage import join, make_folder, write_json_atomic
 from chomp.tokenize import Tokenizer
 from chomp.tracking import Tracker, names
 from chomp.tracking.lines import strict_json
+from chomp.tracking.run_files import ARTIFACTS
 
 # What services are told of the file of results.
 ARTIFACT_KIND = "lm_eval_output"

@@ -14,6 +14,7 @@ from chomp.data import (
     build_train_dataset,
     build_train_loader,
 )
+from chomp.data.rows import require_row_len
 from chomp.errors import require_at_most
 from chomp.hooks.start_report import row_limits
 from chomp.kernels.kernel_shapes import ModelShapes
@@ -88,12 +89,18 @@ def open_data(
         return _opened(model, data, trainer, mp=mp, mesh=mesh)
 
 
+def require_rows(model: TrainedModel, trainer: BatchSettings) -> None:
+    """Refuse rows that the model does not take, and such in which nothing is predicted."""
+    require_row_len(trainer.seq_len)
+    require_at_most("train.seq_len", trainer.seq_len, "model.max_seq_len", model.max_seq_len)
+
+
 def _opened(
     model: TrainedModel, data: LmDataConfig, trainer: BatchSettings, *, mp: Precision, mesh: Mesh
 ) -> OpenData:
     tokenizer = data.tokenizer.load()
     require_at_most("tokenizer ids", tokenizer.vocab_size, "model.vocab_size", model.vocab_size)
-    require_at_most("train.seq_len", trainer.seq_len, "model.max_seq_len", model.max_seq_len)
+    require_rows(model, trainer)
     limits = row_limits(model, data, seq_len=trainer.seq_len, mp=mp, mesh=mesh)
     dataset = build_train_dataset(
         data,

@@ -14,8 +14,8 @@ from contextlib import contextmanager
 
 from chomp.errors import ConfigError, message
 from chomp.storage import exists, join, read_text, write_text_atomic
+from chomp.tracking.run_files import ORIGINAL_CONFIG
 
-ORIGINAL_CONFIG = "config_original.yaml"
 VARIABLE = "CHOMP_ORIGINAL_CONFIG"
 # Linux starts no process with a longer variable (128 KiB with its name); ten times that of YAML
 # comes down to less.

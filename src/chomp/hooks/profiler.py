@@ -17,8 +17,7 @@ from chomp.config import Config
 from chomp.errors import require, require_positive
 from chomp.hooks.clock import LoopClock, Phase
 from chomp.storage import is_local, join, make_folder
-
-PROFILER = "profiler"
+from chomp.tracking.run_files import PROFILER
 
 log = logging.getLogger(__name__)
 

@@ -13,8 +13,6 @@ from chomp.hooks.environment import environment
 from chomp.kernels.precision import Precision
 from chomp.tokenize import Tokenizer
 
-ARTIFACTS = "artifacts"  # inside a run folder: where results lie
-
 
 def result_header(
     step: int, weights: str, *, tokenizer: Tokenizer, mesh: Mesh, mp: Precision

@@ -1,13 +1,13 @@
 """A run's folder: what it was made of, its record, and the table that sums it up.
 
 config_original.yaml config_resolved.json template/ tokenizer/
-metrics.jsonl train.log tensorboard/ samples/ checkpoints/
+metrics.jsonl train.log tensorboard/ samples/ checkpoints/ report/
 
 Of a run of several processes, process 0 writes all of it but its part of the checkpoints; the
 others show their warnings and write nothing.
 """
 
-import re
+import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -22,8 +22,9 @@ from rich.text import Text
 from chomp.checkpoint import CHECKPOINTS
 from chomp.config import config_to_mapping, config_to_yaml
 from chomp.errors import StorageError, require
-from chomp.hooks.original_config import ORIGINAL_CONFIG, original_config, write_original
+from chomp.hooks.original_config import original_config, write_original
 from chomp.mesh import all_or_none, is_first, leaving_on_error, told_by_first
+from chomp.report.written_page import page_of_run, write_run_page
 from chomp.storage import (
     exists,
     is_folder,
@@ -32,7 +33,6 @@ from chomp.storage import (
     list_folder,
     make_folder,
     name_of,
-    read_json,
     read_text,
     write_json_atomic,
     write_text_atomic,
@@ -62,14 +62,24 @@ from chomp.tracking import (
 )
 from chomp.tracking import LoggingConfig as LoggingConfig
 from chomp.tracking.printable import printable
+from chomp.tracking.run_files import (
+    DERIVED,
+    ORIGINAL_CONFIG,
+    RESOLVED_CONFIG,
+    SAMPLE_MARK,
+    SAMPLES,
+    TEMPLATE,
+    TOKENIZER,
+    record_of,
+    resolved_config,
+    sample_file,
+    samples_in,
+)
 
-RESOLVED_CONFIG = "config_resolved.json"
-METRICS_FILE = "metrics.jsonl"  # unless the run's config has another name for it
-SAMPLES = "samples"
-# In a sample, between the prompt and what the model made of it.
-SAMPLE_MARK = "▸"
-_SAMPLE_TITLE = f"sample: a held-out text begins, {SAMPLE_MARK} the model goes on"
-_SAMPLE = re.compile(r"step-(\d+)\.txt")
+_logger = logging.getLogger(__name__)
+
+_FINISHED = "finished"  # how an attempt ends that did all it should
+_SAMPLE_TITLE = f"sample: a text begins, {SAMPLE_MARK} the model goes on"
 
 
 @dataclass(frozen=True)
@@ -121,13 +131,13 @@ class RunFolder:
         original = redacted(config_to_yaml(config) if given is None else given)
         write_original(self.path, original, attempt=self.attempt)
         resolved = config_to_mapping(config)
-        resolved = resolved if derived is None else {**resolved, "derived": dict(derived)}
+        resolved = resolved if derived is None else {**resolved, DERIVED: dict(derived)}
         write_json_atomic(join(self.path, RESOLVED_CONFIG), without_secrets(resolved))
-        copy = join(self.path, "template")
+        copy = join(self.path, TEMPLATE)
         make_folder(copy)
         for source in sorted(template.glob("*.py")):
             write_text_atomic(join(copy, source.name), source.read_text(encoding="utf-8"))
-        save_tokenizer(tokenizer, join(self.path, "tokenizer"))
+        save_tokenizer(tokenizer, join(self.path, TOKENIZER))
 
     @contextmanager
     def tracker(
@@ -152,7 +162,7 @@ class RunFolder:
             )
             sinks.insert(0, console)  # its bar is gone while the others are waited for
         tracker = CompositeTracker(record, sinks)
-        outcome = "finished"
+        outcome = _FINISHED
         try:
             yield tracker
         except BaseException as error:
@@ -163,9 +173,11 @@ class RunFolder:
             with suppress(StorageError):
                 tracker.log_summary({names.RUN_OUTCOME: outcome})
             tracker.finish()
+            if outcome == _FINISHED:
+                _write_page(self.path)
 
     def _remote_sinks(self, config: LoggingConfig, record: Tracker) -> list[Tracker]:
-        settings = _resolved_config(self.path)
+        settings = resolved_config(self.path)
         run_id = settings.get("run_id")
         name = run_id if isinstance(run_id, str) and run_id else name_of(self.path)
         wandb_id = None
@@ -185,7 +197,7 @@ class RunFolder:
 
     def write_sample(self, step: int, text: str) -> str:
         """Keep generated text; gives the file."""
-        path = join(self.path, SAMPLES, f"step-{step}.txt")
+        path = join(self.path, SAMPLES, sample_file(step))
         if is_first():
             make_folder(join(self.path, SAMPLES))
             write_text_atomic(path, text)
@@ -221,11 +233,18 @@ def print_run_table(path: str, console: Console | None = None) -> None:
         console.print(Panel(shown, title=_SAMPLE_TITLE, title_align="left"))
 
 
-def record_of(path: str) -> str:
-    """The metrics file of the run in `path`, under the name that its config gives it."""
-    settings = _resolved_config(path).get("logging")
-    name = settings.get("metrics_file") if isinstance(settings, dict) else None
-    return join(path, name if isinstance(name, str) else METRICS_FILE)
+def _write_page(path: str) -> None:
+    """Draw the run's page; what goes wrong there is told, and does the run no harm."""
+    try:
+        write_run_page(path)
+    except Exception:
+        _logger.warning(
+            "the run is done, but its page could not be written to %s; `chomp report %s` tries "
+            "again",
+            page_of_run(path),
+            path,
+            exc_info=True,
+        )
 
 
 def _shown(address: str | None) -> None:
@@ -237,15 +256,9 @@ def _not_shown(address: str | None) -> None:
     pass
 
 
-def _resolved_config(path: str) -> dict[str, Any]:
-    location = join(path, RESOLVED_CONFIG)
-    found = read_json(location) if exists(location) else {}
-    return found if isinstance(found, dict) else {}
-
-
 def _eval_prefix(path: str) -> str:
     """What the run's evaluation metrics begin with, as its config says."""
-    return (_resolved_config(path).get("eval") or {}).get("prefix", "eval")
+    return (resolved_config(path).get("eval") or {}).get("prefix", "eval")
 
 
 def _losses(evaluated: Row, root: str) -> Table:
@@ -277,15 +290,16 @@ def _facts(path: str, steps: list[Row], summary: Row) -> Table:
             "tokens/s", f"{float(speed):,.0f} (wall clock, evaluation and saving included)"
         )
     table.add_row("run folder", path)
+    if exists(page_of_run(path)):
+        table.add_row("run page", page_of_run(path))
     if _names_in(join(path, CHECKPOINTS)):
         table.add_row("checkpoints", join(path, CHECKPOINTS))
     return table
 
 
 def _newest_sample(path: str) -> str | None:
-    found = filter(None, map(_SAMPLE.fullmatch, _names_in(join(path, SAMPLES))))
-    newest = max(found, key=lambda match: int(match[1]), default=None)
-    return None if newest is None else read_text(join(path, SAMPLES, newest[0]))
+    samples = samples_in(path)
+    return read_text(samples[max(samples)]) if samples else None
 
 
 def _names_in(folder: str) -> list[str]:

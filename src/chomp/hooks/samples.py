@@ -1,4 +1,4 @@
-"""Samples of what a model writes, for the eye: a held-out text begins, the model goes on."""
+"""Samples of what a model writes, for the eye: a text begins, the model goes on."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -11,10 +11,11 @@ from chomp.config import Config, setting
 from chomp.errors import require, require_positive
 from chomp.evaluation import generate
 from chomp.hooks.clock import Phase
-from chomp.hooks.run_folder import SAMPLE_MARK, RunFolder
+from chomp.hooks.run_folder import RunFolder
 from chomp.kernels.precision import Precision
 from chomp.tokenize import Tokenizer
 from chomp.tracking import Tracker
+from chomp.tracking.run_files import SAMPLE_MARK
 
 _logger = logging.getLogger(__name__)
 
@@ -32,16 +33,21 @@ class SampleLengths(NamedTuple):
 
 
 @runtime_checkable
-class HeldOutTexts(Protocol):
-    """Where prompts come from; `chomp.data.EvalDataset` is one."""
+class Texts(Protocol):
+    """Where prompts come from; `chomp.data.TrainedTexts` is one."""
+
+    def beginning(self, num_tokens: int, number: int) -> list[int]:
+        """The first tokens of document `number`, or as many as there are."""
+        ...
+
+
+@runtime_checkable
+class HeldOutTexts(Texts, Protocol):
+    """Texts that nobody trains on, if there are any; `chomp.data.EvalDataset` is one."""
 
     @property
     def num_rows(self) -> int:
         """0 if nothing is held out."""
-        ...
-
-    def beginning(self, num_tokens: int, number: int) -> list[int]:
-        """The first tokens of document `number`, or as many as there are."""
         ...
 
 
@@ -55,8 +61,9 @@ class SamplesConfig(Config):
     max_tokens: int | None = setting(default=None, also=("train.generate_max_tokens",))
     # None: half of train.seq_len.
     prompt_tokens: int | None = setting(default=None, also=("train.generate_input_len",))
-    temperature: float = setting(default=0.7, also=("train.generate_temperature",))
-    top_k: int | None = setting(default=40, also=("train.generate_top_k",))
+    temperature: float = setting(default=1.0, also=("train.generate_temperature",))
+    # So many of the likeliest tokens; None: all.
+    top_k: int | None = setting(default=None, also=("train.generate_top_k",))
     # The likeliest tokens that have this much probability; None: all.
     top_p: float | None = setting(default=None, also=("train.generate_top_p",))
 
@@ -116,8 +123,8 @@ class Samples:
     """Writes a sample into the run folder when it is due and whenever it is called.
 
     The averaged weights write, where there are any. Each sample takes the next held-out document of
-    the first dataset that has any; all prompts have one length where documents allow, and no other
-    length costs another program. Without a held-out document there are no samples, and a warning.
+    the first dataset that has any, or the next of `trained` where none has, with a warning. All
+    prompts have one length where documents allow: another costs another program.
     """
 
     phase: Phase = "hook"
@@ -127,6 +134,7 @@ class Samples:
         config: SamplesConfig,
         lengths: SampleLengths,
         datasets: Sequence[HeldOutTexts],
+        trained: Texts,
         tokenizer: Tokenizer,
         tracker: Tracker,
         *,
@@ -137,24 +145,28 @@ class Samples:
         """`lengths` are what `config` resolves to."""
         self._config, self._lengths, self._tokenizer = config, lengths, tokenizer
         self._tracker, self._folder, self._mesh, self._mp = tracker, folder, mesh, mp
-        self._dataset = next((dataset for dataset in datasets if dataset.num_rows > 0), None)
-        if self._dataset is None:
-            _logger.warning("no document is held out, so nothing begins a sample: there are none")
+        held_out = next((dataset for dataset in datasets if dataset.num_rows > 0), None)
+        if held_out is None:
+            _logger.warning(
+                "no document is held out, so samples go on from TRAINING documents: what is "
+                "written well may have been learnt by heart (samples.max_tokens=0: no samples)"
+            )
+        self._texts: Texts = trained if held_out is None else held_out
         self._last: int | None = None
 
     def is_due(self, completed_steps: int) -> bool:
         """Whether the period asks for a sample now."""
         every = self._config.every
-        return self._dataset is not None and every is not None and completed_steps % every == 0
+        return every is not None and completed_steps % every == 0
 
     def __call__(self, models: Mapping[str, Any], completed_steps: int) -> None:
         """Write a sample of the model as it is, unless there is one of that step already."""
-        if self._dataset is None or completed_steps == self._last:
+        if completed_steps == self._last:
             return
         self._last = completed_steps
         weights = models["current"] if models["ema"] is None else models["ema"]
         # A real beginning: with boundary loss masked, nobody learns how a document starts.
-        prompt = self._dataset.beginning(self._lengths.prompt_tokens, self._number(completed_steps))
+        prompt = self._texts.beginning(self._lengths.prompt_tokens, self._number(completed_steps))
         text = self._continued(self._mp.for_compute(weights), prompt)
         path = self._folder.write_sample(completed_steps, text)
         # The console shows it, and services keep it.

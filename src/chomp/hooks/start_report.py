@@ -10,6 +10,7 @@ from jax.sharding import Mesh
 from rich.console import Console
 
 from chomp.data import LmDataConfig, RowLimits, TrainLoader
+from chomp.hooks.environment import environment_summary
 from chomp.kernels.attention import AttentionMask
 from chomp.kernels.kernel_shapes import KernelShapes, ModelShapes
 from chomp.kernels.precision import Precision
@@ -84,7 +85,7 @@ class ReportedConfig(Protocol):
 def start_report(
     config: ReportedConfig, loader: TrainLoader, state: TrainState, *, mp: Precision, steps: range
 ) -> dict[str, Any]:
-    """Summary values of a run that starts: its bytes per device, and the check of its kernels.
+    """Summary values of a run that starts: bytes per device, environment, the check of its kernels.
 
     `steps` are those to be done; the batch of the first gives the masks that kernels are tried on.
     Tables go to the run's log, and a line of each to the terminal with `logging.console`. Raises
@@ -99,6 +100,7 @@ def start_report(
     summary: dict[str, Any] = {
         names.MEMORY_PARAMS_BYTES: on_params,
         names.MEMORY_STATE_BYTES: on_all,
+        **environment_summary(),
     }
     if steps:  # a run that is done has no batch to look at
         report = kernel_report(config.model, loader, mp=mp, step=steps.start)

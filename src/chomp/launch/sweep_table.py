@@ -11,11 +11,11 @@ from chomp.executor import PlannedStep, read_status
 from chomp.launch.sweep import Point
 from chomp.storage import exists, join
 from chomp.tracking import Row, latest_rows, read_metrics
+from chomp.tracking.run_files import METRICS_FILE
 
 DEFAULT_METRIC = "eval/loss"
 LOWEST, HIGHEST = "lowest", "highest"  # which value of the metric is the best
 _INSTEAD = "train/loss"  # of runs that evaluate nothing
-_METRICS_FILE = "metrics.jsonl"
 _WIDTH = 1000
 
 
@@ -71,7 +71,7 @@ def _fields(points: Sequence[Point]) -> list[str]:
 def _last_row(planned: PlannedStep, metric: str) -> Row:
     """The newest row of a run that has the metric; empty where none has."""
     settings = getattr(planned.config, "logging", None)
-    record = join(planned.path, getattr(settings, "metrics_file", _METRICS_FILE))
+    record = join(planned.path, getattr(settings, "metrics_file", METRICS_FILE))
     rows = latest_rows(read_metrics(record)) if exists(record) else []
     return next((row for row in reversed(rows) if metric in row), {})
 

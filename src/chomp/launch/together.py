@@ -61,15 +61,10 @@ def run_together(planned: Sequence[PlannedStep], run: RunWith) -> int | None:
     their number; the last one also where it says nothing of it and is a template's own function.
     Returns in all processes with the same code, or raises in those that have a reason of their own.
     """
-    if not _may_be_several():
+    if not _are_several():
         return None
-    from chomp.mesh import prepare_devices
-
-    prepare_devices()  # whole, and not only joining: what is set there must come before devices
     import jax
 
-    if jax.process_count() == 1:
-        return None
     from chomp.mesh import leaving_on_error
 
     # JAX takes SIGTERM to tell a training loop of it, and nothing here is one.
@@ -82,6 +77,32 @@ def run_together(planned: Sequence[PlannedStep], run: RunWith) -> int | None:
         if jax.process_index() == 0:
             return _lead(words, planned, run, jax.process_count())
         return _follow(words, planned)
+
+
+def decided_by_first(name: str, decide: Callable[[], Any]) -> Any:
+    """What process 0 of this launch decides (plain, as JSON has it), in all of its processes.
+
+    `decide` is called in process 0 alone; where that raises, all processes do. `name` is told then.
+    """
+    if not _are_several():
+        return decide()
+    from chomp.mesh import all_or_none, is_first, leaving_on_error, told_by_first
+
+    with leaving_on_error(), all_or_none(name):
+        found = decide() if is_first() else None
+    return told_by_first(name, found)
+
+
+def _are_several() -> bool:
+    """Whether this launch has several processes, which have joined each other then."""
+    if not _may_be_several():
+        return False
+    from chomp.mesh import prepare_devices
+
+    prepare_devices()  # whole, and not only joining: what is set there must come before devices
+    import jax
+
+    return jax.process_count() > 1
 
 
 def _may_be_several() -> bool:

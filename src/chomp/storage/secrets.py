@@ -6,7 +6,7 @@ may have put it. A password in an address is known by its place.
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 # WANDB_API_KEY, HF_TOKEN, RAY_AUTH_TOKEN, AWS_SECRET_ACCESS_KEY, …; not TOKENIZERS_PARALLELISM.
@@ -15,15 +15,12 @@ _SECRET_NAME = re.compile(r"(^|_)(API_?KEY|ACCESS_KEY|TOKEN|SECRET|PASSWORD|PASS
 _MIN_CHARACTERS = 8
 # A shorter password is blotted out where an address has it, and nowhere else: `x` is in any text.
 _MIN_PASSWORD = 6
-# What ends a password for sure: a host with a dot in it, whose path may have an @ of its own.
-_HOST = r"@[\w-]+(?:\.[\w-]+)+(?::\d+)?[/?#]"
-# scheme://user:password@host; a user alone (ssh://git@host) is no secret, nor is a port. Passwords
-# may hold @ and / as they are: all up to the last @ goes, rather a little too much. But not past
+# scheme://user:password@host; a user alone (ssh://git@host) is no secret, nor is a port. Not past
 # the next ://, which may begin another address, and keeps the time linear in the text.
-_ADDRESS = re.compile(
-    r"(?P<user>://[^/?#\s:@'\"]*:)(?!\d*[/?#])"
-    rf"(?P<password>(?:(?!://)[^@\s'\"]|(?!{_HOST})@)+)(?=@)"
-)
+_ADDRESS = re.compile(r"://[^/?#\s:@'\"]*:(?!\d*[/?#])(?P<rest>(?:(?!://)[^\s'\"])*)")
+# pip's address of a repository, whose path may end in @ and a version.
+_REPOSITORY = re.compile(r"(?:git|hg|svn|bzr)\+\w+\Z")
+_HOST_AND_PATH = re.compile(r"@[^@/]*/")
 
 
 def redacted(text: str) -> str:
@@ -69,11 +66,30 @@ def _redacted(text: str, secrets: Mapping[str, str]) -> str:
     for value, name in secrets.items():
         text = text.replace(value, f"<{name}>")
     # After those, whose names tell more; the mark that one of them left is no password.
-    return _ADDRESS.sub(_without_password, text) if "://" in text else text
+    left, end = [], 0
+    for place in _password_places(text):
+        left += [text[end : place.start], "<password>"]
+        end = place.stop
+    return "".join([*left, text[end:]])
 
 
-def _without_password(found: re.Match[str]) -> str:
-    return found[0] if _is_mark(found["password"]) else f"{found['user']}<password>"
+def _password_places(text: str) -> Iterator[slice]:
+    """Where the passwords of addresses stand, without marks that took the place of others."""
+    for found in _ADDRESS.finditer(text) if "://" in text else ():
+        start, rest = found.start("rest"), found["rest"]
+        is_repository = _REPOSITORY.search(text, max(0, found.start() - 16), found.start())
+        place = slice(start, start + _length(rest, is_repository=bool(is_repository)))
+        if text[place] and not _is_mark(text[place]):
+            yield place
+
+
+def _length(rest: str, *, is_repository: bool) -> int:
+    """How much of what follows a user's colon is the password; 0: nothing.
+
+    Passwords may hold @ and / as they are: all up to the last @ goes, rather a little too much.
+    """
+    hosts = [found.start() for found in _HOST_AND_PATH.finditer(rest)] if is_repository else []
+    return hosts[-1] if hosts else max(rest.rfind("@"), 0)
 
 
 def _is_mark(password: str) -> bool:
@@ -83,8 +99,7 @@ def _is_mark(password: str) -> bool:
 
 def _passwords(value: Any) -> set[str]:
     if isinstance(value, str):
-        found = {each["password"] for each in _ADDRESS.finditer(value)}
-        return {password for password in found if not _is_mark(password)}
+        return {value[place] for place in _password_places(value)}
     if isinstance(value, Mapping):
         value = list(value.values())
     return set().union(*map(_passwords, value)) if isinstance(value, list | tuple) else set()

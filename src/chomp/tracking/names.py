@@ -106,6 +106,7 @@ RUN_SECONDS = "run/seconds"
 RUN_TOKENS_PER_SECOND = "run/tokens_per_second"
 RUN_OUTCOME = "run/outcome"
 WANDB_RUN_ID = "run/wandb_id"
+ENVIRONMENT = "environment/<what>"
 TENSORSTORE = "data/tensorstore/*"
 GRAD = "grad/*"
 PARAMS = "params/*"
@@ -239,6 +240,7 @@ METRICS: tuple[Metric, ...] = (
     Metric(RUN_TOKENS_PER_SECOND, "tokens/s", "positions over that time (summary)"),
     Metric(RUN_OUTCOME, "", "`finished`, or the exception that ended the attempt (summary)"),
     Metric(WANDB_RUN_ID, "", "the run's id at Weights & Biases, in every attempt (summary)"),
+    Metric(ENVIRONMENT, "", "a version, a commit or a device count of the attempt (summary)"),
     # Watch.
     # How a row carries a histogram is told in `chomp.tracking.histogram`.
     Metric(GRAD, "", "norms and histograms of gradients, when watched"),

@@ -41,7 +41,7 @@ _SECTIONS = (
     ("Evaluation", ("eval/",)),
     ("lm-eval tasks", ("lm_eval/",)),
     ("Checkpoints", ("checkpoint/",)),
-    ("The attempt", ("run/",)),
+    ("The attempt", ("run/", "environment/")),
     ("Watch", ("grad/", "params/", "updates/", "opt_state/")),
 )
 

@@ -67,7 +67,11 @@ def lines_beyond_name(root: Path, archive: Archive, name: str) -> tuple[int, int
     """
     origin = origin_of(archive, name)
     changes = variant_changes(root, archive, name, against=origin, extensions=(".py",))
-    renaming = Renaming(origin, name)
+    return lines_beyond_renaming(changes, Renaming(origin, name))
+
+
+def lines_beyond_renaming(changes: FolderChanges, renaming: Renaming) -> tuple[int, int]:
+    """Lines added and deleted by changes of Python files, but for what a renaming does to them."""
     before = {
         file.path: Content(_renamed(file.left, renaming, file.path))
         for file in changes.files

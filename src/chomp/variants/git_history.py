@@ -20,6 +20,12 @@ def head_commit(root: Path) -> str | None:
     return _line(root, "rev-parse", "--verify", "--quiet", "HEAD")
 
 
+def described_head(root: Path) -> str | None:
+    """The commit that is checked out, with `-dirty` where tracked files are not as in it."""
+    # No tag: the letters alone name a commit for good.
+    return _line(root, "describe", "--always", "--abbrev=12", "--dirty", "--exclude=*")
+
+
 def last_commit_of(root: Path, path: str) -> str | None:
     """The newest commit that touched the path and holds it; None where git knows of none."""
     # The newest that touched it may be its deletion, which has nothing to go back to.

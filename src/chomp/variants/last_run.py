@@ -8,11 +8,11 @@ from chomp.executor import read_status
 from chomp.executor.status import StepInfo, read_info
 from chomp.storage import exists, is_folder, join, list_folder
 from chomp.tracking import latest_rows, read_metrics
+from chomp.tracking.run_files import record_of
 
 # Of these the first that a run has logged tells how it ended.
 _METRICS = ("eval/loss", "train/loss")
 _RUNS = "grug"
-_RECORD = "metrics.jsonl"
 
 
 @dataclass(frozen=True)
@@ -54,18 +54,18 @@ def _finished_run(path: str) -> tuple[str, float, LastRun]:
     # A run that was stopped has a last row as well, which says nothing of the variant.
     if info is None or status is None or status.state != "SUCCESS" or status.finished is None:
         raise LookupError(path)
-    record = join(path, _RECORD)
+    record = record_of(path)
     rows = latest_rows(read_metrics(record)) if exists(record) else []
     for metric in _METRICS:
         for row in reversed(rows):
             value = row.get(metric)  # null where it was not finite
             if isinstance(value, int | float):
                 run = LastRun(path, metric, float(value), int(row["step"]) + 1)
-                return _variant_of(info), status.finished, run
+                return variant_of(info), status.finished, run
     raise LookupError(path)
 
 
-def _variant_of(info: StepInfo) -> str:
+def variant_of(info: StepInfo) -> str:
     """The variant whose launch file a run came from.
 
     A launch file that was run by its path is `__main__`, so the function's own name has to tell.

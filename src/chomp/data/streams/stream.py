@@ -34,9 +34,8 @@ class StreamConfig(Config):
 
     window_documents: int = 4096  # shuffled and packed together; two windows are held in memory
     shuffle: bool = True  # within each window; a stream has no other shuffle
-    # Of a read that fails, before the run does; and the seconds before the first retry, which are
-    # doubled for each that follows.
-    max_retries: int = setting(default=3, mark="cosmetic")
+    max_retries: int = setting(default=3, mark="cosmetic")  # of a read, before the run fails
+    # Before the first retry; doubled for each that follows.
     retry_delay_s: float = setting(default=1.0, mark="cosmetic")
     # Held-out documents to evaluate on: the first of the stream.
     max_validation_documents: int = setting(default=1000, mark="cosmetic")

@@ -1,0 +1,163 @@
+"""`chomp report`: a page of one or several runs, from their folders alone."""
+
+# ruff: noqa: PLC0415
+# What is imported inside functions is what `chomp --help` does not need: it must answer at once.
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from chomp.cli.config_arguments import Action
+from chomp.cli.terminal import print_table, say
+from chomp.errors import StorageError, require
+
+if TYPE_CHECKING:  # for annotations alone
+    from collections.abc import Mapping, Sequence
+
+# The mark is typer's: it leaves the lines of the paragraph after it as they are.
+EXAMPLES = """\b
+Examples:
+  chomp report runs/chomp/base_smoke-0123abcd
+  chomp report runs/chomp/* --out report
+  chomp report runs/longer --against runs/chomp/base_smoke-0123abcd
+  chomp report runs/longer --profile
+"""
+
+# From here on somebody at the terminal wonders: a second and a half of reading.
+_SHOW_PROGRESS_BYTES = 200_000_000
+
+Runs = Annotated[
+    list[str], typer.Argument(metavar="RUN...", help="Run folders, or their metrics files.")
+]
+
+
+def report(
+    runs: Runs,
+    out: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DIR",
+            help="Where index.html goes; default: report/ in the run, or here for several runs.",
+        ),
+    ] = None,
+    against: Annotated[
+        str | None, typer.Option(metavar="RUN", help="Also compare configs with this run's.")
+    ] = None,
+    profile: Annotated[
+        bool, typer.Option("--profile", help="Also sum up each run's newest trace.")
+    ] = False,
+    is_opened: Annotated[bool, typer.Option("--open", help="Open it in a browser.")] = False,
+) -> Action:
+    """What `chomp report` does."""
+    return partial(report_runs, runs, out, against, profile, is_opened)
+
+
+def report_runs(
+    runs: Sequence[str], out: str | None, against: str | None, with_profile: bool, is_opened: bool
+) -> int:
+    """Write the page and say where it is."""
+    import webbrowser
+    from pathlib import Path
+
+    from chomp.report.payload import page_payload
+    from chomp.report.written_page import require_free, write_page
+
+    _require_different(runs)
+    folder = Path(_default_folder(runs) if out is None else out)
+    require_free(folder)  # before anything is read, which may take long
+    other = None if against is None else _config_of(against)
+    parts = _read(runs)
+    if with_profile:
+        parts = [_with_profile(part, is_alone=len(parts) == 1) for part in parts]
+    page = write_page(page_payload(parts, against=other), folder)
+    for part in parts:
+        for problem in part["problems"]:
+            say(f"{part['name']}: {problem}", style="yellow")
+    say(f"run page: {page}")
+    if is_opened:
+        webbrowser.open(Path(page).resolve().as_uri())
+    return 0
+
+
+def _require_different(runs: Sequence[str]) -> None:
+    from chomp.storage import normalise
+
+    paths = [normalise(run) for run in runs]
+    again = next((path for path in paths if paths.count(path) > 1), None)
+    require(
+        again is None,
+        given=f"{again} twice",
+        allowed="each run once",
+        fix="leave one out",
+    )
+
+
+def _default_folder(runs: Sequence[str]) -> str:
+    """Beside the run it is of; a page of several runs belongs to none of them."""
+    from chomp.storage import is_folder, is_local, join, parent_of
+    from chomp.tracking.run_files import REPORT
+
+    if len(runs) > 1:
+        return REPORT
+    folder = runs[0] if is_folder(runs[0]) else parent_of(runs[0])
+    require(
+        is_local(folder),
+        given=f"{runs[0]} without --out",
+        allowed="a page on a mounted filesystem",
+        fix="add --out DIR",
+    )
+    return join(folder, REPORT)
+
+
+def _read(runs: Sequence[str]) -> list[dict[str, Any]]:
+    from rich.progress import Progress
+
+    from chomp.report.many_runs import run_payloads, total_bytes
+
+    is_quiet = total_bytes(runs) < _SHOW_PROGRESS_BYTES
+    with Progress(transient=True, disable=is_quiet) as progress:
+        task = progress.add_task(f"reading {len(runs)} runs", total=len(runs))
+        return run_payloads(runs, on_read=lambda _: progress.advance(task))
+
+
+def _config_of(run: str) -> tuple[str, Mapping[str, str]]:
+    """The name and the config of a run that is compared with."""
+    from chomp.report.run_facts import config_leaves
+    from chomp.storage import name_of
+    from chomp.tracking import without_secrets
+    from chomp.tracking.run_files import RESOLVED_CONFIG, resolved_config
+
+    config = without_secrets(resolved_config(run))
+    require(
+        bool(config),
+        given=f"--against {run}, where there is no {RESOLVED_CONFIG}",
+        allowed="a run folder",
+        fix="correct the path, or leave --against out",
+    )
+    return str(config.get("run_id") or name_of(run)), config_leaves(config)
+
+
+def _with_profile(part: dict[str, Any], *, is_alone: bool) -> dict[str, Any]:
+    """The run with what its newest trace says, which is printed as well.
+
+    Among other runs, one without a trace says so on the page; alone it is an error.
+    """
+    from chomp.report.trace.summary import summary_of_run
+    from chomp.report.trace.tables import headline, summary_tables
+    from chomp.tracking.run_files import resolved_config
+
+    try:
+        summary = summary_of_run(part["folder"], resolved_config(part["folder"]))
+    except StorageError as error:
+        if is_alone:
+            raise
+        return {**part, "problems": [*part["problems"], str(error)]}
+    say(f"{part['name']}: {headline(summary)}")
+    for table in summary_tables(summary):
+        print_table(table)
+    for note in summary.notes:
+        say(note, style="yellow")
+    return {**part, "profile": summary.payload()}

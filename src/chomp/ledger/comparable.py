@@ -1,0 +1,131 @@
+"""Whether the numbers of two runs mean the same thing, and which of their data differs.
+
+What would make them mean different things (other held-out text, another tokenizer under a loss per
+token) is refused, with the fields. Other training data is refused too, unless that is the change.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from chomp.config.difference import config_difference
+from chomp.errors import require
+from chomp.ledger.measured_run import MeasuredRun
+
+_FIELDS_TOLD = 8
+_OTHER_DATA = "make the data settings equal, or pass --other-data if the data is the change"
+# What of a component is text, and not tokens: a source in another form is another text.
+_TEXT_FIELDS = ("source", "format")
+
+
+def require_comparable(
+    base: MeasuredRun, variant: MeasuredRun, *, metric: str, is_other_data: bool
+) -> list[str]:
+    """What a reader should know of the pair; raises `ConfigError` if it must not be compared."""
+    require(
+        base.folder != variant.folder and not _is_same_run(base, variant),
+        given=f"one run on both sides: {base.folder} and {variant.folder}",
+        allowed="two runs",
+        fix="name a run of the variant",
+    )
+    is_per_byte = metric.endswith("bpb")
+    if not is_per_byte:
+        found = _tokenizer_fields(base, variant)
+        _refuse(base, variant, found, "one tokenizer for a loss per token", "use --metric eval/bpb")
+    if not metric.startswith("train/"):
+        found = _held_out_fields(base, variant, is_per_byte=is_per_byte)
+        _refuse(base, variant, found, f"{metric} of the same held-out text", "evaluate both alike")
+    other = _training_fields(base, variant)
+    if not is_other_data:
+        _refuse(base, variant, other, "the same training data in the same order", _OTHER_DATA)
+    pair = f"{base.name} and {variant.name}"
+    notes = [f"{pair}: other training data, as allowed: {'; '.join(other)}"] if other else []
+    if None in (_data_fingerprint(base), _data_fingerprint(variant)):
+        notes.append(f"{pair}: their data is compared by config: no checkpoint is left to prove it")
+    runs = (base, variant)
+    return notes + [f"{run.name}: {problem}" for run in runs for problem in run.record.problems]
+
+
+def _is_same_run(base: MeasuredRun, variant: MeasuredRun) -> bool:
+    """Whether two folders are copies of one run: every row of it bears the time it was written."""
+    times = [run.record.series("train/loss").times.tolist() for run in (base, variant)]
+    return bool(times[0]) and times[0] == times[1]
+
+
+def _refuse(
+    base: MeasuredRun, variant: MeasuredRun, fields: Sequence[str], allowed: str, fix: str
+) -> None:
+    require(
+        not fields,
+        given=f"{base.name} and {variant.name} differ in {'; '.join(fields[:_FIELDS_TOLD])}",
+        allowed=allowed,
+        fix=fix,
+    )
+
+
+def _tokenizer_fields(base: MeasuredRun, variant: MeasuredRun) -> list[str]:
+    hashes = [run.checkpoint.get("tokenizer_hash") for run in (base, variant)]
+    if None not in hashes:
+        return [] if hashes[0] == hashes[1] else ["the tokenizer"]
+    return _differing([{"tokenizer": _data(run).get("tokenizer")} for run in (base, variant)])
+
+
+def _held_out_fields(base: MeasuredRun, variant: MeasuredRun, *, is_per_byte: bool) -> list[str]:
+    """In what the evaluated text differs."""
+    runs = (base, variant)
+    if is_per_byte and _tokenizer_fields(base, variant):
+        # Stores hold tokens; of other tokens only the settings tell whether the text is the same.
+        fields = _differing([_text_settings(_data(run)) for run in runs])
+    else:
+        hashes = [run.derived("data", "held_out_hashes") or {} for run in runs]
+        parts = sorted({*hashes[0], *hashes[1]})
+        differing = [name for name in parts if hashes[0].get(name) != hashes[1].get(name)]
+        fields = [f"held-out data of {name}" for name in differing]
+    rows = [_evaluated_rows(run) for run in runs]
+    if rows[0] != rows[1]:
+        fields.append(f"evaluated rows: {rows[0]} -> {rows[1]}")
+    lengths = [run.config.get("trainer", {}).get("seq_len") for run in runs]
+    if lengths[0] != lengths[1]:
+        fields.append(f"train.seq_len, the context of evaluation: {lengths[0]} -> {lengths[1]}")
+    return fields
+
+
+def _training_fields(base: MeasuredRun, variant: MeasuredRun) -> list[str]:
+    """In what the training data or its order differs, as far as the runs tell."""
+    prints = [_data_fingerprint(run) for run in (base, variant)]
+    if prints[0] is not None and prints[0] == prints[1]:
+        return []
+    fields = _differing([_data(run) for run in (base, variant)])
+    if None not in prints and not fields:
+        return ["the content of the training data, or train.seq_len"]
+    return fields
+
+
+def _data_fingerprint(run: MeasuredRun) -> str | None:
+    """Fingerprint of which tokens each example of the run has."""
+    found = run.checkpoint.get("data_fingerprint")
+    return found if isinstance(found, str) else None
+
+
+def _data(run: MeasuredRun) -> dict[str, Any]:
+    # Of stores only their names are left here, which say what is in them.
+    return dict(run.settings.get("data", {}))
+
+
+def _text_settings(data: Mapping[str, Any]) -> dict[str, Any]:
+    """What decides which text is held out, whatever its tokens."""
+    components = {
+        name: {key: part.get(key) for key in _TEXT_FIELDS}
+        for name, part in data.get("components", {}).items()
+    }
+    return {"components": components, "validation_fraction": data.get("validation_fraction")}
+
+
+def _evaluated_rows(run: MeasuredRun) -> int | str:
+    settings = run.config.get("eval") or {}
+    batches = settings.get("max_eval_batches")
+    return "all" if batches is None else batches * settings.get("eval_batch_size", 1)
+
+
+def _differing(sides: Sequence[Mapping[str, Any]]) -> list[str]:
+    found = config_difference(sides[0], sides[1])
+    return [f"data.{each.path}: {each.before} -> {each.after}" for each in found]

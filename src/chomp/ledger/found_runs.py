@@ -1,0 +1,153 @@
+"""The runs that one side of a comparison means: a run folder, a folder of them, or a variant.
+
+All runs of a side are the same but for their seeds. A name means whatever the executor left of that
+variant, so there the newest settings are taken and the others are named; of folders somebody chose,
+nothing is passed over in silence.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any
+
+from chomp.config.difference import config_difference
+from chomp.config.words import did_you_mean, nearest
+from chomp.errors import ConfigError, message
+from chomp.executor.status import read_info
+from chomp.ledger.measured_run import MeasuredRun, measured_run
+from chomp.storage import is_folder, join, list_folder, name_of, parent_of
+from chomp.tracking.run_files import is_run_folder
+from chomp.variants.last_run import variant_of
+
+_RUNS = "grug"  # below the folder of outputs
+_WILD = "*?["
+_FIELDS_TOLD = 6
+
+
+@dataclass(frozen=True)
+class Side:
+    """The runs of one side, and what there is to say about how they were found."""
+
+    given: str
+    runs: tuple[MeasuredRun, ...]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def variant(self) -> str:
+        """The template of its runs."""
+        return self.runs[0].variant
+
+
+def found_side(given: str, *, outputs: str) -> Side:
+    """The runs that an argument means; `outputs` is where runs of a variant lie."""
+    folders = _folders_at(given)
+    if folders:
+        runs = [measured_run(folder) for folder in folders]
+        _require_one_setting(given, runs)
+        return Side(given, tuple(runs))
+    runs = list(_runs_of_variant(given, outputs))
+    if not runs:
+        raise _nothing_found(given, outputs)
+    groups: dict[str, list[MeasuredRun]] = {}
+    for run in runs:
+        groups.setdefault(run.settings_hash, []).append(run)
+    newest = max(groups.values(), key=lambda group: max(map(_begun, group)))
+    passed = [run.name for group in groups.values() if group is not newest for run in group]
+    notes = []
+    if passed:
+        notes.append(
+            f"{name_of(given)}: the newest settings are taken; left out are {len(passed)} runs of "
+            f"other settings or source ({', '.join(passed[:3])}{' …' if passed[3:] else ''})"
+        )
+    return Side(given, tuple(newest), tuple(notes))
+
+
+def side_of(given: str, folders: Iterable[str]) -> Side:
+    """The side whose run folders are known, as after a sweep; those without a run are left out."""
+    runs = [measured_run(folder) for folder in folders if is_run_folder(folder)]
+    if not runs:
+        raise ConfigError(
+            message(
+                given=f"{given}, of which no run has begun",
+                allowed="at least one run of each side",
+                fix="read above why they failed, and run the same command again",
+            )
+        )
+    return Side(given, tuple(runs))
+
+
+def _folders_at(given: str) -> list[str]:
+    """Run folders at a path, below it, or that a pattern means; none where it is no such path."""
+    if any(mark in name_of(given) for mark in _WILD):
+        folder = parent_of(given)
+        names = list_folder(folder) if is_folder(folder) else []
+        found = [join(folder, name) for name in names if fnmatchcase(name, name_of(given))]
+        return [path for path in found if is_folder(path) and is_run_folder(path)]
+    if not is_folder(given):
+        return []
+    if is_run_folder(given):
+        return [given]
+    inside = [join(given, name) for name in list_folder(given)]
+    return [path for path in inside if is_folder(path) and is_run_folder(path)]
+
+
+def _runs_of_variant(name: str, outputs: str) -> Iterable[MeasuredRun]:
+    folder = join(outputs, _RUNS)
+    for path in [join(folder, each) for each in list_folder(folder)] if is_folder(folder) else []:
+        info = read_info(path) if is_folder(path) else None
+        if info is not None and variant_of(info) == name and is_run_folder(path):
+            yield measured_run(path)
+
+
+def _begun(run: MeasuredRun) -> float:
+    return 0.0 if run.info is None else run.info.started
+
+
+def _require_one_setting(given: str, runs: Sequence[MeasuredRun]) -> None:
+    """Raise `ConfigError` where chosen folders hold runs that differ by more than their seeds."""
+    first = runs[0]
+    for other in runs[1:]:
+        if other.settings_hash == first.settings_hash:
+            continue
+        fields = settings_difference(first, other) or ["the template's source"]
+        raise ConfigError(
+            message(
+                given=f"{given} with runs of several settings: {first.name} and {other.name} "
+                f"differ in {'; '.join(fields[:_FIELDS_TOLD])}",
+                allowed="runs that differ by their seed alone",
+                fix="name a folder that holds one setting, or a pattern in quotes that matches it",
+            )
+        )
+
+
+def settings_difference(left: MeasuredRun, right: MeasuredRun) -> list[str]:
+    """The fields in which two runs differ besides seeds, as `field: before -> after`."""
+    return [f"{path}: {before} -> {after}" for path, before, after in differing_fields(left, right)]
+
+
+def differing_fields(left: MeasuredRun, right: MeasuredRun) -> list[tuple[str, Any, Any]]:
+    """The same as values; a field that one side lacks is `(missing)` there."""
+    found = config_difference(left.settings, right.settings)
+    return [(each.path, _plain(each.before), _plain(each.after)) for each in found]
+
+
+def _plain(value: Any) -> Any:
+    return value if isinstance(value, str | int | float | bool | list | dict | None) else str(value)
+
+
+def _nothing_found(given: str, outputs: str) -> ConfigError:
+    folder = join(outputs, _RUNS)
+    known = set()
+    for path in [join(folder, name) for name in list_folder(folder)] if is_folder(folder) else []:
+        info = read_info(path) if is_folder(path) else None
+        known |= set() if info is None else {variant_of(info)}
+    near = nearest(given, sorted(known))
+    there = f"runs of {', '.join(sorted(known))}" if known else "no runs"
+    return ConfigError(
+        message(
+            given=f"{given}, no folder with runs{did_you_mean(near)}; {folder} has {there}",
+            allowed="a run folder, a folder of runs, a pattern such as 'outputs/grug/base-*', or "
+            "the name of a variant with runs among the outputs",
+            fix="correct it, or run the pairs now: add --seeds 3",
+        )
+    )

@@ -1,0 +1,123 @@
+"""Fewer points of a curve for a page or a terminal, without hiding anything that sticks out.
+
+Rows are put into buckets of equal count. Of each bucket the lowest and the highest value stay, at
+their own steps, and so does one gap (a value that was not finite): a spike of a single row among a
+million is drawn at its full height. What is lost is only how often a bucket went up and down.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Bool, Float, Int
+
+from chomp.errors import require
+
+# Axes: N rows, M rows that are kept.
+
+MIN_POINTS = 8  # below that a curve says nothing, and no bucket is left between its ends
+# A straight piece is as good as its ends where no point is further off than this share of the
+# largest value: half of what a float32, which is what a page holds, can tell.
+_STRAIGHT = 2.0**-25
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Some points of a series, by ascending steps."""
+
+    steps: Int[np.ndarray, " M"]
+    values: Float[np.ndarray, " M"]
+
+
+def downsampled(steps: Int[np.ndarray, " N"], values: Float[np.ndarray, " N"], limit: int) -> Curve:
+    """At most `limit` of the points, first and last, lowest and highest always among them.
+
+    A series within the limit comes back as it is.
+    """
+    _require_limit(limit)
+    if values.size <= limit:
+        return Curve(steps, values)
+    is_gap = np.isnan(values)
+    per_bucket = 3 if is_gap.any() else 2
+    edges = _edges(values.size, (limit - 2) // per_bucket)
+    kept = np.zeros(values.size, bool)
+    kept[[0, -1]] = True
+    # A gap is neither lowest nor highest, unless a bucket is nothing but gaps.
+    kept[_first_of_buckets(np.where(is_gap, np.inf, values), edges)] = True
+    kept[_first_of_buckets(np.where(is_gap, np.inf, -values), edges)] = True
+    if per_bucket == 3:
+        gaps = _first_of_buckets(np.where(is_gap, 0.0, 1.0), edges)
+        kept[gaps[is_gap[gaps]]] = True
+    return Curve(steps[kept], values[kept])
+
+
+def bucket_means(
+    steps: Int[np.ndarray, " N"], values: Float[np.ndarray, " N"], limit: int
+) -> Curve:
+    """The means of at most `limit` buckets at their middle steps; gaps are left out of them."""
+    _require_limit(limit)
+    edges = _edges(values.size, min(limit, values.size))
+    if not edges.size:
+        return Curve(steps, values)
+    is_there = ~np.isnan(values)
+    counts = np.add.reduceat(is_there.astype(np.float64), edges)
+    sums = np.add.reduceat(np.where(is_there, values, 0.0), edges)
+    with np.errstate(invalid="ignore"):  # 0/0: a bucket of nothing but gaps is one itself
+        means = sums / counts
+    last = np.append(edges[1:], values.size) - 1
+    return Curve((steps[edges] + steps[last]) // 2, means)
+
+
+def straight_pieces(
+    steps: Int[np.ndarray, " N"], values: Float[np.ndarray, " N"], limit: int
+) -> Curve | None:
+    """The corners of a series of straight pieces, from which all of it can be drawn again.
+
+    None where it takes more than `limit` of them, as for anything noisy or bent.
+    """
+    scale = float(np.abs(values).max(initial=0.0))
+    beginning = slice(4 * limit)
+    # Most series are noise, which a look at their beginning tells.
+    if np.isnan(scale) or _corners(steps[beginning], values[beginning], scale).sum() > limit:
+        return None
+    is_corner = _corners(steps, values, scale)
+    if is_corner.sum() > limit:
+        return None
+    curve = Curve(steps[is_corner], values[is_corner])
+    # A gentle bend changes its slope by next to nothing at every point: only this tells.
+    drawn = np.interp(steps, curve.steps, curve.values) if values.size else values
+    return curve if bool(np.all(np.abs(drawn - values) <= 2 * _STRAIGHT * scale)) else None
+
+
+def _corners(
+    steps: Int[np.ndarray, " N"], values: Float[np.ndarray, " N"], scale: float
+) -> Bool[np.ndarray, " N"]:
+    """Both ends, and where the slope changes by more than the rounding of values up to `scale`."""
+    is_corner = np.ones(values.size, bool)
+    if values.size > 2:
+        widths = np.diff(steps)
+        change = np.abs(np.diff(np.diff(values) / widths)) * np.minimum(widths[1:], widths[:-1])
+        is_corner[1:-1] = change > _STRAIGHT * scale
+    return is_corner
+
+
+def _edges(size: int, buckets: int) -> Int[np.ndarray, " M"]:
+    """Where each bucket begins."""
+    return np.unique(np.linspace(0, size, buckets, endpoint=False).astype(np.int64))
+
+
+def _first_of_buckets(
+    values: Float[np.ndarray, " N"], edges: Int[np.ndarray, " M"]
+) -> Int[np.ndarray, " M"]:
+    """The index of each bucket's lowest value, the first of equals."""
+    lowest = np.repeat(np.minimum.reduceat(values, edges), np.diff(np.append(edges, values.size)))
+    places = np.flatnonzero(values == lowest)
+    return places[np.searchsorted(places, edges)]
+
+
+def _require_limit(limit: int) -> None:
+    require(
+        limit >= MIN_POINTS,
+        given=f"a curve of at most {limit} points",
+        allowed=f"{MIN_POINTS} or more",
+        fix="draw fewer curves, or let each have more points",
+    )

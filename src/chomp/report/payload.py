@@ -1,0 +1,163 @@
+"""A page's JSON: several runs, the metrics they share, and what a reader should know beforehand."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import chomp
+from chomp.report.run_facts import COLUMNS
+from chomp.storage import name_of
+from chomp.tracking import metric_of, names
+
+VERSION = 1
+
+_OF_EVAL, _OF_EMA = "eval/", "eval/ema/"
+# What a difference between curves should not be blamed on, and where a config says it.
+_MUST_AGREE = {
+    "data": ("data.components.", "data.stages", "data.shuffle", "data.packing", "data.stop_"),
+    "seeds": ("trainer.seed", "trainer.data_seed"),
+    "batches": ("trainer.batch_size", "trainer.grad_accum", "trainer.seq_len"),
+}
+
+
+def page_payload(
+    runs: Sequence[Mapping[str, Any]],
+    *,
+    against: tuple[str, Mapping[str, str]] | None = None,
+    made_at: datetime | None = None,
+) -> dict[str, Any]:
+    """The page of `runs`, each from `run_payload`, and of their configs against one more.
+
+    `against` is the name and the config's leaves of a run that is compared with and not drawn.
+    """
+    shown = _once_each_template(_with_own_names(runs))
+    return {
+        "version": VERSION,
+        "made_at": f"{(made_at or datetime.now(UTC)).astimezone(UTC):%Y-%m-%d %H:%M} UTC",
+        "chomp_version": chomp.__version__,
+        "notes": notes(shown),
+        "metrics": _metrics(shown),
+        "columns": _columns(shown),
+        "runs": shown,
+        "config_difference": _config_difference(shown, against),
+    }
+
+
+def notes(runs: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What is easily overlooked when runs are put side by side, in sentences."""
+    if len(runs) < 2:
+        return []
+    found = []
+    steps = {run["name"]: run["numbers"]["steps"] or 0 for run in runs}
+    if len(set(steps.values())) > 1:
+        told = ", ".join(f"{name} {count:,.0f}" for name, count in steps.items())
+        found.append(f"The runs are of different lengths: {told} steps.")
+    configs = [dict(run["config"]) for run in runs]
+    for what, prefixes in _MUST_AGREE.items():
+        fields = _differing(configs, prefixes)
+        if fields:
+            found.append(f"The runs have different {what} ({', '.join(fields[:4])}).")
+    if _differing(configs, ("data.tokenizer.",)):
+        found.append(
+            "The runs have different tokenizers, so a token is not the same in all of them: "
+            "compare bits per byte, not losses."
+        )
+    found += _missing(runs, names.EVAL_LOSS, "was not evaluated")
+    unknown = [run["name"] for run in runs if not run["config"]]
+    if unknown:
+        found.append(f"Of {', '.join(unknown)} the config is unknown: it may be anything.")
+    devices = {dict(run["environment"]).get("device_kind") for run in runs} - {None}
+    if len(devices) > 1:
+        found.append(
+            f"The runs are of different devices ({', '.join(sorted(map(str, devices)))}): "
+            "compare them by steps or tokens, not by time."
+        )
+    return found
+
+
+def _differing(configs: Sequence[Mapping[str, str]], prefixes: tuple[str, ...]) -> list[str]:
+    """Fields that are not equal in all runs whose config is known."""
+    known = [config for config in configs if config]
+    keys = dict.fromkeys(key for config in known for key in config if key.startswith(prefixes))
+    return [key for key in keys if len({_content(key, config.get(key)) for config in known}) > 1]
+
+
+def _content(key: str, value: str | None) -> str | None:
+    """The value by what it stands for: a token store is named after its content, wherever it is."""
+    is_place = value is not None and key.endswith(("_store", "tokenizer.path"))
+    return value.rpartition("/")[2] if value is not None and is_place else value
+
+
+def _missing(runs: Sequence[Mapping[str, Any]], number: str, words: str) -> list[str]:
+    without = [run["name"] for run in runs if run["numbers"].get(number) is None]
+    return [f"{', '.join(without)} {words}."] if 0 < len(without) < len(runs) else []
+
+
+def _metrics(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    described = {}
+    for name in dict.fromkeys(name for run in runs for name in run["series"]):
+        # Metrics of the averaged weights have the units of the others.
+        plain = name.replace(_OF_EMA, _OF_EVAL, 1)
+        metric = metric_of(plain)
+        meaning = "" if metric is None else metric.meaning
+        described[name] = {
+            "unit": (metric and metric.unit) or None,
+            "meaning": meaning if plain == name else f"{meaning}, of the averaged weights",
+        }
+    return described
+
+
+def _columns(runs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The columns of the table in which any run has a number."""
+    return [
+        {"key": key, "label": label, "better": better}
+        for key, label, better in COLUMNS
+        if any(run["numbers"].get(key) is not None for run in runs)
+    ]
+
+
+def _config_difference(
+    runs: Sequence[Mapping[str, Any]], against: tuple[str, Mapping[str, str]] | None
+) -> dict[str, Any] | None:
+    columns = [(str(run["name"]), dict(run["config"])) for run in runs]
+    columns += [] if against is None else [(against[0], dict(against[1]))]
+    if len(columns) < 2:
+        return None
+    configs = [config for _, config in columns]
+    # Where each run lies is known, and differs always.
+    keys = sorted(key for key in set().union(*configs) if key != "output_path")
+    rows = [{"key": key, "values": [config.get(key) for config in configs]} for key in keys]
+    differing = [row for row in rows if len(set(row["values"])) > 1]
+    return {"names": [name for name, _ in columns], "rows": differing}
+
+
+def _with_own_names(runs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The runs with an id, and with their folder in a name that several have."""
+    counts = Counter(run["name"] for run in runs)
+    return [
+        {
+            **run,
+            "id": f"run-{index}",
+            "name": run["name"]
+            if counts[run["name"]] == 1
+            else f"{run['name']} ({name_of(run['folder'])})",
+        }
+        for index, run in enumerate(runs)
+    ]
+
+
+def _once_each_template(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The runs, of which the lines of one template are only in the first that has them."""
+    first: dict[str, str] = {}
+    shown = []
+    for run in runs:
+        template = run["template"]
+        html = template and template["html"]
+        if html and html in first:
+            note = f"{template['note']}; the lines are with {first[html]}"
+            run = {**run, "template": {**template, "html": None, "note": note}}
+        elif html:
+            first[html] = run["name"]
+        shown.append(run)
+    return shown

@@ -1,0 +1,217 @@
+"""What a run is and what came of it, in words and numbers for a page: facts, table, environment."""
+
+import math
+import re
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+import numpy as np
+
+from chomp.report.evaluations import eval_prefix
+from chomp.report.record import RunRecord, Series
+from chomp.report.timeline import paused_seconds, told_seconds, trained_seconds
+from chomp.tracking import names
+from chomp.tracking.names import name_from
+from chomp.tracking.run_files import DERIVED
+
+# Of noisy metrics the table shows the median of the last rows, up to so many: one says little.
+_LAST_ROWS = 50
+
+# The columns of the table of runs: key, label, and which way is good.
+COLUMNS: tuple[tuple[str, str, str | None], ...] = (
+    (names.EVAL_LOSS, "eval loss", "lower"),
+    (names.EVAL_BPB, "eval bits/byte", "lower"),
+    (names.TRAIN_LOSS, "train loss", "lower"),
+    ("steps", "steps", None),
+    ("tokens", "tokens", None),
+    ("flops", "FLOPs", None),
+    ("seconds", "time trained [s]", None),
+    (names.TOKENS_PER_SECOND, "tokens/s", "higher"),
+    (names.MFU, "MFU [%]", "higher"),
+    (names.MFU_OF_MEASURED, "MFU of measured [%]", "higher"),
+    (names.PEAK_MEMORY_GB, "peak memory [GB]", "lower"),
+    (names.PARAMETER_COUNT, "parameters", None),
+    (names.SKIPPED_STEPS, "skipped steps", "lower"),
+)
+
+
+def numbers(record: RunRecord) -> dict[str, float | None]:
+    """The run's cells of the table, by column; null where it has no such number."""
+    prefix = eval_prefix(record)
+    found = {
+        names.EVAL_LOSS: _last(record, f"{prefix}/loss"),
+        names.EVAL_BPB: _last(record, f"{prefix}/bpb"),
+        names.TRAIN_LOSS: _settled(record, names.TRAIN_LOSS),
+        "steps": _num_steps(record),
+        "tokens": _last(record, names.TOTAL_TOKENS),
+        "flops": _times(_last(record, names.TOTAL_GFLOPS), 1e9),
+        "seconds": trained_seconds(record) or None,
+        names.TOKENS_PER_SECOND: _settled(record, names.TOKENS_PER_SECOND),
+        names.MFU: _settled(record, names.MFU),
+        names.MFU_OF_MEASURED: _settled(record, names.MFU_OF_MEASURED),
+        names.PEAK_MEMORY_GB: _last(record, names.PEAK_MEMORY_GB),
+        names.PARAMETER_COUNT: _number(record.summary.get(names.PARAMETER_COUNT)),
+        names.SKIPPED_STEPS: _last(record, names.SKIPPED_STEPS),
+    }
+    return {key: None if value is None else round(value, 9) for key, value in found.items()}
+
+
+def facts(
+    record: RunRecord, cells: Mapping[str, float | None], template: str | None
+) -> list[tuple[str, str]]:
+    """Short facts for the head of a page, `cells` among them; what is not known is left out."""
+    found: list[tuple[str, str | None]] = [
+        ("template", template),
+        ("parameters", _count(cells[names.PARAMETER_COUNT])),
+        ("steps", _progress(record, cells["steps"])),
+        ("tokens", _count(cells["tokens"])),
+        ("device", _text(record.summary.get(names.DEVICE_KIND))),
+        ("started", _started(record)),
+        ("time trained", _time(cells["seconds"])),
+        ("attempts", str(len(record.attempts)) if len(record.attempts) > 1 else None),
+        ("between attempts", _time(paused_seconds(record) or None)),
+        ("seed", _text(_at(record.config, "trainer", "seed"))),
+        ("folder", record.folder),
+    ]
+    return [(label, value) for label, value in found if value is not None]
+
+
+def environment(record: RunRecord) -> list[tuple[str, str]]:
+    """Software and hardware that the last attempt ran with, and the kernels it chose."""
+    start = name_from(names.ENVIRONMENT, "x").removesuffix("x")
+    found = [
+        (name.removeprefix(start), str(value))
+        for name, value in record.summary.items()
+        if name.startswith(start)
+    ]
+    kernels = [
+        (
+            re.sub("[/_]", " ", name),
+            f"{value:.3g}" if isinstance(value, float) else str(value),
+        )
+        for name, value in record.summary.items()
+        if name.startswith("kernels/")
+    ]
+    return [*found, *kernels]
+
+
+def config_leaves(config: Mapping[str, Any] | None) -> dict[str, str]:
+    """Every field of the config as text, by its dotted name, sorted; without what is derived."""
+    own = {key: value for key, value in (config or {}).items() if key != DERIVED}
+    return dict(sorted(_leaves(own, "")))
+
+
+def mixture(record: RunRecord) -> dict[str, Any] | None:
+    """The stages of the data mixture with their weights; null for a run without one."""
+    start = name_from(names.MIXTURE_WEIGHT, "x").removesuffix("x")
+    components = [name.removeprefix(start) for name in record.names if name.startswith(start)]
+    stages = record.series(names.MIXTURE_STAGE)
+    if not components or not stages.steps.size:
+        return None
+    weights = {name: record.series(f"{start}{name}") for name in components}
+    changes = [0, *(np.flatnonzero(np.diff(stages.values)) + 1)]
+    found = []
+    for change in changes:
+        step = int(stages.steps[change])
+        at = {name: _value_at(series, step) for name, series in weights.items()}
+        known = {name: weight for name, weight in at.items() if weight is not None}
+        found.append({"first_step": step, "weights": known})
+    return {"stages": found, "components": components}
+
+
+def ceiling(record: RunRecord) -> dict[str, float | None]:
+    """FLOPs per second that all devices could reach: by their makers, and as a product measured."""
+    whole = _number(record.summary.get(names.THEORETICAL_FLOPS))
+    each = _number(record.summary.get(names.THEORETICAL_FLOPS_PER_DEVICE))
+    measured = _number(record.summary.get(names.MEASURED_FLOPS_PER_DEVICE))
+    told = _number(record.summary.get(name_from(names.ENVIRONMENT, "devices")))
+    devices = whole / each if whole and each else told
+    return {
+        "theoretical_flops": whole,
+        "measured_flops": measured * devices if measured and devices else None,
+    }
+
+
+def _leaves(value: Any, path: str) -> list[tuple[str, str]]:
+    if isinstance(value, Mapping) and value:
+        inner = ((f"{path}.{key}" if path else str(key), item) for key, item in value.items())
+        return [leaf for name, item in inner for leaf in _leaves(item, name)]
+    if isinstance(value, Mapping | list | tuple) and not value:
+        return [(path, "{}" if isinstance(value, Mapping) else "[]")]
+    if isinstance(value, list | tuple) and any(isinstance(item, Mapping) for item in value):
+        return [leaf for i, item in enumerate(value) for leaf in _leaves(item, f"{path}[{i}]")]
+    return [(path, _value_text(value))]
+
+
+def _value_text(value: Any) -> str:
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(_value_text, value))}]"
+    words = {None: "null", True: "true", False: "false"}
+    return words[value] if value is None or isinstance(value, bool) else str(value)
+
+
+def _value_at(series: Series, step: int) -> float | None:
+    found = series.values[series.steps == step]
+    return float(found[0]) if found.size and np.isfinite(found[0]) else None
+
+
+def _last(record: RunRecord, name: str) -> float | None:
+    values = record.series(name).values
+    finite = values[np.isfinite(values)]
+    return float(finite[-1]) if finite.size else None
+
+
+def _settled(record: RunRecord, name: str) -> float | None:
+    values = record.series(name).values
+    # A tenth of a short run: half of one would tell of its beginning.
+    last = values[-max(1, min(_LAST_ROWS, values.size // 10)) :]
+    finite = last[np.isfinite(last)]
+    return float(np.median(finite)) if finite.size else None
+
+
+def _num_steps(record: RunRecord) -> float | None:
+    last = [attempt.last_step for attempt in record.attempts if attempt.last_step is not None]
+    return float(max(last) + 1) if last else None
+
+
+def _progress(record: RunRecord, steps: float | None) -> str | None:
+    total = _number(_at(record.config, "trainer", "steps"))
+    if steps is None or total is None or steps >= total:
+        return _count(steps)
+    return f"{steps:,.0f} of {total:,.0f}"
+
+
+def _started(record: RunRecord) -> str | None:
+    first = record.attempts[0].first_time if record.attempts else float("nan")
+    return (
+        f"{datetime.fromtimestamp(first, UTC):%Y-%m-%d %H:%M} UTC" if math.isfinite(first) else None
+    )
+
+
+def _at(config: Mapping[str, Any] | None, *path: str) -> Any:
+    found: Any = config
+    for key in path:
+        found = found.get(key) if isinstance(found, Mapping) else None
+    return found
+
+
+def _number(value: Any) -> float | None:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return float(value) if is_number and math.isfinite(value) else None
+
+
+def _times(value: float | None, factor: float) -> float | None:
+    return None if value is None else value * factor
+
+
+def _count(value: float | None) -> str | None:
+    return None if value is None else f"{value:,.0f}"
+
+
+def _time(seconds: float | None) -> str | None:
+    return None if seconds is None else told_seconds(seconds)
+
+
+def _text(value: Any) -> str | None:
+    return None if value is None else str(value)

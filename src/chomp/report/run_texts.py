@@ -1,0 +1,111 @@
+"""The texts that lie in a run folder: what the model wrote, and the template that made it."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import chomp
+from chomp.errors import ConfigError, StorageError
+from chomp.executor.status import read_info
+from chomp.storage import is_folder, is_local, join, read_text
+from chomp.tracking.run_files import SAMPLE_MARK, TEMPLATE, samples_in
+from chomp.variants.checkout import BASE, checkout_root, variant_path
+from chomp.variants.diff_report import CONTEXT_LINES
+from chomp.variants.diff_rows import rows_html
+from chomp.variants.file_changes import FileChange, FolderChanges, folder_changes
+from chomp.variants.marked_line import escaped
+
+# A page is for looking: more texts, or longer ones, are in the folder.
+MAX_SAMPLES = 40
+MAX_SAMPLE_CHARACTERS = 4000
+# Of the lines of one template on a page; a variant that changes everything has 300 kB.
+MAX_DIFF_CHARACTERS = 600_000
+
+
+def samples(folder: str) -> list[dict[str, Any]]:
+    """Generated texts along the run, evenly thinned to `MAX_SAMPLES`, the first and last kept."""
+    files = list(samples_in(folder).items())
+    places = np.linspace(0, len(files) - 1, min(MAX_SAMPLES, len(files))).round().astype(int)
+    found = []
+    for step, path in (files[place] for place in np.unique(places)):
+        try:
+            text = read_text(path)
+        except StorageError:  # not UTF-8, or gone since
+            continue
+        prompt, mark, written = text[:MAX_SAMPLE_CHARACTERS].partition(SAMPLE_MARK)
+        found.append({"step": step, "prompt": prompt if mark else "", "text": written or prompt})
+    return found
+
+
+@dataclass(frozen=True)
+class TemplatePart:
+    """A run's template: its name as far as it is known, and how it differs from base."""
+
+    name: str | None
+    content: dict[str, Any] | None  # for a page; None where the run has no copy of its template
+
+
+def template_part(folder: str) -> TemplatePart:
+    """The run's own copy of its template against the base of a checkout."""
+    name = _name(folder)
+    copy = join(folder, TEMPLATE)
+    if not is_folder(copy):
+        return TemplatePart(name, None)
+    against = variant_path(BASE)
+    content: dict[str, Any] = {
+        "name": name or "unknown",
+        "files": [],
+        "against": against,
+        "html": None,
+        "note": None,
+    }
+    base = _base(folder)
+    if base is None or not is_local(copy):
+        content["note"] = f"no checkout is near, so there is no {against} to compare with"
+        return TemplatePart(name, content)
+    changes = folder_changes(base, Path(copy), extensions=(".py",))
+    content["files"] = [
+        {"path": file.path, "lines": len(file.right.lines)} for file in changes.files if file.right
+    ]
+    return TemplatePart(name, content | _difference(changes, against))
+
+
+def _difference(changes: FolderChanges, against: str) -> dict[str, Any]:
+    if changes.is_empty:
+        return {"note": f"equal to {against} of this checkout"}
+    changed = [file for file in changes.files if file.status != "unchanged" and not file.is_binary]
+    html = "".join(map(_file_html, changed))
+    told = f"+{changes.added_lines:,} -{changes.deleted_lines:,} lines against {against}"
+    if len(html) > MAX_DIFF_CHARACTERS:
+        return {"note": f"{told}: too much for this page; `chomp variant diff` shows all of it"}
+    return {"html": html, "note": told}
+
+
+def _file_html(file: FileChange) -> str:
+    left = file.left.lines if file.left else ()
+    right = file.right.lines if file.right else ()
+    rows = rows_html(file.path, left, right, CONTEXT_LINES)
+    return f'<h3>{escaped(file.path)}</h3><div class="code">{rows}</div>'
+
+
+def _name(folder: str) -> str | None:
+    """The variant by the module of its launch config, as the executor recorded it."""
+    try:
+        info = read_info(folder)
+    except StorageError:
+        return None
+    module = info.config.get("<module>") if info and isinstance(info.config, dict) else None
+    parts = module.split(".") if isinstance(module, str) else []
+    return parts[2] if parts[:2] == ["experiments", "grug"] and len(parts) > 2 else None
+
+
+def _base(folder: str) -> Path | None:
+    """The base template of the nearest checkout: here, above the run, or where the library is."""
+    for start in (Path.cwd(), Path(folder), Path(chomp.__file__).parent):
+        try:
+            return checkout_root(start) / variant_path(BASE)
+        except ConfigError:
+            continue
+    return None

@@ -1,0 +1,183 @@
+"""How a run went on in time: what a step is in tokens, FLOPs and seconds, and where time went."""
+
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from chomp.report.packed import packed_steps, packed_values
+from chomp.report.record import Attempt, Logged, RunRecord
+from chomp.tracking import names
+
+# Axes: N rows, M of them that are kept.
+
+# Between two of these a page draws straight lines: for tokens and FLOPs that is exact, and for
+# time a pause shorter than a 300th of the run is smeared over that.
+_KNOTS = 300
+# Any of them is on every row that a loop logs; a foreign record may have only the loss.
+_ROWS = (names.DURATION, names.TRAIN_LOSS)
+_PHASES = {
+    "loading": names.LOADING_TIME,
+    "hooks": names.HOOK_TIME,
+    "checkpoint": names.CHECKPOINT_TIME,
+    "compile": names.COMPILE_TIME,
+}
+
+
+def axes(record: RunRecord) -> dict[str, Any]:
+    """Steps, and what each is on the other axes, at a few knots; null for an axis it lacks."""
+    rows, seconds = _rows_in_time(record)
+    knots = _knots(rows)
+    steps = rows.steps[knots]
+    return {
+        "step": packed_steps(steps),
+        "tokens": _on_axis(record, names.TOTAL_TOKENS, steps, 1.0),
+        "flops": _on_axis(record, names.TOTAL_GFLOPS, steps, 1e9),
+        "seconds": packed_values(seconds[knots]) if np.isfinite(seconds).any() else None,
+    }
+
+
+def trained_seconds(record: RunRecord) -> float:
+    """Seconds trained until the last row; 0 where there is none."""
+    _, seconds = _rows_in_time(record)
+    return float(seconds[-1]) if seconds.size and np.isfinite(seconds[-1]) else 0.0
+
+
+def resumes(record: RunRecord) -> list[dict[str, Any]]:
+    """Where each later attempt begins to count, and what happened there."""
+    found = []
+    for before, after in pairwise(record.attempts):
+        if after.first_step is None:
+            continue
+        found.append(
+            {
+                "step": after.first_step,
+                "attempt": after.number,
+                "note": _resume_note(before, after),
+            }
+        )
+    return found
+
+
+def paused_seconds(record: RunRecord) -> float:
+    """Seconds between attempts, in which nothing ran."""
+    gaps = (after.first_time - before.last_time for before, after in pairwise(record.attempts))
+    return sum(max(0.0, gap) for gap in gaps if np.isfinite(gap))
+
+
+def waterfall(record: RunRecord, eval_prefix: str) -> list[dict[str, Any]]:
+    """Seconds of each kind over all attempts, steps that were done twice included.
+
+    They sum to the wall clock of the attempts, from first line to last. `other` is what no line
+    accounts for: setting up before the first step, and whatever followed the last line.
+    """
+    wall = sum(attempt.last_time - attempt.first_time for attempt in record.attempts)
+    if not np.isfinite(wall) or not record.columns.blocks:
+        return []
+    seconds = {"step": _step_seconds(record)}
+    seconds |= {label: _sum(record, name) for label, name in _PHASES.items()}
+    seconds["eval"] = _sum(
+        record,
+        f"{eval_prefix}/total_time",
+        f"{eval_prefix}/ema/total_time",
+        names.LM_EVAL_TOTAL_TIME,
+    )
+    seconds["other"] = max(0.0, wall - sum(seconds.values()))
+    order = ("step", "loading", "hooks", "eval", "checkpoint", "compile", "other")
+    return [{"label": label, "seconds": round(seconds[label], 6)} for label in order]
+
+
+def _rows_in_time(record: RunRecord) -> tuple[Logged, Float[np.ndarray, " N"]]:
+    """A row for each step that was logged, and the seconds trained until then.
+
+    Every row counts from the line before it in its attempt, the first from the attempt's beginning,
+    before it compiles. So neither pauses between attempts nor steps that were done again count.
+    """
+    name = next((name for name in (*_ROWS, *record.names) if name in record.names), names.DURATION)
+    rows, every = record.newest(name), record.logged(name)
+    seconds = np.zeros(rows.steps.size)
+    for attempt in record.attempts:
+        is_own = rows.attempts == attempt.number
+        times = np.sort(every.times[every.attempts == attempt.number])
+        ends = rows.times[is_own]
+        begins = np.concatenate([[attempt.first_time], times])[np.searchsorted(times, ends)]
+        seconds[is_own] = np.maximum(ends - begins, 0.0)
+    return rows, np.cumsum(seconds)
+
+
+def _knots(rows: Logged) -> Int[np.ndarray, " M"]:
+    """Indexes of rows, evenly spread, with both sides of every resume."""
+    if not rows.steps.size:
+        return np.empty(0, np.int64)
+    spread = np.linspace(0, rows.steps.size - 1, min(_KNOTS, rows.steps.size)).round()
+    turns = np.flatnonzero(np.diff(rows.attempts))
+    return np.unique(np.concatenate([spread.astype(np.int64), turns, turns + 1]))
+
+
+def _on_axis(record: RunRecord, name: str, steps: Int[np.ndarray, " M"], unit: float) -> str | None:
+    series = record.series(name)
+    is_there = np.isfinite(series.values)
+    if not is_there.any():
+        return None
+    values = np.interp(steps, series.steps[is_there], series.values[is_there])
+    return packed_values(values * unit)
+
+
+def _sum(record: RunRecord, *logged: str) -> float:
+    return float(sum(np.nansum(record.logged(name).values) for name in logged))
+
+
+def _step_seconds(record: RunRecord) -> float:
+    """Seconds per step times the steps of each line."""
+    rows = record.logged(names.DURATION)
+    total = 0.0
+    for attempt in record.attempts:
+        is_own = rows.attempts == attempt.number
+        own, durations = rows.steps[is_own], rows.values[is_own]
+        if own.size:
+            counts = np.diff(own, prepend=own[0] - _first_line_steps(record, attempt, own))
+            total += float(np.nansum(durations * counts))
+    return total
+
+
+def _first_line_steps(record: RunRecord, attempt: Attempt, own: Int[np.ndarray, " N"]) -> int:
+    """The steps that an attempt's first line is of.
+
+    An attempt begins at the checkpoint that it went on from: the newest that an earlier one logged.
+    Where none was logged, its first line is taken to be of as many steps as its others.
+    """
+    if attempt == record.attempts[0]:
+        return int(own[0]) + 1
+    saves = record.logged(names.CHECKPOINT_STEP)
+    known = saves.values[(saves.attempts < attempt.number) & (saves.values <= own[0])]
+    if known.size:
+        return int(own[0]) + 1 - int(known.max())
+    return int(np.median(np.diff(own))) if own.size > 1 else 1
+
+
+def _resume_note(before: Attempt, after: Attempt) -> str:
+    parts = []
+    pause = after.first_time - before.last_time
+    ended = f" ended with {before.outcome}" if before.outcome else " was cut off"
+    if np.isfinite(pause):
+        parts.append(f"{told_seconds(max(0.0, pause))} after attempt {before.number}{ended}")
+    if before.last_step is not None and after.first_step is not None:
+        repeated = before.last_step + 1 - after.first_step
+        if repeated > 0:
+            parts.append(f"{repeated:,} steps are done again")
+    return ", ".join(parts)
+
+
+def told_seconds(seconds: float) -> str:
+    """A length of time for people: `45 s`, `12 min 30 s`, `3 h 05 min`, `2 d 4 h`."""
+    whole = round(seconds)
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02} s"
+    if whole < 86400:
+        return f"{whole // 3600} h {whole % 3600 // 60:02} min"
+    return f"{whole // 86400} d {whole % 86400 // 3600} h"

@@ -1,0 +1,60 @@
+"""Where a run's traces are, and which of them is the newest."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from chomp.errors import StorageError, message
+from chomp.storage import StrPath, is_folder, join, list_folder, name_of, parent_of
+from chomp.tracking.run_files import PROFILER
+
+
+@dataclass(frozen=True)
+class TraceFile:
+    """The file that is read, and how many there are of the same moment, one for each host."""
+
+    path: str
+    num_hosts: int
+
+
+def newest_trace(run: StrPath, config: Mapping[str, Any] | None) -> TraceFile:
+    """The newest trace of the run with this resolved config, of its first host."""
+    places = trace_places(run, config)
+    found = [path for place in places for path in _traces_below(place)]
+    if not found:
+        raise StorageError(
+            message(
+                given=f"{run}, a run without a trace (no *.xplane.pb below {' or '.join(places)})",
+                allowed="the folder of a run that traced some of its steps to their end",
+                fix="train with -o train.profiler.enabled=true, and train.profiler.start_step a "
+                "step that is still to be done",
+            )
+        )
+    # Named after the moment: 2026_11_16_08_45_36.
+    moment = max(name_of(parent_of(path)) for path in found)
+    hosts = sorted(path for path in found if name_of(parent_of(path)) == moment)
+    return TraceFile(hosts[0], len(hosts))
+
+
+def trace_places(run: StrPath, config: Mapping[str, Any] | None) -> list[str]:
+    """The folders a run's traces may be in: its own, and the one its config says."""
+    config = config or {}
+    trainer = config.get("trainer") or config.get("train") or {}
+    log_dir, run_id = trainer.get("log_dir"), config.get("run_id")
+    own = join(run, PROFILER)
+    return [own, join(log_dir, run_id, PROFILER)] if log_dir and run_id else [own]
+
+
+def _traces_below(place: str) -> list[str]:
+    """Every trace below a profiler's folder; JAX makes a folder for each moment."""
+    moments = join(place, "plugins", "profile")
+    if not is_folder(moments):
+        return []
+    folders = [join(moments, name) for name in list_folder(moments)]
+    return [
+        join(folder, name)
+        for folder in folders
+        if is_folder(folder)
+        for name in list_folder(folder)
+        if name.endswith(".xplane.pb")
+    ]

@@ -1,0 +1,73 @@
+"""What a run folder holds, and under which names: written by `chomp.hooks`, read by many rooms.
+
+config_original.yaml config_resolved.json template/ tokenizer/
+metrics.jsonl train.log samples/ artifacts/ profiler/ checkpoints/ report/
+
+Only the names are here, and what a run's own config may call otherwise.
+"""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from chomp.errors import StorageError
+from chomp.storage import StrPath, exists, is_folder, join, list_folder, read_json
+
+RESOLVED_CONFIG = "config_resolved.json"
+DERIVED = "derived"  # in the resolved config: what follows from the config, and is none of it
+ORIGINAL_CONFIG = "config_original.yaml"
+METRICS_FILE = "metrics.jsonl"  # unless the run's config has another name for it
+SAMPLES = "samples"
+ARTIFACTS = "artifacts"
+PROFILER = "profiler"  # unless `train.log_dir` puts traces elsewhere
+TEMPLATE = "template"
+TOKENIZER = "tokenizer"
+REPORT = "report"
+# In a sample, between the prompt and what the model made of it.
+SAMPLE_MARK = "▸"
+
+_SAMPLE = re.compile(r"step-(\d+)\.txt")
+# Each is written by a run that has begun, whichever it got to first.
+_SIGNS = (RESOLVED_CONFIG, ORIGINAL_CONFIG, METRICS_FILE, "train.log", ".executor_status")
+
+
+def resolved_config(folder: StrPath) -> dict[str, Any]:
+    """The config that a run resolved to, what was derived from it included; empty where none is."""
+    location = join(folder, RESOLVED_CONFIG)
+    found = read_json(location) if exists(location) else {}
+    return found if isinstance(found, dict) else {}
+
+
+def record_in(folder: StrPath, config: Mapping[str, Any]) -> str:
+    """The metrics file of a run in `folder`, under the name that its resolved config gives it."""
+    settings = config.get("logging")
+    name = settings.get("metrics_file") if isinstance(settings, Mapping) else None
+    return join(folder, name if isinstance(name, str) and name else METRICS_FILE)
+
+
+def record_of(folder: StrPath) -> str:
+    """The metrics file of the run in `folder`, under the name that its config gives it."""
+    return record_in(folder, resolved_config(folder))
+
+
+def is_run_folder(folder: StrPath) -> bool:
+    """Whether a run has begun in the folder; one that was only made does not count."""
+    if any(exists(join(folder, name)) for name in _SIGNS):
+        return True
+    try:
+        return exists(record_of(folder))
+    except StorageError:  # a config that cannot be read has no other name for the record
+        return False
+
+
+def sample_file(step: int) -> str:
+    """The name of the sample made after `step` steps, inside the folder of samples."""
+    return f"step-{step}.txt"
+
+
+def samples_in(folder: StrPath) -> dict[int, str]:
+    """The files of the run's samples by their step, in order of steps."""
+    samples = join(folder, SAMPLES)
+    names = list_folder(samples) if is_folder(samples) else []
+    found = {int(match[1]): match[0] for match in filter(None, map(_SAMPLE.fullmatch, names))}
+    return {step: join(samples, found[step]) for step in sorted(found)}

@@ -1,0 +1,125 @@
+"""The schema of YAML files takes what `chomp train` takes, key by key, and nothing else."""
+
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from chomp.cli.config_schema import file_schema
+from chomp.config.yaml_text import parsed_yaml
+from experiments.grug.array_stacked.launch import GrugArrayStackedLaunchConfig
+from experiments.grug.base.launch import GrugBaseLaunchConfig
+from experiments.grug.megalodon.launch import GrugMegalodonLaunchConfig
+from experiments.grug.moe.launch import GrugMoeLaunchConfig
+from tests.cli.test_earlier_keys import (
+    DEFAULTS,
+    FIXED,
+    HF,
+    MEGALODONS_OWN,
+    REFUSED,
+    TAKEN,
+    merged,
+)
+
+ROOT = Path(__file__).parents[2]
+CONFIGS = sorted((ROOT / "configs").glob("*.yaml"))
+CLASSES = {
+    "array_stacked": GrugArrayStackedLaunchConfig,
+    "base": GrugBaseLaunchConfig,
+    "megalodon": GrugMegalodonLaunchConfig,
+    "moe": GrugMoeLaunchConfig,
+}
+# Whether they are taken depends on what else a file says, which a schema does not see.
+BY_OTHERS = {"data.tokenizer.vocab_size_multiple", "data.tokenizer.add_eos"}
+
+
+@pytest.fixture(scope="module")
+def schemas() -> dict[str, jsonschema.Draft202012Validator]:
+    made = {name: file_schema(cls) for name, cls in CLASSES.items()}
+    for schema in made.values():
+        jsonschema.Draft202012Validator.check_schema(schema)
+    return {name: jsonschema.Draft202012Validator(schema) for name, schema in made.items()}
+
+
+def complaints(schemas: Any, content: Any, template: str = "base") -> list[str]:
+    found = schemas[template].iter_errors(content)
+    return [f"{'.'.join(map(str, error.path))}: {error.message}" for error in found]
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+def test_the_shipped_configs_are_right_by_it(schemas, path: Path):
+    content = parsed_yaml(path.read_text(), source=str(path))
+    assert complaints(schemas, content, content["template"]) == []
+
+
+@pytest.mark.parametrize("key", TAKEN)
+def test_a_key_that_a_file_may_have_is_in_it(schemas, key: str):
+    value, _, _, around = TAKEN[key]
+    value = 3e-3 if value == "3e-3" else value  # a number in quotes is taken, and not in it
+    assert complaints(schemas, merged(key, value, around)) == []
+
+
+@pytest.mark.parametrize("key", FIXED)
+def test_a_key_with_one_value_is_in_it_with_that_one(schemas, key: str):
+    fine, wrong, _ = FIXED[key]
+    assert complaints(schemas, merged(key, fine, {})) == []
+    assert bool(complaints(schemas, merged(key, wrong, {}))) != (key in BY_OTHERS)
+
+
+@pytest.mark.parametrize("key", REFUSED)
+def test_a_key_that_was_replaced_is_not_in_it(schemas, key: str):
+    value, _ = REFUSED[key]
+    assert bool(complaints(schemas, merged(key, value, {}))) != (key in BY_OTHERS)
+
+
+@pytest.mark.parametrize("template", ["base", "megalodon"])
+def test_defaults_of_the_first_chomp_are_in_it(schemas, template: str):
+    content = {**DEFAULTS, "model": {**DEFAULTS["model"], "vocab_size": 384}}
+    own = {**content, "model": {**content["model"], **MEGALODONS_OWN}}
+    if template == "base":
+        del content["model"]["rope_base"]
+    assert complaints(schemas, own if template == "megalodon" else content, template) == []
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        {"trian": {}},
+        {"train": {"stepz": 3}},
+        {"train": {"steps": "many"}},
+        {"train": {"steps": 3}, "trainer": {"steps": 3}},
+        {"optim": {"muon": {"ns_stepz": 3}}},
+        {"data": {"components": {"a": {"source": {"part": "code"}}}}},  # of no kind
+        {"data": {"components": {"a": {"source": {"kind": "embeded"}}}}},
+        {"data": {"backend": "parquet"}},
+        {"data": {"tokenizer": {"kind": "hff"}}},
+        {"debug": {"nan_chek": True}},
+        {"model": {}},  # without a vocabulary
+        {"template": 3},
+        {"variables": [1]},
+        {"train": {"steps": "$variable.n"}},
+        {"train": {"steps": "${variables.n}"}},  # text, and no number
+        [],
+    ],
+    ids=str,
+)
+def test_what_a_file_may_not_have_is_not_in_it(schemas, content: Any):
+    assert complaints(schemas, content)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        {},
+        {"template": None, "variables": None, "debug": None},
+        {"model": "$variables.model", "train": {"batch_size": [[0, 8], ["$variables.at", 16]]}},
+        {"data": {**HF["data"], "tokenizer": "$variables.a.b"}, "variables": {"a": {"b": 1}}},
+        {"data": {"components": {"a": "$variables.a"}}},
+        {"debug": {"nan_check": "$variables.check"}},
+        {"logging": {"wandb": {"tags": ["$variables.tag"]}}},
+    ],
+    ids=str,
+)
+def test_a_variable_may_stand_for_anything(schemas, content: Any):
+    assert complaints(schemas, content) == []

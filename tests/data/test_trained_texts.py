@@ -1,0 +1,71 @@
+"""Training documents as prompts: the same from a store and from a stream, by their number."""
+
+from pathlib import Path
+
+import pytest
+from number_stores import NUMBERS, counted_documents, number_data
+
+from chomp.data import (
+    LmComponentConfig,
+    LmDataConfig,
+    MemorySource,
+    StreamConfig,
+    TrainedTexts,
+    is_held_out,
+    source_documents,
+)
+from chomp.errors import DataError
+
+LENGTHS = [3, 6, 2, 5]
+
+
+def texts_of_store(folder: Path) -> TrainedTexts:
+    # The other one has longer documents and the smaller part of the run.
+    return TrainedTexts(
+        number_data(folder, {"a": LENGTHS, "b": [9]}, {"a": 3.0, "b": 1.0}), NUMBERS
+    )
+
+
+def texts_of_stream(documents: tuple[str, ...], fraction: float = 1e-12) -> TrainedTexts:
+    source = MemorySource(documents=documents)
+    component = LmComponentConfig(source=source, stream=StreamConfig())
+    data = LmDataConfig(components={"a": component}, validation_fraction=fraction)
+    return TrainedTexts(data, NUMBERS)
+
+
+def both(folder: Path) -> list[TrainedTexts]:
+    written = [" ".join(map(str, ids)) for ids in counted_documents(LENGTHS)]
+    return [texts_of_store(folder), texts_of_stream(tuple(written))]
+
+
+def test_a_document_is_counted_around_and_the_next_long_enough_is_taken(tmp_path: Path):
+    one, two, three, four = counted_documents(LENGTHS)
+    for texts in both(tmp_path):
+        assert [texts.beginning(2, number) for number in range(5)] == [
+            each[:2] for each in (one, two, three, four, one)
+        ]
+        assert [texts.beginning(5, number) for number in range(4)] == [two[:5], two[:5], four, four]
+
+
+def test_where_none_is_long_enough_a_document_is_all_there_is_of_it_without_its_end(tmp_path: Path):
+    one, two, *_ = counted_documents(LENGTHS)
+    for texts in both(tmp_path):
+        assert [texts.beginning(7, number) for number in range(2)] == [one, two]
+
+
+def test_no_held_out_document_of_a_stream_is_among_them():
+    documents = tuple(f"{number} {number + 1}" for number in range(1, 200, 3))
+    held_out = {
+        document.text
+        for document in source_documents(MemorySource(documents=documents))
+        if is_held_out(document, 0.5)
+    }
+    texts = texts_of_stream(documents, 0.5)
+    begun = {NUMBERS.decode(texts.beginning(2, number)) for number in range(50)}
+    assert held_out
+    assert begun <= set(documents) - held_out
+
+
+def test_documents_without_a_token_begin_nothing():
+    with pytest.raises(DataError, match=r"no token.*samples\.max_tokens=0"):
+        texts_of_stream((" ",)).beginning(3)

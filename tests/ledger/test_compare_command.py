@@ -1,0 +1,361 @@
+"""`chomp compare` and `chomp variant ledger`: runs made, compared, kept, and shown on pages."""
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import jaxtyping
+import pytest
+
+from chomp.cli.main import exit_code
+from chomp.ledger.curves import curve_of
+from chomp.ledger.result_file import RESULTS, read_results
+from chomp.report.record import read_record
+from experiments.grug.base.train import GrugEvalConfig, run_grug
+from tests import tiny
+from tests.chromium_pipe import MISSING, ChromiumPage, browser
+from tests.ledger.made_runs import COMMIT, make_side
+from tests.variants.small_checkout import ARCHIVE, Checkout, small_checkout
+
+# Trains nothing, but leaves what a run leaves: a config and a record whose end depends on its seed.
+LAUNCH = """
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from chomp.config import Config, setting
+from chomp.errors import DataError, NonFiniteError
+from chomp.executor import ExecutorStep, this_output_path, versioned
+from tests.ledger.made_runs import config_of, make_run
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trainer(Config):
+    seed: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class MadeLaunchConfig(Config):
+    trainer: Trainer = setting(default_factory=Trainer, aliases=("train",))
+    gain: float = GAIN
+    lost_seed: int | None = None
+    diverging_seed: int | None = None
+    output_path: str = ""
+
+
+def train_NAME(launch):
+    seed = launch.trainer.seed
+    if seed == launch.lost_seed:
+        raise DataError("no data. Allowed: some. Fix: none.")
+    folder = Path(launch.output_path)
+    made = folder / "made"
+    end = 4.0 + 0.01 * seed - launch.gain + 0.001 * launch.gain * seed
+    outcome = "NonFiniteError" if seed == launch.diverging_seed else "finished"
+    config = config_of(seed, optimizer__lr=launch.gain)
+    make_run(made, seed=seed, end=end, config=config, outcome=outcome)
+    for name in ("config_resolved.json", "metrics.jsonl", "checkpoints"):
+        (made / name).rename(folder / name)
+    if outcome == "NonFiniteError":
+        raise NonFiniteError("a loss is NaN. Allowed: a finite one. Fix: lower the rate.")
+
+
+def steps(launch):
+    config = replace(
+        launch,
+        trainer=versioned(launch.trainer),
+        gain=versioned(launch.gain),
+        output_path=this_output_path(),
+    )
+    return [ExecutorStep(name="grug/NAME", fn=train_NAME, config=config)]
+"""
+
+
+@dataclass(frozen=True)
+class Told:
+    """How a command ended and what it said."""
+
+    code: int
+    out: str
+    err: str
+
+
+Chomp = Callable[..., Told]
+MINE = "a = 1\nb = 2\nc = 3\ndef train_mine(): ...\n"
+
+
+@pytest.fixture
+def chomp(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Chomp:
+    """The command, run in this process."""
+    monkeypatch.delenv("CHOMP_PREFIX", raising=False)
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
+
+    def run(*arguments: str) -> Told:
+        capsys.readouterr()
+        code = exit_code(arguments)
+        told = capsys.readouterr()
+        return Told(code, told.out, told.err)
+
+    return run
+
+
+@pytest.fixture
+def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Checkout:
+    """A checkout with base active and `gone` deleted, in which the commands run."""
+    made = small_checkout(tmp_path / "checkout")
+    monkeypatch.chdir(made.root)
+    return made
+
+
+@pytest.fixture
+def launches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Two launch files, of which the second ends 1 % lower."""
+    for name, gain in (("plain", 0.0), ("tuned", 0.04)):
+        text = LAUNCH.replace("NAME", name).replace("GAIN", str(gain))
+        (tmp_path / f"{name}.py").write_text(text)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def outputs(root: Path) -> list[str]:
+    return sorted(path.name.split("-")[0] for path in (root / "outputs/grug").iterdir())
+
+
+def test_missing_seeds_are_run_as_pairs_and_compared(launches, chomp):
+    told = chomp("compare", "plain.py", "tuned.py", "--seeds", "3")
+    assert told.code == 0, told.err
+    assert outputs(launches) == ["plain"] * 3 + ["tuned"] * 3
+    assert "better: -1.00 % (95 % interval" in told.out
+    assert "over 3 seeds" in told.out
+    assert "optimizer.lr: 0.0 → 0.04" in told.out
+
+
+def test_what_is_there_is_not_run_again_and_seeds_may_be_new_ones(launches, chomp):
+    chomp("compare", "plain.py", "tuned.py", "--seeds", "2")
+    told = chomp("compare", "plain.py", "tuned.py", "--seeds", "3", "--first-seed", "1")
+    assert told.code == 0, told.err
+    assert outputs(launches) == ["plain"] * 4 + ["tuned"] * 4
+    # The new test is of the new seeds alone: 1, 2 and 3, not 0.
+    assert re.findall(r"│ (\d) +│ \d\.\d{4} │", told.out) == ["1", "2", "3"]
+
+
+def test_a_plan_runs_nothing(launches, chomp):
+    told = chomp("compare", "plain.py", "tuned.py", "--seeds", "2", "--plan")
+    assert told.code == 0
+    assert told.out.count("run   grug/plain") == 2
+    assert not (launches / "outputs").exists()
+
+
+def test_one_launch_file_is_compared_with_itself_at_another_setting(launches, chomp):
+    options = ("--seeds", "3", "--set-variant", "gain=-0.08", "--json", "told.json")
+    told = chomp("compare", "plain.py", "plain.py", *options)
+    assert told.code == 0, told.err
+    assert "worse: +1.99 %" in told.out
+    result = json.loads((launches / "told.json").read_text())
+    assert result["variant"]["overrides"] == ["gain=-0.08"]
+    assert result["command"] == "chomp compare plain.py plain.py --seeds 3 --set-variant gain=-0.08"
+    assert [seed["seed"] for seed in result["seeds"]] == [0, 1, 2]
+    # Where the runs lie on this machine is not told.
+    assert str(launches) not in json.dumps(result)
+
+
+def test_the_same_setting_on_both_sides_is_refused_before_anything_runs(launches, chomp):
+    told = chomp("compare", "plain.py", "plain.py", "--seeds", "2")
+    assert told.code == 2
+    assert "the same run at the same seed" in told.err
+    assert not (launches / "outputs").exists()
+
+
+def test_a_seed_that_diverges_takes_the_verdict_away_and_fails_the_command(launches, chomp):
+    options = ("--seeds", "3", "--set-variant", "diverging_seed=1")
+    told = chomp("compare", "plain.py", "tuned.py", *options)
+    assert told.code == 1
+    assert "Not every run has ended well" in told.out
+    assert "cannot tell: seed 1: tuned-" in told.out
+    assert "Of the others: -1.00 %" in told.out
+
+
+def test_a_run_that_never_began_is_left_out_and_named(launches, chomp):
+    options = ("--seeds", "3", "--set-variant", "lost_seed=1")
+    told = chomp("compare", "plain.py", "tuned.py", *options)
+    assert told.code == 1
+    assert "is left out, as no config tells its seed" in told.out
+    assert "plain.py: seed 1 has no partner" in told.out
+    assert "over 2 seeds" in told.out
+
+
+@pytest.mark.parametrize(
+    "option", [("-o", "gain=1"), ("--on", "process"), ("--plan",), ("--first-seed", "3")]
+)
+def test_options_for_runs_need_seeds_to_run(launches, chomp, option):
+    told = chomp("compare", "plain", "tuned", *option)
+    assert told.code == 2
+    assert f"{option[0]} without --seeds" in told.err
+
+
+def test_a_result_is_kept_and_the_ledger_is_made_from_it(checkout, chomp, tmp_path):
+    grug = checkout.root / "outputs/grug"
+    make_side(grug, "base", {0: 4.0, 1: 4.1, 2: 3.9})
+    make_side(grug, "mine", {0: 3.960, 1: 4.058, 2: 3.861})
+    for name, text in (("base", "a = 1\ndef train_base(): ...\n"), ("mine", MINE)):
+        (grug / f"{name}-0000/template").mkdir()
+        (grug / f"{name}-0000/template/launch.py").write_text(text)
+    told = chomp("compare", "base", "mine", "--save", "--note", "made up <b>")
+    assert told.code == 0, told.err
+    [result] = read_results(checkout.root)
+    assert result.word == "better"
+    assert (result.base.variant, result.variant.variant) == ("base", "mine")
+    assert result.lines == (2, 0)  # the name of a function is no change
+    # The commit that ran, whatever is checked out by now.
+    assert result.commit == COMMIT
+    assert "commit" in result.versions
+    # Saved again it is one file still.
+    chomp("compare", "base", "mine", "--save", "--note", "made up <b>")
+    assert len(list((checkout.root / RESULTS).iterdir())) == 1
+
+    assert chomp("variant", "ledger", "--check").code == 2
+    written = chomp("variant", "ledger")
+    assert "Written: docs/reports/ledger.md, docs/reports/ledger.html" in written.out
+    page = checkout.read("docs/reports/ledger.md")
+    assert "| mine | better | base | 3 | **-1.01 % (-1.10 to -0.91)** |" in page
+    # Variants of the archive that nobody measured are there; base, which is the measure, is not.
+    assert "| gone | not measured | - |" in page
+    assert "| base | not measured" not in page
+    assert "Note: made up \\<b\\>" in page
+    assert "made up &lt;b&gt;" in checkout.read("docs/reports/ledger.html")
+
+    assert chomp("variant", "ledger", "--check").code == 0
+    assert "are up to date" in chomp("variant", "ledger").out
+    checkout.write("docs/reports/ledger.md", page + "edited\n")
+    stale = chomp("variant", "ledger", "--check")
+    assert stale.code == 2
+    assert "docs/reports/ledger.md not as docs/reports/results makes it" in stale.err
+
+
+def test_a_run_that_told_no_commit_is_not_given_one(checkout, chomp):
+    grug = checkout.root / "outputs/grug"
+    make_side(grug, "base", {0: 4.0})
+    [run] = make_side(grug, "mine", {0: 3.9}).values()
+    record = run / "metrics.jsonl"
+    record.write_text(record.read_text().replace("environment/commit", "environment/other"))
+    chomp("compare", "base", "mine", "--save")
+    [result] = read_results(checkout.root)
+    assert result.commit is None
+
+
+def test_seeds_that_were_looked_at_before_are_not_looked_at_again_in_silence(checkout, chomp):
+    grug = checkout.root / "outputs/grug"
+    make_side(grug, "base", {0: 4.0, 1: 4.1})
+    make_side(grug, "mine", {0: 3.96, 1: 4.058})
+    assert "looked at before" not in chomp("compare", "base", "mine", "--save").out
+    # The very same comparison is no second look.
+    assert "looked at before" not in chomp("compare", "base", "mine").out
+    make_side(grug, "base", {2: 3.9})
+    make_side(grug, "mine", {2: 3.861})
+    told = chomp("compare", "base", "mine", "--save")
+    assert "looked at before with 2 of these 3 seeds" in told.out
+    newest = [result for result in read_results(checkout.root) if len(result.seeds) == 3]
+    assert "looked at before" in newest[0].notes[-1]
+
+
+def test_the_ledger_changes_with_the_archive(checkout, chomp):
+    chomp("variant", "ledger")
+    page = checkout.read(ARCHIVE).replace("To be here.", "To be gone.")
+    checkout.write(ARCHIVE, page.replace("### gone", "### away"))
+    assert chomp("variant", "ledger", "--check").code == 2
+    chomp("variant", "ledger")
+    assert "| away | not measured |" in checkout.read("docs/reports/ledger.md")
+
+
+def test_a_file_that_is_no_result_is_an_error_with_its_name(checkout, chomp):
+    checkout.write(f"{RESULTS}/odd.json", "{}")
+    told = chomp("variant", "ledger")
+    assert told.code == 2
+    assert "odd.json, which is no result of format 1" in told.err
+
+
+def test_a_template_that_changed_since_is_named(checkout, chomp):
+    grug = checkout.root / "outputs/grug"
+    make_side(grug, "base", {0: 4.0})
+    make_side(grug, "mine", {0: 3.9})
+    chomp("compare", "base", "mine", "--save")
+    assert (
+        "experiments/grug/base has changed since it was measured" in chomp("variant", "ledger").out
+    )
+
+
+@pytest.fixture
+def ledger_page(checkout: Checkout, chomp: Chomp) -> Iterator[ChromiumPage]:
+    grug = checkout.root / "outputs/grug"
+    make_side(grug, "base", {0: 4.0, 1: 4.1, 2: 3.9})
+    make_side(grug, "low", {0: 3.960, 1: 4.058, 2: 3.861})
+    make_side(grug, "high", {0: 4.04, 1: 4.138, 2: 3.941})
+    for name in ("low", "high"):
+        assert chomp("compare", "base", name, "--save").code == 0
+    chomp("variant", "ledger")
+    program = browser()
+    assert program is not None
+    with ChromiumPage(program) as page:
+        page.open((checkout.root / "docs/reports/ledger.html").as_uri())
+        yield page
+        assert page.errors == []
+        assert [address for address in page.requests if not address.startswith("file:")] == []
+
+
+@pytest.mark.skipif(browser() is None, reason=MISSING)
+def test_the_page_sorts_by_any_column_and_changes_its_light(ledger_page):
+    names = (
+        "[...document.querySelectorAll('#ledger tbody tr')].map((row) => row.cells[0].innerText)"
+    )
+    heading = "document.querySelectorAll('#ledger th button')[4]"
+
+    def shown() -> list[str]:
+        return [name.split("\n")[0] for name in ledger_page.value(names)]
+
+    assert shown() == ["gone", "high", "low"]
+    ledger_page.value(f"{heading}.click()")
+    assert shown() == ["low", "high", "gone"]  # by the difference; what has none is last
+    ledger_page.value(f"{heading}.click()")
+    assert shown() == ["high", "low", "gone"]
+    ground = "getComputedStyle(document.body).backgroundColor"
+    before = ledger_page.value(ground)
+    ledger_page.press("t")
+    assert ledger_page.value(ground) != before
+
+
+@pytest.mark.skipif(browser() is None, reason=MISSING)
+def test_the_page_draws_an_interval_on_the_right_side_of_zero(ledger_page):
+    circles = (
+        "[...document.querySelectorAll('#ledger tbody tr')].slice(1).map((row) => "
+        "Number(row.cells[4].querySelector('circle').getAttribute('cx')))"
+    )
+    higher, lower = ledger_page.value(circles)
+    assert lower < 80 < higher
+
+
+def test_real_runs_can_be_compared(tmp_path, chomp):
+    """What a template really writes: one run twice, so that nothing differs but the folders."""
+    (tmp_path / "data").mkdir()
+    data = tiny.build_data(tmp_path / "data")
+    for name in ("once", "again"):
+        # As in tests/cli/conftest.py: what one of the two has compiled, the other loads.
+        config = tiny.run_config(data, tmp_path / name, ema_beta=0.9)
+        evaluated = GrugEvalConfig(steps_per_eval=6, eval_batch_size=8, max_eval_batches=2)
+        run_grug(replace(config, eval=evaluated))
+    runs = [str(tmp_path / name) for name in ("once", "again")]
+    told = chomp("compare", *runs, "--json", str(tmp_path / "result.json"))
+    assert told.code == 0, told.err
+    assert "cannot tell: +0.00 % over one seed" in told.out
+    # That the data is the same in the same order is proved by fingerprints, not taken from configs.
+    assert "note: " not in "".join(line for line in told.out.splitlines() if "seconds" not in line)
+    result = json.loads((tmp_path / "result.json").read_text())
+    assert result["changes"] == []
+    tokens, flops, _ = result["budgets"]
+    assert tokens["spent"] == [12 * 8 * 64]
+    assert tokens["base"] == tokens["variant"] == flops["base"]
+    assert flops["spent"][0] == 3 * 12 * 8 * 64 * result["base"]["flops_per_token"]
+    # How long they took is chance; that they tell it is not.
+    assert all(curve_of(read_record(run), "eval/loss", "time").reach > 0 for run in runs)
+    assert result["versions"]["jax"]

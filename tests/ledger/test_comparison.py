@@ -1,0 +1,336 @@
+"""Runs compared at equal budgets, and everything that can be wrong with them."""
+
+import json
+import math
+import shutil
+from pathlib import Path
+
+import pytest
+
+from chomp.errors import ConfigError
+from chomp.ledger.comparison import Comparison, Question, compare
+from chomp.ledger.curves import curve_of
+from chomp.ledger.found_runs import found_side
+from chomp.report.record import read_record
+from tests.ledger.made_runs import STEPS, TOKENS_A_STEP, config_of, loss_after, make_run, make_side
+
+BASE = {0: 4.00, 1: 4.03, 2: 3.98, 3: 4.01}
+GAINS = {0: -0.040, 1: -0.044, 2: -0.036, 3: -0.041}  # about 1 %
+
+
+@pytest.fixture
+def grug(tmp_path: Path) -> Path:
+    """The folder of runs among the outputs."""
+    return tmp_path / "grug"
+
+
+def compared(base: object, variant: object, outputs: Path, **question: object) -> Comparison:
+    sides = [found_side(str(given), outputs=str(outputs)) for given in (base, variant)]
+    return compare(*sides, Question(**question))  # type: ignore[arg-type]
+
+
+def make_pairs(grug: Path, gains: dict[int, float] = GAINS, **options: object) -> None:
+    make_side(grug, "base", {seed: BASE[seed] for seed in gains})
+    ends = {seed: BASE[seed] + gain for seed, gain in gains.items()}
+    make_side(grug, "moe", ends, **options)
+
+
+def test_variants_are_paired_by_seed_and_compared_at_equal_tokens(grug, tmp_path):
+    make_pairs(grug)
+    found = compared("base", "moe", tmp_path)
+    assert found.verdict.word == "better"
+    assert [pair.seeds for pair in found.pairs] == [(seed, seed) for seed in GAINS]
+    assert found.deciding.spent == (STEPS * TOKENS_A_STEP,) * 4
+    assert found.deciding.statistics is not None
+    assert found.deciding.statistics.differences == pytest.approx(list(GAINS.values()))
+    # Equal FLOPs and equal time are equal tokens here, and shown after what decides.
+    assert [each.budget for each in found.budgets] == ["tokens", "flops", "time"]
+    for other in found.budgets[1:]:
+        assert other.statistics is not None
+        assert other.statistics.mean == pytest.approx(found.deciding.statistics.mean)
+
+
+def test_a_costlier_variant_is_read_off_its_curve_where_the_base_ends(grug, tmp_path):
+    make_pairs(grug, flops_a_token=2 * 6e6, seconds_a_step=0.4)
+    found = {each.budget: each for each in compared("base", "moe", tmp_path).budgets}
+    # Half of the steps at twice the FLOPs; a quarter at four times the seconds.
+    assert found["flops"].variant[0] == pytest.approx(loss_after(50, 3.96), abs=1e-9)
+    assert found["flops"].base[0] == pytest.approx(4.00)
+    assert found["time"].variant[0] == pytest.approx(loss_after(25, 3.96), abs=1e-3)
+    assert found["time"].spent == pytest.approx((10.0,) * 4)
+    [note] = found["flops"].notes
+    assert "the variant is 50 % through its schedule and the base 100 %" in note
+    assert found["tokens"].notes == ()
+
+
+def test_speeds_that_vary_from_seed_to_seed_are_said(grug, tmp_path):
+    make_side(grug, "base", {0: 4.0, 1: 4.0})
+    make_side(grug, "moe", {0: 3.9}, seconds_a_step=0.2)
+    make_side(grug, "moe", {1: 3.9}, seconds_a_step=0.05)
+    found = {each.budget: each for each in compared("base", "moe", tmp_path).budgets}
+    assert "up to 50 % of their schedule apart, now one ahead" in found["time"].notes[0]
+    assert found["tokens"].notes == ()
+
+
+def test_the_budget_that_is_asked_for_decides(grug, tmp_path):
+    make_pairs(grug, flops_a_token=2 * 6e6)
+    assert compared("base", "moe", tmp_path, at="tokens").verdict.word == "better"
+    by_flops = compared("base", "moe", tmp_path, at="flops")
+    assert by_flops.verdict.word == "worse"
+    assert by_flops.deciding.budget == "flops"
+
+
+def test_a_training_loss_is_the_mean_over_the_end_of_the_budget(tmp_path):
+    run = make_run(tmp_path / "run", seed=0, end=4.0)
+    noisy = curve_of(read_record(str(run)), "train/loss", "tokens")
+    # A twentieth of the budget holds its last row alone; at half of it, that of step 50.
+    assert noisy.value_at(noisy.reach) == pytest.approx(4.0)
+    assert noisy.value_at(noisy.reach / 2) == pytest.approx(loss_after(50, 4.0))
+    assert noisy.value_at(1.0) is None
+    assert noisy.value_at(2 * noisy.reach) is None
+
+
+def test_seconds_leave_out_what_repeated_steps_cost(tmp_path):
+    run = make_run(tmp_path / "run", seed=0, end=4.0, outcome=None, steps=50)
+    second = make_run(tmp_path / "second", seed=0, end=4.0)
+    rows = [json.loads(line) for line in (second / "metrics.jsonl").read_text().splitlines()]
+    again = [{**row, "attempt": 2} for row in rows if row.get("step", 99) >= 29]
+    with (run / "metrics.jsonl").open("a") as file:
+        file.writelines(json.dumps(row) + "\n" for row in again)
+    curve = curve_of(read_record(str(run)), "eval/loss", "time")
+    assert curve.reach == pytest.approx(STEPS * 0.1)
+
+
+def test_one_seed_is_told_apart_from_a_result(grug, tmp_path):
+    make_pairs(grug, {0: -1.0})
+    found = compared("base", "moe", tmp_path)
+    assert found.verdict.word == "cannot tell"
+    assert "one pair has no interval" in found.verdict.text
+
+
+def test_seeds_without_a_partner_are_named(grug, tmp_path):
+    make_pairs(grug)
+    shutil.rmtree(grug / "moe-0003")
+    found = compared("base", "moe", tmp_path)
+    assert len(found.pairs) == 3
+    assert "base: seed 3 has no partner and is left out" in found.notes
+
+
+def test_no_common_seed_is_an_error_that_lists_both(grug, tmp_path):
+    make_side(grug, "base", {0: 4.0, 1: 4.0})
+    make_side(grug, "moe", {5: 4.0})
+    with pytest.raises(
+        ConfigError, match=r"base has seeds 0, 1, moe has seeds 5\. Allowed: .*Fix:"
+    ):
+        compared("base", "moe", tmp_path)
+
+
+def test_one_run_on_both_sides_is_an_error_even_as_a_copy(grug, tmp_path):
+    make_side(grug, "base", BASE)
+    with pytest.raises(ConfigError, match="one run on both sides"):
+        compared("base", "base", tmp_path)
+    copy = shutil.copytree(grug, tmp_path / "copied")
+    with pytest.raises(ConfigError, match="one run on both sides"):
+        compared(grug, copy, tmp_path)
+
+
+@pytest.mark.parametrize("outcome", [None, "KeyboardInterrupt"])
+def test_a_run_that_did_not_end_is_left_out_and_named(grug, tmp_path, outcome):
+    make_pairs(grug)
+    shutil.rmtree(grug / "moe-0002")
+    make_side(grug, "moe", {2: 4.0}, outcome=outcome, steps=50)
+    found = compared("base", "moe", tmp_path)
+    assert len(found.pairs) == 3
+    [note] = [note for note in found.notes if "seed 2" in note]
+    assert "moe-0002" in note
+
+
+def test_a_half_written_record_is_compared_by_what_it_has_and_that_is_said(grug, tmp_path):
+    make_pairs(grug)
+    record = grug / "moe-0001/metrics.jsonl"
+    record.write_text(record.read_text() + '{"step": 100, "train/lo')
+    found = compared("base", "moe", tmp_path)
+    assert len(found.pairs) == 4
+    assert any("moe-0001" in note and "has no end" in note for note in found.notes)
+
+
+@pytest.mark.parametrize("content", [None, ""])
+def test_a_run_without_a_record_is_left_out_and_named(grug, tmp_path, content):
+    make_pairs(grug)
+    record = grug / "base-0000/metrics.jsonl"
+    record.unlink() if content is None else record.write_text(content)
+    found = compared("base", "moe", tmp_path)
+    assert len(found.pairs) == 3
+    [note] = [note for note in found.notes if "seed 0" in note]
+    assert "base-0000 has not ended, or was killed" in note
+
+
+def test_when_no_pair_has_ended_the_error_says_why(grug, tmp_path):
+    make_side(grug, "base", {0: 4.0})
+    make_side(grug, "moe", {0: 4.0}, outcome=None)
+    with pytest.raises(ConfigError, match=r"no pair of runs is finished:\n  seed 0 .*moe-0000"):
+        compared("base", "moe", tmp_path)
+
+
+def test_a_seed_that_is_not_finite_takes_the_verdict_away(grug, tmp_path):
+    make_pairs(grug)
+    shutil.rmtree(grug / "moe-0002")
+    make_side(grug, "moe", {2: math.nan})
+    found = compared("base", "moe", tmp_path)
+    assert found.verdict.word == "cannot tell"
+    assert "seed 2: moe-0002 is not finite there. Of the others: -1.0" in found.verdict.text
+
+
+def test_a_seed_that_ended_because_it_was_not_finite_is_a_result_too(grug, tmp_path):
+    make_pairs(grug)
+    shutil.rmtree(grug / "moe-0002")
+    make_side(grug, "moe", {2: 4.0}, outcome="NonFiniteError", steps=30)
+    found = compared("base", "moe", tmp_path)
+    assert found.verdict.word == "cannot tell"
+    assert "seed 2: moe-0002 ended with NonFiniteError" in found.verdict.text
+    assert found.deciding.statistics is not None
+    assert found.deciding.statistics.count == 3
+
+
+@pytest.mark.parametrize(
+    ("changed", "told"),
+    [
+        ({"derived__data__held_out_hashes": {"code": "bb"}}, "held-out data of code"),
+        ({"eval__max_eval_batches": 2}, "evaluated rows: all -> 64"),
+        ({"trainer__seq_len": 64}, "train.seq_len, the context of evaluation: 128 -> 64"),
+    ],
+)
+def test_other_held_out_data_is_refused_by_field(grug, tmp_path, changed, told):
+    make_side(grug, "base", {0: 4.0})
+    make_side(grug, "moe", {0: 3.9}, config=config_of(0, **changed))
+    with pytest.raises(ConfigError, match=rf"{told}.*Allowed: eval/loss of the same held-out text"):
+        compared("base", "moe", tmp_path)
+
+
+def test_other_training_data_is_refused_unless_it_is_the_change(grug, tmp_path):
+    make_side(grug, "base", {0: 4.0})
+    changed = config_of(0, data__components={"code": {"weight": 0.5}})
+    make_side(grug, "moe", {0: 3.9}, config=changed, checkpoint={"data_fingerprint": "other"})
+    with pytest.raises(ConfigError, match=r"data.components.code.weight: 1.0 -> 0.5.*--other-data"):
+        compared("base", "moe", tmp_path)
+    found = compared("base", "moe", tmp_path, is_other_data=True)
+    assert any("other training data, as allowed" in note for note in found.notes)
+
+
+def test_equal_settings_over_other_content_are_other_data(grug, tmp_path):
+    make_side(grug, "base", {0: 4.0})
+    make_side(grug, "moe", {0: 3.9}, checkpoint={"data_fingerprint": "other"})
+    with pytest.raises(ConfigError, match="the content of the training data"):
+        compared("base", "moe", tmp_path)
+
+
+def test_without_checkpoints_the_config_has_to_do_and_that_is_said(grug, tmp_path):
+    make_side(grug, "base", {0: 4.0}, checkpoint={})
+    make_side(grug, "moe", {0: 3.9}, checkpoint={})
+    found = compared("base", "moe", tmp_path)
+    assert any("no checkpoint is left to prove it" in note for note in found.notes)
+
+
+def test_another_tokenizer_needs_a_metric_per_byte_and_has_no_equal_tokens(grug, tmp_path):
+    make_side(grug, "base", {0: 4.0, 1: 4.0})
+    for seed in (0, 1):
+        config = config_of(seed, data__tokenizer={"kind": "bpe"})
+        config["derived"]["data"]["held_out_hashes"] = {"code": "in other tokens"}
+        facts = {"tokenizer_hash": "other", "data_fingerprint": "other"}
+        make_side(grug, "moe", {seed: 3.9}, config=config, checkpoint=facts)
+    with pytest.raises(ConfigError, match=r"the tokenizer.*one tokenizer .*use --metric eval/bpb"):
+        compared("base", "moe", tmp_path, is_other_data=True)
+    found = compared("base", "moe", tmp_path, metric="eval/bpb", at="flops", is_other_data=True)
+    assert found.deciding.statistics is not None
+    assert "tokens of different tokenizers" in found.budgets[1].notes[0]
+
+
+def test_seconds_of_different_devices_are_left_out_and_the_rest_is_compared(grug, tmp_path):
+    make_pairs(grug, device="NVIDIA A100")
+    found = compared("base", "moe", tmp_path)
+    assert found.verdict.word == "better"
+    assert found.budgets[2].statistics is None
+    assert found.budgets[2].notes == ("seconds of different devices: NVIDIA A100, NVIDIA H200",)
+    by_time = compared("base", "moe", tmp_path, at="time")
+    assert by_time.verdict.text.startswith("cannot tell: seconds of different devices")
+
+
+def test_runs_that_evaluate_only_at_their_end_are_not_compared_half_way(grug, tmp_path):
+    make_side(grug, "base", {0: 4.0}, evaluated=[STEPS])
+    make_side(grug, "moe", {0: 3.9}, evaluated=[STEPS], flops_a_token=2 * 6e6)
+    found = {each.budget: each for each in compared("base", "moe", tmp_path).budgets}
+    assert found["tokens"].variant == (3.9,)
+    assert found["flops"].statistics is None
+    assert "no value at equal FLOPs: moe-0000" in found["flops"].notes[0]
+    assert "eval.steps_per_eval" in found["flops"].notes[0]
+
+
+def test_runs_of_different_lengths_are_compared_where_the_shorter_ends(grug, tmp_path):
+    make_side(grug, "base", {0: 4.0})
+    short = config_of(0, trainer__steps=50)
+    make_side(grug, "moe", {0: 3.9}, config=short, steps=50)
+    found = compared("base", "moe", tmp_path)
+    assert found.deciding.spent == (50 * TOKENS_A_STEP,)
+    assert found.deciding.base[0] == pytest.approx(loss_after(50, 4.0))
+    assert "the base is 50 % through its schedule" in found.deciding.notes[0]
+    assert ("trainer.steps", 100, 50) in found.changes
+
+
+def test_a_metric_that_was_not_logged_is_an_error_with_those_that_were(grug, tmp_path):
+    make_pairs(grug)
+    with pytest.raises(ConfigError, match=r"has no eval/accuracy\. Allowed: .*train/loss"):
+        compared("base", "moe", tmp_path, metric="eval/accuracy")
+
+
+def test_a_name_means_the_newest_settings_and_says_what_it_leaves_out(grug, tmp_path):
+    make_pairs(grug)
+    older = config_of(9, optimizer__lr=0.1)
+    make_run(grug / "base-older", seed=9, end=9.0, config=older)
+    # Older by its seed, as made runs begin in the order of their seeds.
+    info = json.loads((grug / "base-older/.executor_info").read_text())
+    (grug / "base-older/.executor_info").write_text(json.dumps({**info, "started": 1.0}))
+    found = compared("base", "moe", tmp_path)
+    assert len(found.pairs) == 4
+    assert any("left out are 1 runs" in note and "base-older" in note for note in found.notes)
+
+
+def test_a_folder_of_several_settings_is_refused_by_field(grug, tmp_path):
+    make_pairs(grug)
+    make_run(grug / "base-0009", seed=9, end=9.0, config=config_of(9, optimizer__lr=0.1))
+    with pytest.raises(ConfigError, match=r"several settings.*optimizer.lr: 0.003 -> 0.1"):
+        compared(grug / "base-*", "moe", tmp_path)
+
+
+def test_two_runs_of_one_seed_are_refused_by_name(grug, tmp_path):
+    make_pairs(grug)
+    make_run(grug / "base-again", seed=0, end=4.1)
+    with pytest.raises(ConfigError, match="two runs of base with seed 0: base-0000 and base-again"):
+        compared("base", "moe", tmp_path)
+
+
+def test_sides_may_be_folders_and_patterns(grug, tmp_path):
+    make_pairs(grug)
+    for seed in BASE:
+        shutil.move(grug / f"moe-{seed:04}", tmp_path / f"elsewhere/moe-{seed:04}")
+    found = compared(grug, tmp_path / "elsewhere", tmp_path)
+    assert found.verdict.word == "better"
+    by_pattern = compared(grug / "base-000[01]", tmp_path / "elsewhere/moe-*", tmp_path)
+    assert [pair.seeds[0] for pair in by_pattern.pairs] == [0, 1]
+
+
+def test_what_is_nowhere_is_an_error_that_says_what_there_is(grug, tmp_path):
+    make_pairs(grug)
+    with pytest.raises(ConfigError, match=r"mo, no folder with runs \(did you mean moe\?\)"):
+        compared("base", "mo", tmp_path)
+
+
+def test_runs_that_ran_at_the_same_time_say_so_where_seconds_count(grug, tmp_path):
+    make_pairs(grug, {0: -0.04})
+    for name in ("base-0000", "moe-0000"):
+        record = grug / name / "metrics.jsonl"
+        rows = [json.loads(line) for line in record.read_text().splitlines()]
+        times = [{**row, "time": 1000.0 + i + (name == "moe-0000")} for i, row in enumerate(rows)]
+        record.write_text("".join(json.dumps(row) + "\n" for row in times))
+    found = {each.budget: each for each in compared("base", "moe", tmp_path).budgets}
+    assert any("at the same time" in note for note in found["time"].notes)
+    assert not found["tokens"].notes

@@ -1,0 +1,139 @@
+"""Verdicts: the right word for what the numbers say, and how often it is wrong."""
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from chomp.ledger.statistics import paired_statistics, seeds_needed
+from chomp.ledger.verdict import Verdict, percent_text, undecided, verdict_of
+
+SIMULATED = 1000
+# The noise assumed: runs that differ by their seed alone end 0.3 % apart (standard deviation), and
+# half of that variance is the data's, which a pair shares. Very short runs have more:
+# docs/decisions/0013 has what was measured.
+LOSS, NOISE_PERCENT, SHARED = 4.0, 0.3, 0.5
+
+
+def verdict(base: list[float], variant: list[float], **options: object) -> Verdict:
+    return verdict_of(paired_statistics(base, variant), **options)  # type: ignore[arg-type]
+
+
+def simulated(count: int, gain_percent: float, seed: int) -> list[Verdict]:
+    """Verdicts on pairs of `count` seeds, with a true gain, many times over."""
+    draw = np.random.default_rng(seed)
+    sizes = (SIMULATED, count)
+    noise = LOSS * NOISE_PERCENT / 100
+    shared = draw.normal(0, noise * SHARED**0.5, sizes)
+    base, variant = (
+        LOSS * (1 - gain / 100) + shared + draw.normal(0, noise * (1 - SHARED) ** 0.5, sizes)
+        for gain in (0.0, gain_percent)
+    )
+    return [verdict(*pair) for pair in zip(base.tolist(), variant.tolist(), strict=True)]
+
+
+def test_a_lower_loss_beyond_chance_is_better_and_a_higher_one_worse():
+    base = [4.271, 4.263, 4.280, 4.259]
+    found = verdict(base, [value - 0.04 + i / 1e4 for i, value in enumerate(base)])
+    assert found.word == "better"
+    assert found.text.startswith("better: -0.93 % (95 % interval ")
+    assert "over 4 seeds, p < 0.0001" in found.text
+    assert verdict(base, [value + 0.04 + i / 1e4 for i, value in enumerate(base)]).word == "worse"
+
+
+def test_a_higher_accuracy_is_better_where_the_highest_is_best():
+    base = [0.510, 0.513, 0.508]
+    higher = [value + 0.05 + i / 1e4 for i, value in enumerate(base)]
+    assert verdict(base, higher, best="highest").word == "better"
+    assert verdict(higher, base, best="highest").word == "worse"
+
+
+def test_what_chance_can_explain_is_not_told_and_says_how_many_seeds_would():
+    found = verdict([4.0, 4.0, 4.0], [3.97, 4.01, 3.98])
+    assert found.word == "cannot tell"
+    # Differences of -0.03, 0.01, -0.02: mean -0.0133, deviation 0.0208.
+    more = seeds_needed(0.0208167, 0.0133333) - 3
+    assert f"An effect of this size would take about {more} more seeds" in found.text
+    usual = seeds_needed(0.0208167, 0.04) - 3
+    assert f"one of 1 % would take about {usual} more seed" in found.text
+
+
+def test_one_seed_has_no_interval_and_says_so():
+    found = verdict([4.0], [3.5])
+    assert found.word == "cannot tell"
+    assert "-12.50 % over one seed, and one pair has no interval" in found.text
+
+
+def test_two_seeds_say_how_little_they_are():
+    found = verdict([4.0, 4.0], [3.9, 3.7])
+    assert found.word == "cannot tell"
+    assert "one degree of freedom" in found.text
+
+
+def test_equal_values_are_no_difference():
+    found = verdict([4.0, 4.1], [4.0, 4.1])
+    assert found == Verdict(
+        "no difference", "no difference: equal to the last digit in all 2 seeds."
+    )
+
+
+def test_a_difference_of_rounding_is_none_though_it_is_in_every_seed():
+    base = [4.0, 4.1, 4.2]
+    off = [value - 1e-6 for value in base]
+    assert verdict(base, off).word == "no difference"
+    assert verdict(base, off, smallest_percent=0.0).word == "better"
+
+
+def test_an_interval_around_zero_that_is_wide_is_not_taken_for_no_difference():
+    assert verdict([4.0, 4.0, 4.0], [4.1, 3.9, 4.0]).word == "cannot tell"
+
+
+def test_a_reason_that_comes_before_the_numbers_leaves_them_beside_it():
+    found = undecided("seed 2 is not finite", paired_statistics([4.0, 4.0], [3.9, 3.8]))
+    assert found.word == "cannot tell"
+    assert found.text.startswith("cannot tell: seed 2 is not finite. Of the others: -3.75 %")
+
+
+def test_a_percentage_keeps_its_sign_and_is_never_a_row_of_zeros():
+    assert percent_text(-0.744) == "-0.74 %"
+    assert percent_text(0.00012) == "+1e-04 %"
+
+
+@pytest.mark.parametrize("count", [2, 3, 5, 8])
+def test_of_a_thousand_changes_that_change_nothing_at_most_five_percent_are_called_something(count):
+    words = [found.word for found in simulated(count, 0.0, seed=count)]
+    called = sum(word in ("better", "worse") for word in words)
+    # 50 are expected at most; a true rate of 5 % stays within this band 99 times in a hundred. Also
+    # not below it: a rule that never says anything is no test.
+    low, high = stats.binom.interval(0.99, SIMULATED, 0.05)
+    assert (low, high) == (33, 69)
+    assert low <= called <= high
+
+
+def test_three_budgets_that_may_all_decide_would_be_wrong_more_often_than_one():
+    """Why only one decides: as in docs/decisions/0013, three independent looks."""
+    noise = np.random.default_rng(20).normal(LOSS, 0.01, (3, SIMULATED, 3)).tolist()
+    base = [LOSS] * 3
+    called = [[paired_statistics(base, one).p < 0.05 for one in look] for look in noise]
+    assert sum(called[0]) / SIMULATED <= 0.069
+    assert sum(map(any, zip(*called, strict=True))) / SIMULATED > 0.1
+
+
+def test_a_planted_gain_of_one_percent_is_found_with_the_stated_number_of_seeds():
+    deviation = NOISE_PERCENT * (2 * (1 - SHARED)) ** 0.5
+    count = seeds_needed(deviation, 1.0)
+    assert count == 3
+    found = [verdict.word for verdict in simulated(count, 1.0, seed=9)]
+    assert found.count("better") >= 0.8 * SIMULATED
+    assert found.count("worse") == 0
+    # And with one seed fewer it is not: the number is not padded.
+    fewer = [verdict.word for verdict in simulated(count - 1, 1.0, seed=9)]
+    assert fewer.count("better") < 0.8 * SIMULATED
+
+
+def test_the_number_of_seeds_that_is_stated_has_the_power_that_is_stated():
+    # A smaller gain, where the power is just reached: 80 %, and not 99.
+    count = seeds_needed(NOISE_PERCENT, 0.3)
+    assert count == 10
+    found = [verdict.word for verdict in simulated(count, 0.3, seed=11)]
+    # Three standard errors of a share of 0.8 among a thousand are 0.038.
+    assert 0.76 <= found.count("better") / SIMULATED <= 0.86
