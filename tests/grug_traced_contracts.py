@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.extend.core import jaxprs_in_params
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -27,6 +28,7 @@ from chomp.tracking import names
 from tests.grug_contracts import Checks, Template
 
 ROWS, TOKENS = 8, 16
+HALF = "compute=bfloat16"
 
 
 def _abstract_model(template: Template, cfg: Any) -> Any:
@@ -88,6 +90,51 @@ def draws_nothing_without_a_key(template: Template) -> list[str]:
             fix="draw from `key` only, and only where it is not None",
         )
     ]
+
+
+def adds_up_gradients_in_float32(template: Template) -> list[str]:
+    """Under bfloat16 compute, no gradient is a sum over positions that bfloat16 adds up.
+
+    Such a sum stands still once it is 256 times what is added: of a lookup's rows, of a bias.
+    Products are not looked at: the hardware adds them up in float32.
+    """
+    model, mp = _abstract_model(template, template.launch_class().model), Precision.parse(HALF)
+
+    def loss(model: Any, tokens: jax.Array, weight: jax.Array) -> jax.Array:
+        summed: jax.Array = mp.for_compute(model).next_token_loss(tokens, weight)
+        return summed
+
+    with _one_device():
+        arguments = (model, jnp.zeros((ROWS, TOKENS), jnp.int32), jnp.ones((ROWS, TOKENS)))
+        traced = jax.make_jaxpr(jax.grad(loss, allow_int=True))(*arguments)
+    return [
+        template.breach(
+            "model.py",
+            f"a gradient of shape {list(found.outvars[0].aval.shape)} is added up in bfloat16 by a "
+            f"{found.primitive.name}",
+            allowed="sums over positions in float32, rounded once",
+            fix="cast to float32 before, as chomp.kernels.embedding does, and back after",
+        )
+        for found in _equations(traced.jaxpr)
+        if _adds_up_halves(found)
+    ]
+
+
+def _adds_up_halves(equation: Any) -> bool:
+    made = equation.outvars[0].aval if equation.outvars else None
+    if getattr(made, "dtype", None) != jnp.bfloat16:
+        return False
+    if equation.primitive.name == "reduce_sum":
+        return bool(equation.invars[0].aval.size > made.size)
+    return equation.primitive.name in ("scatter-add", "cumsum")
+
+
+def _equations(jaxpr: Any) -> Iterator[Any]:
+    """Of a traced program, and of all that it calls."""
+    for equation in jaxpr.eqns:
+        yield equation
+        for called in jaxprs_in_params(equation.params):
+            yield from _equations(called)
 
 
 def gives_the_promised_shapes(template: Template) -> list[str]:
@@ -213,6 +260,7 @@ def _on(mesh: Any, shape: tuple[int, ...], leaf: Any, spec: P | None = None) -> 
 TRACED: tuple[Checks, ...] = (
     labels_every_weight,
     draws_nothing_without_a_key,
+    adds_up_gradients_in_float32,
     gives_the_promised_shapes,
     counts_its_operations,
     lowers_on_abstract_meshes,

@@ -155,6 +155,15 @@ BREACHES = {
         ("model.py", FORWARD, DROPPED),
         ("model.py: without a key, the model draws (random_bits",),
     ),
+    "a lookup whose gradient is summed in half precision": Breach(
+        traced.adds_up_gradients_in_float32,
+        (
+            "model.py",
+            "embedded(self.token_embed, token_ids, out_sharding=ROWS)",
+            "jax.reshard(self.token_embed, P(None, None)).at[token_ids].get(out_sharding=ROWS)",
+        ),
+        ("is added up in bfloat16 by a scatter-add",),
+    ),
     "logits in half precision": Breach(
         traced.gives_the_promised_shapes,
         ("model.py", "(self(token_ids, mask))", "(self(token_ids, mask)).astype(jnp.bfloat16)"),
