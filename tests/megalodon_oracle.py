@@ -59,8 +59,13 @@ def their_config(cfg: GrugModelConfig, **changes: Any) -> megalodon_jax.Megalodo
 def their_model(ours: Transformer, **changes: Any) -> megalodon_jax.MegalodonForCausalLM:
     """The package's model with our weights."""
     cfg = their_config(ours.cfg, **changes)
-    # Only its structure is used: drawing its weights takes seconds.
-    model = jax.eval_shape(lambda: megalodon_jax.MegalodonForCausalLM(cfg, key=jax.random.key(0)))
+
+    def drawn() -> megalodon_jax.MegalodonForCausalLM:
+        return megalodon_jax.MegalodonForCausalLM(cfg, key=jax.random.key(0))
+
+    # Only its structure is used: drawing its weights takes seconds. The scale of an embedding is a
+    # number that the package cannot compute while it is traced.
+    model = drawn() if cfg.scale_emb else jax.eval_shape(drawn)
     leaves = as_theirs(ours)
 
     def replaced(path: Any, leaf: Any) -> Any:

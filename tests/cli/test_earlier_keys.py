@@ -512,11 +512,19 @@ def test_an_evaluation_that_is_none_already_may_be_turned_off(value: str):
 
 def test_an_evaluation_of_nothing_is_refused_while_the_config_is_read():
     words = "with 1 document in the config, of which none is held out. Allowed: "
-    with pytest.raises(ConfigError, match=f"train.eval_every=2 {words}"):
-        with_own_overrides(of_one_text(), ["train.eval_every=2"])
-    changed = with_own_overrides(of_one_text(), ["eval={steps_per_eval: 2}"])
-    with pytest.raises(ConfigError, match=f"eval {words}"):
-        require_evaluated(changed)
+    for override in ("train.eval_every=2", "eval={steps_per_eval: 2}"):
+        changed = with_own_overrides(of_one_text(), [override])
+        with pytest.raises(ConfigError, match=f"eval {words}"):
+            require_evaluated(changed)
+
+
+@pytest.mark.parametrize("turn", [1, -1])
+def test_an_evaluation_is_judged_by_all_overrides_in_whatever_order(turn: int):
+    overrides = ["data.validation_fraction=0.999", "train.eval_every=10"][::turn]
+    changed = with_own_overrides(of_one_text(), overrides)
+    require_evaluated(changed)
+    assert changed.eval is not None
+    assert changed.eval.steps_per_eval == 10
 
 
 def test_an_evaluation_of_something_or_of_what_is_not_known_yet_is_let_through():

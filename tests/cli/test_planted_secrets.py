@@ -69,7 +69,12 @@ def files_with_a_secret(folder: Path) -> list[tuple[str, str]]:
         ("s3://me:p@ss.word/x@bucket", "s3://me:<password>@bucket"),
         ("https://me:p@ss.word/x@host:80?y", "https://me:<password>@host:80?y"),
         ("https://me:pass@a.org/x?to=b@c.org", "https://me:<password>@c.org"),
+        # Digits before a slash are a port in the web's addresses alone.
+        ("postgres://me:12/34@host/db", "postgres://me:<password>@host/db"),
+        ("https://me:pa'ss@host", "https://me:<password>@host"),
+        ("{'a': 'https://host:x', 'b': 'c@d'}", "{'a': 'https://host:x', 'b': 'c@d'}"),
         # What only looks a little like one stays as it is.
+        ("redis://host:6379/0", "redis://host:6379/0"),
         ("https://me:@host", "https://me:@host"),
         ("ssh://git@host/x.git", "ssh://git@host/x.git"),
         ("https://host:8080/a@b", "https://host:8080/a@b"),

@@ -14,6 +14,7 @@ from chomp.data import (
     is_held_out,
     source_documents,
 )
+from chomp.data.store.token_store import TokenStore
 from chomp.errors import DataError
 
 LENGTHS = [3, 6, 2, 5]
@@ -64,6 +65,27 @@ def test_no_held_out_document_of_a_stream_is_among_them():
     begun = {NUMBERS.decode(texts.beginning(2, number)) for number in range(50)}
     assert held_out
     assert begun <= set(documents) - held_out
+
+
+def test_of_a_store_no_more_is_read_than_is_asked_for(tmp_path: Path, monkeypatch):
+    read: list[int] = []
+    whole = TokenStore.read
+
+    def counted(store, starts, lengths):
+        read.append(int(lengths.sum()))
+        return whole(store, starts, lengths)
+
+    monkeypatch.setattr(TokenStore, "read", counted)
+    texts = texts_of_store(tmp_path)
+    assert read == []
+    assert texts.beginning(2, 1) == counted_documents(LENGTHS)[1][:2]
+    assert read == [2]
+
+
+def test_a_longer_beginning_can_be_asked_for_later(tmp_path: Path):
+    _, two, *_ = counted_documents(LENGTHS)
+    for texts in both(tmp_path):
+        assert [texts.beginning(size, 1) for size in (2, 5, 3)] == [two[:2], two[:5], two[:3]]
 
 
 def test_documents_without_a_token_begin_nothing():

@@ -238,6 +238,14 @@ def test_a_run_that_fails_draws_none(tmp_path):
     assert "run page" not in table_of(tmp_path)
 
 
+def test_the_page_of_a_finished_run_does_not_outlive_the_start_of_another_attempt(tmp_path):
+    run_to_the_end(tmp_path)
+    run_to_the_end(tmp_path, error=ValueError("no"))
+    assert not (tmp_path / "report" / "index.html").exists()
+    run_to_the_end(tmp_path)
+    assert (tmp_path / "report" / "index.html").exists()
+
+
 def test_a_page_that_cannot_be_written_is_told_loudly_and_harms_nothing(tmp_path, caplog):
     (tmp_path / "report").mkdir()
     (tmp_path / "report" / "index.html").write_text("<h1>mine</h1>")

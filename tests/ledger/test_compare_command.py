@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,7 +17,7 @@ from chomp.report.record import read_record
 from experiments.grug.base.train import GrugEvalConfig, run_grug
 from tests import tiny
 from tests.chromium_pipe import MISSING, ChromiumPage, browser
-from tests.ledger.made_runs import COMMIT, make_side
+from tests.ledger.made_runs import COMMIT, config_of, make_run, make_side
 from tests.variants.small_checkout import ARCHIVE, Checkout, small_checkout
 
 # Trains nothing, but leaves what a run leaves: a config and a record whose end depends on its seed.
@@ -260,6 +261,137 @@ def test_seeds_that_were_looked_at_before_are_not_looked_at_again_in_silence(che
     assert "looked at before" in newest[0].notes[-1]
 
 
+def test_another_question_of_the_same_runs_is_a_second_look(checkout, chomp):
+    grug = checkout.root / "outputs/grug"
+    make_side(grug, "base", {0: 4.0, 1: 4.1, 2: 3.9})
+    make_side(grug, "mine", {0: 3.96, 1: 4.158, 2: 3.861})
+    chomp("compare", "base", "mine", "--save")
+    told = chomp("compare", "base", "mine", "--metric", "eval/bpb", "--at", "flops", "--save")
+    words = "looked at before with these 3 seeds, eval/loss at equal tokens: cannot tell"
+    assert words in told.out
+    looks = {result.metric: result.looks for result in read_results(checkout.root)}
+    assert looks == {"eval/loss": 0, "eval/bpb": 1}
+    chomp("variant", "ledger")
+    page = checkout.read("docs/reports/ledger.md")
+    assert page.count("| cannot tell (look 2 at these runs) |") == 1
+    assert "look 2 at these runs" in checkout.read("docs/reports/ledger.html")
+    # The first question, asked again and kept again, was asked first still.
+    assert "looked at before" not in chomp("compare", "base", "mine", "--save").out
+
+
+def make_strangers(folder: Path, base: str, variant: str, lr: float) -> tuple[str, str]:
+    """Runs that no executor made, whose names are all that tells them apart."""
+    sides = []
+    for side, name in (("b", base), ("v", variant)):
+        for seed in (0, 1):
+            end = 4.0 - 0.04 * (side == "v") + seed / 1000
+            config = config_of(seed, run_id=name, optimizer__lr=lr)
+            run = make_run(folder / side / f"r{seed}", seed=seed, end=end, config=config)
+            for left in run.glob(".executor*"):
+                left.unlink()
+        sides.append(str(folder / side))
+    return sides[0], sides[1]
+
+
+def test_runs_of_the_same_names_and_other_settings_are_other_results(checkout, chomp, tmp_path):
+    for lr in (0.1, 0.2):
+        sides = make_strangers(tmp_path / f"lr{lr}", "base", "mine", lr)
+        assert chomp("compare", *sides, "--save").code == 0
+    assert len(read_results(checkout.root)) == 2
+
+
+def test_a_run_id_does_not_lead_out_of_the_folder_of_results(checkout, chomp, tmp_path):
+    sides = make_strangers(tmp_path / "odd", "base", "../../../x<b>:*", 0.1)
+    before = {path for path in tmp_path.rglob("*.json") if "odd" not in path.parts}
+    told = chomp("compare", *sides, "--save")
+    assert told.code == 0, told.err
+    after = {path for path in tmp_path.rglob("*.json") if "odd" not in path.parts}
+    [made] = after - before
+    assert made.parent == checkout.root / RESULTS
+    assert re.fullmatch(r"base--x-b---\w{8}\.json", made.name)
+
+
+def test_what_is_kept_has_no_place_of_this_machine_and_no_secret(checkout, chomp, monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", "hf_planted0123456789")
+    grug = checkout.root / "outputs/grug"
+    for variant, name in (("base", "a"), ("mine", "b")):
+        source = {
+            "kind": "text",
+            "paths": [f"/home/alice/private/{name}.txt"],
+            "url": f"https://alice:hunter22@host/x/{name}",
+        }
+        config = config_of(0, data__components={"code": {"source": source}})
+        config["model"]["init_from"] = f"/home/alice/private/{name}.bin"
+        config["data"]["tokenizer"] = {"kind": "file", "file": f"/home/alice/{name}.json"}
+        make_side(grug, variant, {0: 4.0}, config=config, checkpoint={"data_fingerprint": name})
+    sides = [str(grug / "base-*"), str(grug / "mine-*")]
+    note = "with hf_planted0123456789 of /home/alice/notes/today.txt"
+    told = chomp("compare", *sides, "--other-data", "--save", "--note", note)
+    assert told.code == 0, told.err
+    [path] = (checkout.root / RESULTS).iterdir()
+    kept = path.read_text()
+    for leak in ("alice", "hunter22", "hf_planted", "/home", str(checkout.root)):
+        assert leak not in kept
+    [result] = read_results(checkout.root)
+    assert result.command == "chomp compare 'base-*' 'mine-*' --other-data"
+    changed = {each.field: (each.base, each.variant) for each in result.changes}
+    assert changed["model.init_from"] == ("…/a.bin", "…/b.bin")
+
+
+def test_a_result_that_cannot_be_kept_is_refused_before_anything_runs(launches, chomp):
+    told = chomp("compare", "plain.py", "tuned.py", "--seeds", "2", "--save")
+    assert told.code == 2
+    assert "checkout" in told.err
+    assert not (launches / "outputs").exists()
+
+
+@pytest.mark.parametrize("content", ["{}", '{"format": '])
+def test_a_result_that_cannot_be_read_is_a_note_of_a_comparison(checkout, chomp, content):
+    grug = checkout.root / "outputs/grug"
+    make_side(grug, "base", {0: 4.0})
+    make_side(grug, "mine", {0: 3.9})
+    checkout.write(f"{RESULTS}/odd.json", content)
+    told = chomp("compare", "base", "mine", "--save")
+    assert told.code == 0, told.err
+    assert "odd.json cannot be read" in told.out
+
+
+def test_a_metric_of_unknown_direction_is_refused_before_anything_runs(launches, chomp):
+    options = ("--seeds", "2", "--metric", "lm_eval/x/acc")
+    told = chomp("compare", "plain.py", "tuned.py", *options)
+    assert told.code == 2
+    assert "--metric lm_eval/x/acc without --best" in told.err
+    assert not (launches / "outputs").exists()
+
+
+def test_which_value_is_best_is_said(checkout, chomp):
+    grug = checkout.root / "outputs/grug"
+    make_side(grug, "base", {0: 4.0})
+    make_side(grug, "mine", {0: 3.9})
+    assert "eval/loss, lowest is best" in chomp("compare", "base", "mine").out
+    assert "highest is best" in chomp("compare", "base", "mine", "--best", "highest").out
+
+
+def test_results_of_one_day_are_in_the_order_they_were_made(checkout, chomp):
+    grug = checkout.root / "outputs/grug"
+    make_side(grug, "base", {0: 4.0, 1: 4.0})
+    make_side(grug, "mine", {0: 3.9, 1: 3.9})
+    chomp("compare", str(grug / "base-0000"), str(grug / "mine-0000"), "--save")
+    chomp("compare", str(grug / "base-0001"), str(grug / "mine-0001"), "--save")
+    # The command tells the second; whole hours apart here, the last by its name made last.
+    written = [result.made for result in read_results(checkout.root)]
+    assert all(re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d", made) for made in written)
+    paths = sorted((checkout.root / RESULTS).iterdir())
+    for path, hour in zip(paths, ("09", "10"), strict=True):
+        content = json.loads(path.read_text())
+        path.write_text(json.dumps({**content, "made": f"2026-11-16 {hour}:00:00"}))
+    assert [result.made[11:13] for result in read_results(checkout.root)] == ["10", "09"]
+    chomp("variant", "ledger")
+    page = checkout.read("docs/reports/ledger.md")
+    assert "| 2026-11-16 at `0123456789ab` |" in page
+    assert "- Templates: `base " in page
+
+
 def test_the_ledger_changes_with_the_archive(checkout, chomp):
     chomp("variant", "ledger")
     page = checkout.read(ARCHIVE).replace("To be here.", "To be gone.")
@@ -336,14 +468,18 @@ def test_the_page_draws_an_interval_on_the_right_side_of_zero(ledger_page):
 
 
 def test_real_runs_can_be_compared(tmp_path, chomp):
-    """What a template really writes: one run twice, so that nothing differs but the folders."""
+    """What a template really writes: one run, and the same as though it had run an hour later."""
     (tmp_path / "data").mkdir()
     data = tiny.build_data(tmp_path / "data")
-    for name in ("once", "again"):
-        # As in tests/cli/conftest.py: what one of the two has compiled, the other loads.
-        config = tiny.run_config(data, tmp_path / name, ema_beta=0.9)
-        evaluated = GrugEvalConfig(steps_per_eval=6, eval_batch_size=8, max_eval_batches=2)
-        run_grug(replace(config, eval=evaluated))
+    # As in tests/cli/conftest.py: what one of the two has compiled, the other loads.
+    config = tiny.run_config(data, tmp_path / "once", ema_beta=0.9)
+    evaluated = GrugEvalConfig(steps_per_eval=6, eval_batch_size=8, max_eval_batches=2)
+    run_grug(replace(config, eval=evaluated))
+    shutil.copytree(tmp_path / "once", tmp_path / "again")
+    record = tmp_path / "again/metrics.jsonl"
+    rows = [json.loads(line) for line in record.read_text().splitlines()]
+    later = [{**row, "time": row["time"] + 3600} for row in rows]
+    record.write_text("".join(json.dumps(row) + "\n" for row in later))
     runs = [str(tmp_path / name) for name in ("once", "again")]
     told = chomp("compare", *runs, "--json", str(tmp_path / "result.json"))
     assert told.code == 0, told.err

@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from chomp.cli.compare_table import tell_comparison
 from chomp.errors import ConfigError
 from chomp.ledger.comparison import Comparison, Question, compare
 from chomp.ledger.curves import curve_of
-from chomp.ledger.found_runs import found_side
+from chomp.ledger.found_runs import differing_fields, found_side
+from chomp.ledger.measured_run import measured_run
 from chomp.report.record import read_record
 from tests.ledger.made_runs import STEPS, TOKENS_A_STEP, config_of, loss_after, make_run, make_side
 
@@ -60,6 +62,7 @@ def test_a_costlier_variant_is_read_off_its_curve_where_the_base_ends(grug, tmp_
     assert found["time"].spent == pytest.approx((10.0,) * 4)
     [note] = found["flops"].notes
     assert "the variant is 50 % through its schedule and the base 100 %" in note
+    assert "learning rate" not in note  # which may be constant
     assert found["tokens"].notes == ()
 
 
@@ -190,6 +193,171 @@ def test_a_seed_that_ended_because_it_was_not_finite_is_a_result_too(grug, tmp_p
     assert "seed 2: moe-0002 ended with NonFiniteError" in found.verdict.text
     assert found.deciding.statistics is not None
     assert found.deciding.statistics.count == 3
+
+
+@pytest.mark.parametrize("becomes", ["unfinished", "gone"])
+def test_a_run_that_diverged_counts_whatever_became_of_its_partner(grug, tmp_path, becomes):
+    make_pairs(grug)
+    shutil.rmtree(grug / "moe-0002")
+    make_side(grug, "moe", {2: 4.0}, outcome="NonFiniteError", steps=30)
+    shutil.rmtree(grug / "base-0002")
+    if becomes == "unfinished":
+        make_side(grug, "base", {2: 4.0}, outcome=None, steps=30)
+    found = compared("base", "moe", tmp_path)
+    assert found.verdict.word == "cannot tell"
+    assert "seed 2: moe-0002 ended with NonFiniteError" in found.verdict.text
+
+
+def test_a_run_without_a_config_is_set_aside_and_the_rest_is_compared(grug, tmp_path):
+    make_pairs(grug)
+    # The newest by its start, with settings of its own as far as anybody can tell.
+    make_side(grug, "moe", {9: 4.0})
+    (grug / "moe-0009/config_resolved.json").write_text('{"model": ')
+    for variant in ("moe", grug / "moe-*"):
+        found = compared("base", variant, tmp_path)
+        assert found.verdict.word == "better"
+        assert any("moe-0009 is left out, as no config" in note for note in found.notes)
+
+
+def test_where_no_run_tells_its_seed_the_error_says_why(grug, tmp_path):
+    make_pairs(grug, {0: 0.1})
+    (grug / "moe-0000/config_resolved.json").unlink()
+    with pytest.raises(ConfigError, match=r"no run tells its seed \(moe-0000: there is no config"):
+        compared("base", "moe", tmp_path)
+
+
+def test_seeds_that_differ_by_the_data_alone_are_told_apart(grug, tmp_path):
+    for variant, data_seed in (("base", 1), ("moe", 2)):
+        config = config_of(0, derived__train={"data_seed_effective": data_seed})
+        make_side(grug, variant, {0: 4.0}, config=config)
+    with pytest.raises(ConfigError, match=r"base has seeds 0/1 .*moe has seeds 0/2 \(of weights"):
+        compared("base", "moe", tmp_path)
+
+
+def test_a_damaged_record_of_somebody_else_is_passed_over_and_named(grug, tmp_path):
+    make_pairs(grug)
+    make_side(grug, "other", {0: 4.0})
+    (grug / "other-0000/.executor_info").write_text('{"na')
+    found = compared("base", "moe", tmp_path)
+    assert found.verdict.word == "better"
+    assert any("other-0000 is passed over" in note for note in found.notes)
+    with pytest.raises(ConfigError, match="other-0000 is passed over"):
+        compared("base", "other", tmp_path)
+
+
+def test_a_base_of_zero_is_compared_without_percent(grug, tmp_path):
+    make_side(grug, "base", {0: 0.0, 1: 0.0, 2: 0.0}, evaluated=[STEPS])
+    make_side(grug, "moe", {0: 0.2, 1: 0.21, 2: 0.22}, evaluated=[STEPS])
+    found = compared("base", "moe", tmp_path, best="highest")
+    assert found.verdict.text.startswith("better: +0.21 (95 % interval")
+    tell_comparison(found)
+
+
+def test_one_loss_that_is_not_finite_among_many_is_left_out_and_said(tmp_path):
+    run = make_run(tmp_path / "grug/base-0", seed=0, end=4.0)
+    other = make_run(tmp_path / "grug/moe-0", seed=0, end=3.9, variant="moe")
+    rows = [json.loads(line) for line in (other / "metrics.jsonl").read_text().splitlines()]
+    steps = [row for row in rows if row.get("step") == STEPS - 1]
+    # Six more rows of the last steps, one of them of a step that was skipped.
+    for folder, skipped in ((run, None), (other, 97)):
+        near = [
+            {
+                **steps[0],
+                "step": step,
+                "time": 1.0 + step + (folder == run),
+                "train/loss": None if step == skipped else 3.9,
+                "throughput/total_tokens": float((step + 1) * TOKENS_A_STEP),
+            }
+            for step in range(95, STEPS)
+        ]
+        with (folder / "metrics.jsonl").open("a") as file:
+            file.writelines(json.dumps(row) + "\n" for row in near)
+    found = compared("base", "moe", tmp_path, metric="train/loss")
+    assert found.deciding.variant == pytest.approx((3.9,))
+    assert "moe-0: 1 value of the mean not finite and left out" in found.deciding.notes
+
+
+def test_a_run_that_began_at_a_checkpoint_has_the_seconds_of_its_own_steps(tmp_path):
+    run = make_run(tmp_path / "run", seed=0, end=4.0)
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    later = [{**row, "step": row["step"] + 1000} if "step" in row else row for row in rows]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in later))
+    curve = curve_of(read_record(str(run)), "eval/loss", "time")
+    assert curve.reach == pytest.approx(STEPS * 0.1)
+    assert curve.spent[0] == pytest.approx(10 * 0.1)
+
+
+@pytest.mark.parametrize("field", ["initialize_from", "load_checkpoint_path"])
+def test_another_starting_point_is_another_setting_and_no_path(tmp_path, field):
+    places = ["/home/me/one/step-100", "/home/me/two/step-100"]
+    runs = [
+        measured_run(
+            str(
+                make_run(
+                    tmp_path / str(i),
+                    seed=0,
+                    end=4.0,
+                    config=config_of(0, **{f"trainer__{field}": place}),
+                )
+            )
+        )
+        for i, place in enumerate(places)
+    ]
+    assert runs[0].settings_hash != runs[1].settings_hash
+    [(_, before, after)] = differing_fields(*runs)
+    assert "/home" not in f"{before}{after}"
+    assert before.startswith("step-100 (")
+
+
+def test_names_of_hub_datasets_are_whole_and_folders_are_not(tmp_path):
+    def source(path: str) -> str:
+        components = {"code": {"source": {"kind": "hf", "path": path}}}
+        config = config_of(0, data__components=components)
+        name = str(len(list(tmp_path.iterdir())))
+        run = measured_run(str(make_run(tmp_path / name, seed=0, end=4.0, config=config)))
+        return run.settings["data"]["components"]["code"]["source"]["path"]
+
+    assert source("one/c4") == "one/c4"
+    assert source("/home/me/c4") == "c4"
+
+
+@pytest.mark.parametrize(
+    ("changed", "told"),
+    [
+        ({"data__mask_boundary_loss": False}, "data.mask_boundary_loss: True -> False"),
+        ({"data__packing_mode": "packed"}, "data.packing_mode: concat -> packed"),
+        ({"data__packing": {"max_documents": 2}}, "data.packing: None -> "),
+        (
+            {"data__components__code__stream": {"max_validation_documents": 10}},
+            "stream.max_validation_documents: 1000 -> 10",
+        ),
+    ],
+)
+def test_other_scored_positions_are_refused_by_field(grug, tmp_path, changed, told):
+    usual = {
+        "data__mask_boundary_loss": True,
+        "data__packing_mode": "concat",
+        "data__packing": None,
+        "data__components__code__stream": {"max_validation_documents": 1000},
+    }
+    make_side(grug, "base", {0: 4.0}, config=config_of(0, **usual))
+    make_side(grug, "moe", {0: 3.9}, config=config_of(0, **{**usual, **changed}))
+    with pytest.raises(ConfigError, match=rf"{told}.*Allowed: eval/loss of the same held-out text"):
+        compared("base", "moe", tmp_path, is_other_data=True)
+
+
+def test_held_out_text_without_a_hash_is_compared_by_config_and_that_is_said(grug, tmp_path):
+    def config(path: str) -> dict[str, object]:
+        components = {"code": {"source": {"kind": "text", "paths": [path]}}}
+        return config_of(0, derived__data={}, data__components=components)
+
+    make_side(grug, "base", {0: 4.0}, config=config("a/*.txt"))
+    make_side(grug, "moe", {0: 3.9}, config=config("a/*.txt"))
+    found = compared("base", "moe", tmp_path)
+    assert any("held-out text of code is compared by config" in note for note in found.notes)
+    make_side(grug, "other", {0: 3.9}, config=config("b/*.txt"))
+    with pytest.raises(ConfigError, match=r"code.source.paths.*the same held-out text"):
+        compared("base", "other", tmp_path, is_other_data=True)
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,15 @@
 """Verdicts: the right word for what the numbers say, and how often it is wrong."""
 
+import math
+
 import numpy as np
 import pytest
 from scipy import stats
 
+from chomp.errors import ConfigError
+from chomp.ledger.interval_drawing import interval_bar, interval_picture
 from chomp.ledger.statistics import paired_statistics, seeds_needed
-from chomp.ledger.verdict import Verdict, percent_text, undecided, verdict_of
+from chomp.ledger.verdict import Verdict, best_of, percent_text, undecided, verdict_of
 
 SIMULATED = 1000
 # The noise assumed: runs that differ by their seed alone end 0.3 % apart (standard deviation), and
@@ -51,10 +55,55 @@ def test_what_chance_can_explain_is_not_told_and_says_how_many_seeds_would():
     found = verdict([4.0, 4.0, 4.0], [3.97, 4.01, 3.98])
     assert found.word == "cannot tell"
     # Differences of -0.03, 0.01, -0.02: mean -0.0133, deviation 0.0208.
-    more = seeds_needed(0.0208167, 0.0133333) - 3
-    assert f"An effect of this size would take about {more} more seeds" in found.text
-    usual = seeds_needed(0.0208167, 0.04) - 3
-    assert f"one of 1 % would take about {usual} more seed" in found.text
+    needed = seeds_needed(0.0208167, 0.0133333)
+    assert f"An effect of this size takes about {needed} seeds" in found.text
+    usual = seeds_needed(0.0208167, 0.04)
+    assert f"one of 1 % takes about {usual} seeds" in found.text
+
+
+def test_the_advice_is_a_test_of_its_own_on_new_seeds():
+    found = verdict([4.0, 4.0, 4.0], [3.97, 4.01, 3.98], new_seed=7)
+    needed = seeds_needed(0.0208167, 0.0133333)
+    assert f"{needed} new ones: --seeds {needed} --first-seed 7." in found.text
+    assert "more seed" not in found.text
+
+
+@pytest.mark.parametrize("base", [[0.0] * 3, [-0.1, 0.1, 0.0]])
+def test_a_base_of_zero_is_compared_in_absolute_terms(base):
+    higher = [value + 0.2 + i / 100 for i, value in enumerate(base)]
+    found = verdict(base, higher, best="highest")
+    assert found.word == "better"
+    assert found.text.startswith("better: +0.21 (95 % interval +0.1852 to +0.2348) over 3 seeds")
+    assert verdict(base, higher).word == "worse"
+    assert verdict(base, base).word == "no difference"
+    unsure = verdict(base, [value + i - 1 for i, value in enumerate(base)])
+    assert unsure.word == "cannot tell"
+    assert "1 %" not in unsure.text.replace("95 %", "")
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_differences_without_any_spread_tell_nothing_of_chance(count):
+    found = verdict([0.50, 0.52, 0.54][:count], [0.54, 0.56, 0.58][:count], best="highest")
+    assert found.word == "cannot tell"
+    assert f"in each of {count} seeds, the same to the last digit" in found.text
+
+
+@pytest.mark.parametrize("metric", ["eval/loss", "eval/ema/bpb", "lm_eval/x/word_perplexity"])
+def test_of_a_loss_the_lowest_is_the_best(metric):
+    assert best_of(metric, None) == "lowest"
+    assert best_of(metric, "highest") == "highest"
+
+
+def test_of_any_other_metric_the_user_has_to_say_what_is_best():
+    with pytest.raises(ConfigError, match=r"lm_eval/x/acc without --best\. .*Fix: add --best"):
+        best_of("lm_eval/x/acc", None)
+    assert best_of("lm_eval/x/acc", "highest") == "highest"
+
+
+def test_a_bar_of_what_is_not_finite_is_the_axis_alone():
+    bar = interval_bar(math.nan, math.nan, math.nan, 1.0)
+    assert bar.strip() == "│"
+    assert "circle" not in interval_picture(math.nan, math.nan, math.nan, 1.0, label="x")
 
 
 def test_one_seed_has_no_interval_and_says_so():
@@ -67,6 +116,9 @@ def test_two_seeds_say_how_little_they_are():
     found = verdict([4.0, 4.0], [3.9, 3.7])
     assert found.word == "cannot tell"
     assert "one degree of freedom" in found.text
+    sure = verdict([4.0, 4.0], [3.9, 3.9001])
+    assert sure.word == "better"
+    assert "one degree of freedom" in sure.text
 
 
 def test_equal_values_are_no_difference():
@@ -78,7 +130,7 @@ def test_equal_values_are_no_difference():
 
 def test_a_difference_of_rounding_is_none_though_it_is_in_every_seed():
     base = [4.0, 4.1, 4.2]
-    off = [value - 1e-6 for value in base]
+    off = [value - 1e-6 - i * 1e-8 for i, value in enumerate(base)]
     assert verdict(base, off).word == "no difference"
     assert verdict(base, off, smallest_percent=0.0).word == "better"
 

@@ -171,8 +171,8 @@ def eval_tags(index: int) -> list[dict[str, Any]]:
 
 def mixture() -> dict[str, Any]:
     stages = [
-        {"first_step": 0, "weights": {"web": 0.8, "code": 0.2}},
-        {"first_step": 700, "weights": {"web": 0.4, "code": 0.6}},
+        {"first_step": 0, "weights": {"web": 0.8, "code": 0.2}, "epochs": {"web": 1.75}},
+        {"first_step": 700, "weights": {"web": 0.4, "code": 0.6}, "epochs": {"web": 0.5}},
     ]
     return {"components": COMPONENTS, "stages": stages}
 

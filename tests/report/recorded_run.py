@@ -50,7 +50,7 @@ class RecordedRun:
         return self
 
     def evaluation(self, step: int, **values: float):
-        """A line of an evaluation that took a second."""
+        """A line of an evaluation that took a second; after an attempt's end, a late one."""
         self.now += 1.0
         named = {f"eval/{name.replace('__', '/')}": value for name, value in values.items()}
         self._step_line(step, {**named, "eval/total_time": 1.0})
@@ -93,6 +93,7 @@ class RecordedRun:
             "mixture/stage": int(step >= 20),
             "mixture/weight/code": 0.7 if step < 20 else 0.5,
             "mixture/weight/prose": 0.3 if step < 20 else 0.5,
+            "mixture/epoch/code": 0.1 * (step + 1),
             "loss": value,
         }
         self._step_line(step, row)

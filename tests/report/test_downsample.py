@@ -101,3 +101,19 @@ def test_a_single_step_off_the_line_is_a_corner():
 def test_a_limit_too_low_for_any_bucket_is_refused():
     with pytest.raises(ConfigError, match="at most 3 points"):
         downsampled(np.arange(9), np.zeros(9), 3)
+
+
+@pytest.mark.parametrize("height", [1e6, 1e8, 1e12])
+def test_beside_a_single_huge_value_noise_is_not_straight(height):
+    values = 0.5 * np.exp(0.3 * np.random.default_rng(0).normal(size=20_000))
+    values[10_000] = height
+    assert straight_pieces(np.arange(20_000), values, 40) is None
+
+
+@given(st.lists(st.floats(-1e6, 1e6), min_size=3, max_size=60), st.sampled_from([1.0, 1e9]))
+def test_straight_pieces_draw_every_value_to_what_a_page_can_tell(values, height):
+    values = np.array([*values, height])
+    curve = straight_pieces(steps_of(values), values, 60)
+    if curve is not None:
+        drawn = np.interp(steps_of(values), curve.steps, curve.values)
+        assert np.allclose(drawn, values, rtol=2.0**-23, atol=0.0)

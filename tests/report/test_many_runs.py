@@ -1,11 +1,12 @@
 """Runs read by several processes give what one process gives, and failures are told."""
 
+import io
 import json
 
 import pytest
 
 from chomp.errors import ConfigError
-from chomp.report.many_runs import num_readers, run_payloads
+from chomp.report.many_runs import num_readers, run_payloads, serve
 from tests.report.recorded_run import RecordedRun
 
 
@@ -42,3 +43,15 @@ def test_what_is_no_run_is_told_whichever_process_met_it(folders, tmp_path):
 )
 def test_processes_are_started_where_they_pay(num_bytes, num_runs, cores, readers):
     assert num_readers(num_bytes, num_runs, cores) == readers
+
+
+def test_a_reader_takes_nothing_from_the_folder_it_is_called_in(folders, tmp_path, monkeypatch):
+    (tmp_path / "numpy.py").write_text("raise SystemExit(3)")
+    monkeypatch.chdir(tmp_path)
+    assert len(run_payloads(folders, readers=1)) == len(folders)
+
+
+def test_a_reader_that_fails_says_why():
+    answers = io.StringIO()
+    serve(io.StringIO('{"folder": 17, "points": 100}\n'), answers)
+    assert "TypeError" in json.loads(answers.getvalue())["crash"]

@@ -56,3 +56,11 @@ def test_a_number_that_json_does_not_have_is_refused():
     run["numbers"]["eval/loss"] = math.nan
     with pytest.raises(ValueError, match="JSON compliant"):
         render(made.payload(run))
+
+
+def test_half_a_surrogate_pair_is_no_hindrance():
+    run = made.run(0, name="odd \ud800 name")
+    run["series"]["odd/\udfff"] = run["series"]["train/loss"]
+    page = render(made.payload(run))
+    assert "odd ? name" in page
+    assert page.encode().decode() == page

@@ -441,7 +441,7 @@ def test_text_that_tries_to_break_out_is_shown_and_does_nothing(page, tmp_path):
     run["series"][evil] = run["series"]["train/router/entropy"]
     run["eval_tags"][0]["tag"] = evil
     run["mixture"]["components"] = [evil]
-    run["mixture"]["stages"] = [{"first_step": 0, "weights": {evil: 1.0}}]
+    run["mixture"]["stages"] = [{"first_step": 0, "weights": {evil: 1.0}, "epochs": {evil: 2.5}}]
     run["waterfall"][0]["label"] = evil
     second = made.run(1)
     difference = {"names": [evil, "run-b"], "rows": [{"key": evil, "values": [evil, None]}]}

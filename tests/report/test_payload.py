@@ -2,6 +2,7 @@
 
 import base64
 import json
+import re
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from chomp.report.payload import page_payload
 from chomp.report.record import read_record
 from chomp.report.run_payload import MAX_POINTS, run_payload
+from chomp.report.run_texts import MAX_SAMPLE_CHARACTERS
 from tests.report.recorded_run import CONFIG, RecordedRun
 
 
@@ -74,21 +76,38 @@ def test_evaluations_are_a_tree_of_tags_with_their_last_numbers(tmp_path):
     assert tags["web/en"]["last"] == {"loss": 3.25, "bpb": 1.25, "loss_stderr": 0.1}
 
 
-def test_mixture_stages_begin_where_the_stage_changed(tmp_path):
-    mixture = part(RecordedRun(tmp_path).attempt(0, 40))["mixture"]
+@pytest.mark.parametrize(("starts", "second"), [([0, 20], 20), ([], 21)])
+def test_mixture_stages_begin_where_the_config_says_and_tell_what_they_read(
+    tmp_path, starts, second
+):
+    stages = [{"start_step": start, "weights": {}} for start in starts]
+    config = {**CONFIG, "data": {**CONFIG["data"], "stages": stages}}
+    mixture = part(RecordedRun(tmp_path, config=config).attempt(0, 40))["mixture"]
     assert mixture["components"] == ["code", "prose"]
-    assert mixture["stages"] == [
-        {"first_step": 1, "weights": {"code": 0.7, "prose": 0.3}},
-        {"first_step": 21, "weights": {"code": 0.5, "prose": 0.5}},
-    ]
+    first, later = mixture["stages"]
+    assert (first["first_step"], first["weights"]) == (0, {"code": 0.7, "prose": 0.3})
+    assert (later["first_step"], later["weights"]) == (second, {"code": 0.5, "prose": 0.5})
+    # Of `code` alone the epochs are logged: a tenth of one for each step.
+    assert first["epochs"] == {"code": pytest.approx(0.1 * second)}
+    assert later["epochs"] == {"code": pytest.approx(0.1 * (40 - second))}
 
 
 def test_samples_tell_the_prompt_from_what_was_written(tmp_path):
     run = RecordedRun(tmp_path).attempt(0, 4).sample(10, "once▸ upon").sample(2, "no mark")
+    run.sample(20, "nothing came▸")
     assert part(run)["samples"] == [
         {"step": 2, "prompt": "", "text": "no mark"},
         {"step": 10, "prompt": "once", "text": " upon"},
+        {"step": 20, "prompt": "nothing came", "text": ""},
     ]
+
+
+def test_of_long_texts_what_is_around_the_mark_is_shown(tmp_path):
+    size = MAX_SAMPLE_CHARACTERS
+    run = RecordedRun(tmp_path).attempt(0, 4).sample(3, f"{'a' * size}bc▸de{'f' * size}")
+    (sample,) = part(run)["samples"]
+    assert sample["prompt"] == "a" * (size - 2) + "bc"
+    assert sample["text"] == "de" + "f" * (size - 2)
 
 
 def test_the_template_is_compared_with_base_and_code_in_it_is_only_text(tmp_path):
@@ -126,6 +145,18 @@ def test_no_secret_reaches_a_page(tmp_path, monkeypatch):
     assert "<WANDB_API_KEY>" in text
 
 
+def test_no_secret_is_in_a_templates_lines_however_html_would_write_it(tmp_path, monkeypatch):
+    monkeypatch.setenv("WANDB_API_KEY", "s3cr3t&<tok>en = 1234567")
+    (tmp_path / "template").mkdir(parents=True)
+    lines = 'key = "s3cr3t&<tok>en = 1234567"\nurl = "https://me:hunter22@host/x"\n'
+    (tmp_path / "template" / "model.py").write_text(lines)
+    html = part(RecordedRun(tmp_path).attempt(0, 4))["template"]["html"]
+    text = re.sub("<[^>]*>", "", html)  # without the marks of colours
+    assert not re.search("s3cr3t|tok&gt;|hunter22", text)
+    assert "&lt;WANDB_API_KEY&gt;" in text
+    assert "<WANDB_API_KEY>" not in html
+
+
 def test_a_page_is_strict_json_even_where_the_loss_was_not_finite(tmp_path):
     run = RecordedRun(tmp_path).attempt(0, 40, loss=lambda step: None if step > 20 else 1.0)
     payload = page_payload([part(run)])
@@ -133,6 +164,8 @@ def test_a_page_is_strict_json_even_where_the_loss_was_not_finite(tmp_path):
     assert (
         "not finite at 10 logged steps, the first of them 21" in payload["runs"][0]["problems"][-1]
     )
+    once = RecordedRun(tmp_path / "once").attempt(0, 40, loss=lambda step: None if step == 9 else 1)
+    assert part(once)["problems"] == ["the loss was not finite at 1 logged step: 9"]
 
 
 def test_a_run_without_anything_is_a_page_that_says_so(tmp_path):
@@ -158,6 +191,37 @@ def test_what_is_easily_overlooked_is_said_in_words(tmp_path):
     assert "other was not evaluated" in notes
 
 
+@pytest.mark.parametrize(
+    ("field", "value", "said"),
+    [
+        ("data.train_on_eos", False, "different data (data.train_on_eos)"),
+        ("data.mask_boundary_loss", False, "different data (data.mask_boundary_loss)"),
+        ("eval.max_eval_batches", 3, "different evaluations (eval.max_eval_batches)"),
+        ("eval.eval_batch_size", 8, "different evaluations (eval.eval_batch_size)"),
+        ("eval.steps_per_eval", 8, None),
+    ],
+)
+def test_every_difference_of_data_and_evaluation_is_said(tmp_path, field, value, said):
+    section, name = field.split(".")
+    other = {**CONFIG, "run_id": "other", section: {**CONFIG[section], name: value}}
+    runs = [RecordedRun(tmp_path / "a"), RecordedRun(tmp_path / "b", config=other)]
+    notes = page_payload([part(run.attempt(0, 4)) for run in runs])["notes"]
+    assert notes == ([] if said is None else [f"The runs have {said}."])
+
+
+def test_a_run_evaluated_by_its_averaged_weights_alone_has_those_numbers_and_says_so(tmp_path):
+    first = RecordedRun(tmp_path / "a").attempt(0, 8).evaluation(7, loss=3.0, ema__loss=2.5)
+    averaged = RecordedRun(tmp_path / "b", config={**CONFIG, "run_id": "other"}).attempt(0, 8)
+    averaged.evaluation(7, ema__loss=2.0, ema__bpb=1.0)
+    payload = page_payload([part(first), part(averaged)])
+    assert [run["numbers"]["eval/loss"] for run in payload["runs"]] == [3.0, 2.0]
+    assert payload["runs"][1]["numbers"]["eval/bpb"] == 1.0
+    assert ["evaluated", "averaged weights"] in payload["runs"][1]["facts"]
+    assert payload["notes"] == [
+        "The evaluations of other are of the averaged weights, the others' not."
+    ]
+
+
 def test_one_run_and_runs_that_agree_need_no_notes(tmp_path):
     moved = json.loads(json.dumps(CONFIG))
     # Stores are named after their content: the same one elsewhere is the same data.
@@ -176,6 +240,20 @@ def test_runs_of_one_name_are_told_apart_by_their_folders(tmp_path):
     assert [run["name"] for run in payload["runs"]] == ["by_hand (a)", "by_hand (b)"]
     assert payload["config_difference"]["names"] == ["by_hand (a)", "by_hand (b)"]
     assert payload["config_difference"]["rows"] == []
+
+
+def test_of_folders_of_one_name_as_much_is_told_as_tells_them_apart(tmp_path):
+    folders = [tmp_path / "x" / "a", tmp_path / "y" / "a", tmp_path / "y" / "b"]
+    payload = page_payload([part(RecordedRun(folder).attempt(0, 4)) for folder in folders])
+    told = [run["name"] for run in payload["runs"]]
+    assert told == ["by_hand (x/a)", "by_hand (y/a)", "by_hand (b)"]
+
+
+def test_commands_name_the_folder_from_wherever_they_are_called(tmp_path, monkeypatch):
+    RecordedRun(tmp_path).attempt(0, 4).written()
+    monkeypatch.chdir(tmp_path)
+    command = run_payload(read_record("."))["where_command"]
+    assert command == f"chomp data where {tmp_path} --step {{step}}"
 
 
 def test_configs_differ_in_the_fields_that_are_not_equal_in_all(tmp_path):

@@ -70,6 +70,50 @@ def test_columns_agree_with_latest_rows_on_records_of_every_shape(tmp_path):
     assert record.summary == summary_of(rows)
 
 
+def test_where_a_newer_attempt_went_back_older_rows_are_no_longer_the_run(tmp_path):
+    """Also with rows at other steps, and while the newer attempt has not caught up."""
+    first = {step: {"train/loss": 1.0} for step in range(6, 70, 7)}
+    first[34] = {"train/loss": 1.0, "checkpoint/step": 30}
+    first[62]["eval/loss"] = 1.5
+    second = {step: {"train/loss": 9.0} for step in range(39, 60, 10)}
+    record = read_record(written(tmp_path, first, second))
+    assert by_step(record.series("train/loss")) == {6: 1, 13: 1, 20: 1, 27: 1, 39: 9, 49: 9, 59: 9}
+    assert record.series("eval/loss").steps.size == 0
+    assert [attempt.first_step for attempt in record.attempts] == [0, 30]
+    assert record.logged("train/loss").steps.size == 13
+
+
+def test_a_checkpoint_that_nobody_told_of_does_not_erase_the_steps_up_to_it(tmp_path):
+    first = {step: {"train/loss": 1.0} for step in range(60)}
+    first[10]["checkpoint/step"] = 10  # the last one, of 50, was not logged before the end
+    second = {step: {"train/loss": 9.0} for step in range(51, 60, 2)}
+    losses = by_step(read_record(written(tmp_path, first, second)).series("train/loss"))
+    assert list(losses) == [*range(50), *range(51, 60, 2)]
+
+
+def test_an_attempt_that_only_evaluates_leaves_all_rows_as_they_are(tmp_path):
+    first = {step: {"train/loss": 1.0, "throughput/duration": 1.0} for step in range(8)}
+    first[7]["eval/loss"] = 3.0
+    record = read_record(written(tmp_path, first, {7: {"eval/loss": 2.0}}, {3: {"eval/loss": 4.0}}))
+    assert record.series("train/loss").steps.tolist() == list(range(8))
+    assert by_step(record.series("eval/loss")) == {3: 4.0, 7: 2.0}
+
+
+def test_lines_that_are_not_of_steps_keep_their_order(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    lines = [
+        {"environment/jax": "1", "environment/gpu": "old"},
+        {"environment/jax": "2"},
+        {"environment/jax": "3", "environment/gpu": "new"},
+        {"environment/jax": "4"},
+        {"environment/gpu": "newest", "environment/jax": "5"},
+    ]
+    path.write_text("".join(json.dumps({"kind": "summary", **line}) + "\n" for line in lines))
+    record = read_record(str(path))
+    assert record.summary == {"environment/jax": "5", "environment/gpu": "newest"}
+    assert record.columns.other_lines == (1, 2, 3, 4, 5)
+
+
 def test_a_metric_that_stands_under_its_short_key_alone_is_kept(tmp_path):
     record = read_record(written(tmp_path, {0: {"lr": 0.5, "loss": 2.0, "train/loss": 2.0}}))
     assert record.names == ("lr", "train/loss")
@@ -124,8 +168,11 @@ def test_long_lists_of_broken_lines_are_counted_not_listed():
 def test_a_row_whose_step_is_no_number_harms_nothing(tmp_path, step):
     path = tmp_path / "metrics.jsonl"
     path.write_text(f'{{"step":0,"x":1}}\n{{"step":{step},"x":2}}\n{{"step":2,"x":3}}\n')
-    found = by_step(read_record(str(path)).series("x"))
+    record = read_record(str(path))
+    found = by_step(record.series("x"))
     assert (found[0], found[2]) == (1.0, 3.0)
+    is_told = any("the step is not one of a run: line 2" in told for told in record.problems)
+    assert is_told == (len(found) == 2)
 
 
 def test_lines_longer_than_a_block_are_read(tmp_path):

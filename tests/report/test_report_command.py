@@ -69,6 +69,8 @@ def test_somebody_elses_page_is_left_alone(run, tmp_path, capsys):
     ("words", "said"),
     [
         (["{run}", "{run}/"], "twice"),
+        (["{run}", "{run}/../run"], "twice"),
+        (["{run}", "{run}/metrics.jsonl"], "twice"),
         (["{run}/nothing"], "does not exist"),
         (["{run}", "--against", "{run}/samples"], "no config_resolved.json"),
         (["{run}", "--profile"], "a run without a trace"),
@@ -80,6 +82,13 @@ def test_what_cannot_be_drawn_is_refused_in_three_parts(run, capsys, words, said
     assert said in told
     assert "Allowed:" in told
     assert "Fix:" in told
+
+
+def test_a_run_without_a_trace_is_refused_before_it_is_read(run, tmp_path, capsys):
+    (tmp_path / "run" / "metrics.jsonl").unlink()
+    (tmp_path / "run" / "metrics.jsonl").mkdir()  # which nobody can read
+    assert exit_code(["report", run, "--profile"]) != 0
+    assert "a run without a trace" in capsys.readouterr().err
 
 
 def test_among_several_runs_one_without_a_trace_says_so_on_the_page(run, tmp_path):

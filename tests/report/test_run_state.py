@@ -42,6 +42,20 @@ def test_a_lock_that_a_live_process_holds_means_running_however_old_the_lines(tm
     assert run_state(read_record(run)) == "stopped"
 
 
+def test_a_finished_run_is_running_again_once_another_process_holds_it(tmp_path):
+    run = RecordedRun(tmp_path).attempt(0, 4).written()
+    with Lease.acquire(tmp_path / LOCK, timeout_s=0.0):
+        assert run_state(read_record(run)) == "finished"  # this process draws what it has ended
+        program = (
+            "import sys; from chomp.report.record import read_record; "
+            "from chomp.report.run_state import run_state; "
+            "print(run_state(read_record(sys.argv[1])))"
+        )
+        asked = [sys.executable, "-c", program, run]
+        told = subprocess.run(asked, env=os.environ, capture_output=True, text=True)
+    assert told.stdout.strip() == "running"
+
+
 def test_a_lock_left_by_a_killed_process_is_no_sign_of_life(tmp_path):
     run = RecordedRun(tmp_path).attempt(0, 4, outcome=None).written()
     program = (

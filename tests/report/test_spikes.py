@@ -50,3 +50,10 @@ def test_gaps_are_no_spikes_and_hide_none():
     values[700:720] = np.nan
     values[900] += 2.0
     assert [spike.step for spike in spikes(steps, values)] == [9000]
+
+
+@pytest.mark.parametrize("rows", [100, 200, 2000])
+def test_runs_of_nothing_but_noise_hardly_ever_have_one(rows):
+    draw = np.random.default_rng(7)
+    runs = 3.0 + draw.normal(scale=0.15, size=(300, rows))
+    assert sum(bool(spikes(np.arange(rows), values)) for values in runs) <= 6

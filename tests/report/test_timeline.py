@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 
 from chomp.report.record import read_record
+from chomp.report.run_payload import run_payload
+from chomp.report.run_state import run_state
 from chomp.report.timeline import (
     axes,
     paused_seconds,
@@ -25,7 +27,7 @@ def unpacked(text, kind):
 
 
 def by_label(record):
-    return {part["label"]: part["seconds"] for part in waterfall(record, "eval")}
+    return {part["label"]: part["seconds"] for part in waterfall(record)}
 
 
 def test_a_steps_place_on_every_axis_is_that_of_its_row(tmp_path):
@@ -52,9 +54,9 @@ def test_neither_a_pause_nor_steps_done_again_count_as_time_trained(tmp_path):
 def test_time_goes_on_where_an_attempt_went_back_and_was_cut_off_again(tmp_path):
     run = RecordedRun(tmp_path).attempt(0, 10, outcome=None).attempt(2, 6, outcome=None)
     record = read_record(run.written())
-    # Steps 2 to 5 stand as the second attempt did them, 6 to 9 as the first had.
-    assert record.newest("train/loss").attempts.tolist() == [1, 2, 2, 1, 1]
-    wanted = FIRST_LINE_SECONDS + FIRST_LINE_SECONDS + 3 * LINE_SECONDS
+    # Steps 2 to 5 stand as the second attempt did them; 6 to 9 will be done again.
+    assert record.newest("train/loss").attempts.tolist() == [1, 2, 2]
+    wanted = FIRST_LINE_SECONDS + FIRST_LINE_SECONDS + LINE_SECONDS
     assert trained_seconds(record) == pytest.approx(wanted)
 
 
@@ -81,15 +83,68 @@ def test_an_attempt_that_says_not_where_it_began_is_judged_by_its_other_lines(tm
 def test_a_resume_is_told_with_its_pause_and_what_was_done_again(tmp_path):
     run = RecordedRun(tmp_path).attempt(0, 10, outcome="RunInterrupted").pause(90.0)
     found = resumes(read_record(run.attempt(6, 12).written()))
-    assert [(mark["step"], mark["attempt"]) for mark in found] == [(7, 2)]
+    assert [(mark["step"], mark["attempt"]) for mark in found] == [(6, 2)]
     assert "1 min 30 s after attempt 1 ended with RunInterrupted" in found[0]["note"]
-    assert "3 steps are done again" in found[0]["note"]
+    assert "4 steps are done again" in found[0]["note"]
+
+
+def test_a_resume_is_at_the_checkpoint_in_mark_note_and_waterfall(tmp_path):
+    run = RecordedRun(tmp_path, log_every=10).attempt(0, 30).save(25).pause(90.0)
+    record = read_record(run.attempt(25, 50).written())  # its first row is of five steps
+    (mark,) = resumes(record)
+    assert (mark["step"], mark["note"]) == (
+        25,
+        "1 min 30 s after attempt 1 finished, 5 steps are done again",
+    )
+    assert by_label(record)["step"] == pytest.approx(2.0 * (30 + 25))
+    record = read_record(RecordedRun(tmp_path).attempt(0, 8).attempt(7, 9).written())
+    assert resumes(record)[0]["note"].endswith(", 1 step is done again")
+
+
+def test_results_that_come_days_later_are_no_time_of_the_run(tmp_path):
+    run = RecordedRun(tmp_path).attempt(0, 20)
+    ended = run.now
+    run.pause(3 * 86400.0).evaluation(9, loss=3.0)
+    record = read_record(run.written())
+    assert record.attempts[0].last_time == ended
+    assert sum(by_label(record).values()) == pytest.approx(ended - record.attempts[0].first_time)
+    assert by_label(record)["eval"] == 0.0
+    assert record.series("eval/loss").values.tolist() == [3.0]
+
+
+def test_late_results_of_a_killed_run_neither_move_its_resume_nor_revive_it(tmp_path):
+    run = RecordedRun(tmp_path).attempt(0, 10, outcome=None).attempt(10, 20, outcome=None)
+    ended = run.now
+    record = read_record(run.pause(5000.0).evaluation(3, loss=3.0).written())
+    assert record.attempts[-1].last_time == ended
+    assert [mark["step"] for mark in resumes(record)] == [10]
+    assert run_state(record, now_s=run.now + 1) == "stopped"
+
+
+def test_a_record_that_begins_in_the_middle_counts_no_steps_that_it_does_not_have(tmp_path):
+    record = read_record(RecordedRun(tmp_path, log_every=10).attempt(500, 600).written())
+    assert by_label(record)["step"] == pytest.approx(2.0 * 100)
+    assert "the record begins at step 500" in run_payload(record)["problems"][0]
+    lines = (tmp_path / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (tmp_path / "metrics.jsonl").write_text("".join(lines[1:]))  # and now a row comes first
+    record = read_record(str(tmp_path))
+    wall = record.attempts[0].last_time - record.attempts[0].first_time
+    assert sum(by_label(record).values()) == pytest.approx(wall)
+
+
+def test_axes_reach_to_evaluations_after_the_last_row_of_training(tmp_path):
+    run = RecordedRun(tmp_path).attempt(0, 8, outcome=None).evaluation(9, loss=3.0)
+    found = axes(read_record(run.written()))
+    assert unpacked(found["step"], "<i4").tolist() == [1, 3, 5, 7, 9]
+    assert unpacked(found["tokens"], "<f4")[-2:].tolist() == [4096.0, 5120.0]
+    seconds = unpacked(found["seconds"], "<f4")
+    assert seconds[-1] - seconds[-2] == pytest.approx(LINE_SECONDS)
 
 
 def test_a_run_without_rows_has_no_axes_and_no_waterfall(tmp_path):
     record = read_record(RecordedRun(tmp_path).written())
     assert axes(record) == {"step": "", "tokens": None, "flops": None, "seconds": None}
-    assert waterfall(record, "eval") == []
+    assert waterfall(record) == []
     assert resumes(record) == []
     assert trained_seconds(record) == 0.0
 

@@ -133,7 +133,7 @@ def test_on_a_cpu_an_operation_lasts_to_its_end_on_whatever_thread(tmp_path):
 def test_a_graphs_kernels_take_the_graphs_scope_and_never_that_of_a_shared_name(tmp_path):
     made = TraceMaker()
     fusion = {"name": "fusion.2", "opcode": "fusion", "op_name": "jit(f)/attention/add"}
-    made.program("jit_f", 5, [{**fusion, "fuses": [{"name": "a", "opcode": "add"}]}])
+    made.program("jit_train_step", 5, [{**fusion, "fuses": [{"name": "a", "opcode": "add"}]}])
     graph = {"program_id": 5, "cuda_graph_id": 7}
     kernels = [
         op("fusion_2", 0, 1, **graph),
@@ -181,6 +181,31 @@ def test_names_are_those_that_the_profiler_hook_gives(tmp_path):
         profiler_folder("out", run_id="r"),
         profiler_folder("out", run_id="r", log_dir="logs"),
     ]
+
+
+@pytest.mark.parametrize("odd", [{"trainer": [1]}, {"trainer": {"log_dir": 3}}, {"trainer": "x"}])
+def test_a_config_that_is_none_names_no_other_place(odd):
+    assert trace_places("out", {"run_id": "r", **odd}) == trace_places("out", None)
+
+
+def test_a_program_of_the_same_number_and_another_name_tells_nothing(tmp_path):
+    """As where a program was loaded from the cache of another process, with its number there."""
+    made = TraceMaker()
+    made.program("jit_evaluate", 5, [{"name": "add.1", "opcode": "add", "op_name": "loss/add"}])
+    made.plane("/device:GPU:0", {"Stream #1": [op("add.1", 0, 4, program_id=5)]})
+    made.write(tmp_path)
+    summary = summary_of_run(tmp_path, None)
+    assert milliseconds(summary) == pytest.approx({"other": 4})
+    assert summary.operations[0].place == ""
+
+
+def test_idle_time_before_the_first_operation_is_told(tmp_path):
+    made = TraceMaker()
+    made.plane("/device:GPU:0", {"Stream #1": [op("nvjet_a", 4, 20)]})
+    made.plane("/host:CPU", {"python": [step(3, 0, 20)]})
+    made.write(tmp_path)
+    notes = summary_of_run(tmp_path, None).notes
+    assert any("4.00 ms of the idle time (20.0% of all) are before" in note for note in notes)
 
 
 def test_the_newest_trace_is_read_from_the_run_or_from_its_log_dir(tmp_path):
@@ -244,7 +269,7 @@ def test_a_trace_in_which_nothing_ran_is_refused(tmp_path, events, has_steps):
 def test_time_without_a_place_in_the_program_is_told(tmp_path):
     made = TraceMaker()
     placed = {"name": "dot.1", "opcode": "dot", "op_name": "jit(f)/attention/dot_general"}
-    made.program("jit_f", 5, [placed, {"name": "dot.2", "opcode": "dot"}])
+    made.program("jit_train_step", 5, [placed, {"name": "dot.2", "opcode": "dot"}])
     operations = [op("dot.1", 0, 3, program_id=5), op("dot.2", 3, 4, program_id=5)]
     made.plane("/device:GPU:0", {"Stream #1": operations})
     made.write(tmp_path)

@@ -76,7 +76,48 @@ def test_a_resumed_run_replaces_what_it_repeats_and_is_marked_where_it_went_on(w
         writer.step(2, step, 100 + step, train__loss=20.0 + step)
     run.look()
     assert (run.attempt, run.completed_steps, run.resumes) == (2, 5, [(3, 2)])
-    assert losses(run) == {0: 1, 1: 2, 2: 3, 3: 23, 4: 24, 5: 6}
+    assert losses(run) == {0: 1, 1: 2, 2: 3, 3: 23, 4: 24}
+    writer.step(1, 5, 200, train__loss=7.0)  # a process that was forgotten
+    writer.step(2, 5, 201, train__loss=25.0)
+    run.look()
+    assert losses(run) == {0: 1, 1: 2, 2: 3, 3: 23, 4: 24, 5: 25}
+
+
+def test_rows_of_an_abandoned_attempt_never_stand_between_those_of_another_pace(writer: Writer):
+    settings = {"trainer": {"log_every": 5}}
+    (writer.folder / "config_resolved.json").write_text(json.dumps(settings))
+    for step in range(1, 20, 2):
+        writer.step(1, step, step, train__loss=5.0, eval__loss=5.0, eval__tokens=1)
+    run = watched(writer)
+    writer.step(1, 19, 20, **{"checkpoint/step": 12})
+    # Evaluations have a period of their own.
+    writer.step(2, 12, 100, eval__loss=2.0, eval__tokens=1)
+    for step in (14, 19):
+        writer.step(2, step, 100 + step, train__loss=2.0)
+    run.look()
+    assert losses(run) == {1: 5, 3: 5, 5: 5, 7: 5, 9: 5, 11: 5, 14: 2, 19: 2}
+    assert run.resumes == [(12, 2)]
+    assert run.eval_loss.since(10)[0].tolist() == [11, 12]
+    assert [row["step"] for row in run.evaluations] == [12]
+
+
+def test_an_attempt_that_only_evaluates_again_forgets_nothing(writer: Writer):
+    for step in range(4):
+        writer.step(1, step, step, train__loss=1.0)
+    writer.step(2, 3, 50, eval__loss=2.0, eval__tokens=1)
+    run = watched(writer)
+    assert losses(run) == {0: 1, 1: 1, 2: 1, 3: 1}
+    assert run.resumes == []
+
+
+@pytest.mark.parametrize("outcome", [None, "RunInterrupted"])
+def test_results_that_come_afterwards_are_no_sign_of_life(writer: Writer, outcome: str | None):
+    for step in range(4):
+        writer.step(1, step, step, **{"throughput/duration": 1.0})
+    if outcome is not None:
+        writer.end(1, 3, outcome)
+    writer.step(1, 1, 5000, **{"lm_eval/averages/x": 0.5})
+    assert watched(writer).last_line_s == NOW_S + 3
 
 
 def test_the_time_left_is_by_the_pace_of_this_attempt_and_unknown_before_it_has_one(

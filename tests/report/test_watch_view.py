@@ -138,6 +138,11 @@ def test_a_metric_that_was_not_logged_is_said_with_those_of_a_like_name(folder: 
     assert "train/los  no value so far; there is train/loss" in text
 
 
+def test_the_legend_has_no_evaluations_where_there_are_none(tmp_path: Path):
+    write_attempt(tmp_path, 1, range(50))
+    assert "● eval" not in shown(watched(tmp_path), 100)
+
+
 def test_a_folder_without_a_record_waits_and_says_so(tmp_path: Path):
     text = shown(watched(tmp_path), 80)
     assert "waiting: there is no line in metrics.jsonl yet" in text

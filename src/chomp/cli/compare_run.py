@@ -41,7 +41,7 @@ class CompareOptions:
     variant: str
     metric: str
     at: str
-    best: str
+    best: str | None  # None: by the metric's name
     smallest_percent: float
     is_other_data: bool = False
     prefix: str | None = None
@@ -57,12 +57,15 @@ def compared(asked: CompareOptions) -> int:
     from chomp.launch.launching import outputs_folder
     from chomp.ledger.comparison import Question, compare
     from chomp.ledger.curves import BUDGETS
+    from chomp.ledger.verdict import best_of
 
     [at] = [budget for budget in BUDGETS if budget == asked.at]
+    if asked.is_saved:
+        _checkout()  # raised now, and not after hours of runs
     question = Question(
         metric=asked.metric,
         at=at,
-        best=asked.best,
+        best=best_of(asked.metric, asked.best),
         smallest_percent=asked.smallest_percent,
         is_other_data=asked.is_other_data,
     )
@@ -84,17 +87,18 @@ def compared(asked: CompareOptions) -> int:
 
 
 def _with_looks(comparison: Comparison) -> Comparison:
-    """The comparison with a note on earlier looks at its seeds, as far as a checkout keeps them."""
+    """The comparison with earlier looks at its seeds, as far as a checkout keeps them."""
     from chomp.errors import ConfigError
     from chomp.ledger.earlier_looks import earlier_looks
-    from chomp.ledger.result_file import read_results
+    from chomp.ledger.result_file import readable_results
 
     try:
         root = _checkout()
     except ConfigError:  # runs may be compared anywhere, but only a checkout keeps results
         return comparison
-    looks = earlier_looks(read_results(root), comparison)
-    return replace(comparison, notes=(*comparison.notes, *looks))
+    results, problems = readable_results(root)
+    looks = tuple(earlier_looks(results, comparison))
+    return replace(comparison, looks=looks, notes=(*comparison.notes, *problems))
 
 
 def _run_seeds(asked: CompareOptions, wanted: SeedOptions) -> tuple[list[Side], int] | None:
@@ -154,7 +158,7 @@ def _circumstances(asked: CompareOptions, comparison: Comparison) -> Circumstanc
 
     wanted = asked.seeds or SeedOptions(seeds=())
     return Circumstances(
-        made=f"{datetime.now(UTC):%Y-%m-%d}",
+        made=f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S}",
         command=shlex.join(_command(asked)),
         note=asked.note,
         base_overrides=wanted.base,
@@ -182,11 +186,11 @@ def _lines(comparison: Comparison) -> tuple[int, int] | None:
 
 def _command(asked: CompareOptions) -> Iterator[str]:
     """The command again, without what is of this machine or makes no difference to the result."""
-    from chomp.storage import name_of
+    from chomp.ledger.shareable import side_name
 
     yield from ("chomp", "compare")
     for path in (asked.base, asked.variant):
-        yield name_of(path) if path.startswith("/") else path
+        yield side_name(path)
     if asked.seeds is not None:
         yield from ("--seeds", str(len(asked.seeds.seeds)))
         if asked.seeds.seeds[0]:
@@ -201,7 +205,7 @@ def _command(asked: CompareOptions) -> Iterator[str]:
     for option, value, usual in (
         ("--metric", asked.metric, "eval/loss"),
         ("--at", asked.at, "tokens"),
-        ("--best", asked.best, "lowest"),
+        ("--best", asked.best or "lowest", "lowest"),
         ("--smallest", f"{asked.smallest_percent:g}", "0.1"),
     ):
         if value != usual:

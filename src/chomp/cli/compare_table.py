@@ -22,14 +22,16 @@ _CHANGES_SHOWN = 12
 def tell_comparison(comparison: Comparison) -> None:
     """Print all of it; the verdict comes last, where a reader looks."""
     question = comparison.question
-    say(f"{comparison.base.given} → {comparison.variant.given}: {question.metric}, by seeds")
+    sides = f"{comparison.base.given} → {comparison.variant.given}"
+    say(f"{sides}: {question.metric}, {question.best} is best")
     _tell_changes(comparison)
     if comparison.pairs:
         print_table(_seed_table(comparison))
     print_table(_budget_table(comparison))
     say("The verdict is that of the first line; the others are shown and decide nothing.")
     # Of a budget that does not decide, only why it is missing or skewed is of interest.
-    notes = [*comparison.notes, *(note for found in comparison.budgets for note in found.notes)]
+    notes = [*comparison.notes, *comparison.looks]
+    notes += [*(note for found in comparison.budgets for note in found.notes)]
     for note in dict.fromkeys(notes):
         say(f"note: {note}", "yellow")
     say(comparison.verdict.text, f"bold {_COLOURS[comparison.verdict.word]}")
@@ -71,10 +73,10 @@ def _budget_table(comparison: Comparison) -> Table:
     from rich.table import Table
 
     from chomp.ledger.interval_drawing import interval_bar
-    from chomp.ledger.verdict import p_text, percent_text, share_text
+    from chomp.ledger.verdict import amount_text, p_text, share_text
 
     # By what decides: another budget may be known so badly that all else would be a dot.
-    scale = 1.2 * max(comparison.question.smallest_percent, *_ends(comparison.deciding))
+    scale = 1.2 * max(comparison.question.smallest_percent, *_ends(comparison.deciding)) or 1.0
     confidence = share_text(comparison.question.confidence)
     table = Table("at equal", "budget", title=f"variant against base, {confidence} intervals")
     for heading in ("difference", "from", "to", "p", "sign flips", "d"):
@@ -91,8 +93,8 @@ def _budget_table(comparison: Comparison) -> Table:
         table.add_row(
             found.budget,
             found.spent_text,
-            percent_text(mean),
-            *("-" if end is None else percent_text(end) for end in (low, high)),
+            amount_text(statistics, statistics.mean),
+            *("-" if end is None else amount_text(statistics, end) for end in ends),
             p_text(statistics.p),
             p_text(statistics.sign_flip_p),
             "-" if statistics.effect is None else f"{statistics.effect:+.2f}",
@@ -104,7 +106,7 @@ def _budget_table(comparison: Comparison) -> Table:
 def _ends(found: AtBudget) -> list[float]:
     """How far from zero mean and interval lie, in percent."""
     statistics = found.statistics
-    if statistics is None:
+    if statistics is None or not statistics.base_mean:
         return [1.0]
     ends = [statistics.mean, statistics.low, statistics.high]
     return [abs(statistics.percent(end)) for end in ends if end is not None]

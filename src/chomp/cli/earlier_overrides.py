@@ -6,12 +6,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from chomp.cli.earlier_keys import NULL_IS_DEFAULT, OF_SOURCES, ONLY_EARLIER, RULES, Moved
 from chomp.cli.earlier_words import has_field, is_taken, refusal, unknown_earlier, written
-from chomp.cli.evaluated_config import require_held_out
 from chomp.errors import ConfigError, message
+
+if TYPE_CHECKING:  # for annotations alone
+    from chomp.config.elsewhere import Elsewhere
 
 _NULLS = ("null", "~", "")
 # What a file has beside the config of its template, and what to do in the place of an override.
@@ -26,6 +28,7 @@ def own_override(config: Any, text: str) -> str | None:
 
     Raises `ConfigError` for a key that was replaced.
     """
+    from chomp.config.elsewhere import rerouted
     from chomp.config.paths import split_override
     from chomp.config.yaml_text import parsed_yaml
 
@@ -34,8 +37,12 @@ def own_override(config: Any, text: str) -> str | None:
         return text  # refused where overrides are applied
     cls = type(config)
     parts, value = split
-    if _is_off_already(config, parts, value):
-        return None
+    path, by = rerouted(cls, parts)
+    if _lacks_section(config, path, by):
+        if value in ("0", *_NULLS):
+            return None
+        # Whether anything is held out is judged once all overrides are applied.
+        return f"{'.'.join(map(str, path[:-1]))}={{{path[-1]}: {value}}}"
     first = _canonical(cls, parts[0])
     name = ".".join([first, *parts[1:]])
     if name in NULL_IS_DEFAULT and value in _NULLS:
@@ -98,21 +105,9 @@ def _default_override(cls: type, parts: tuple[str, ...]) -> str | None:
     return f"{'.'.join(parts)}={written(items[0].default())}"
 
 
-def _is_off_already(config: Any, parts: tuple[str, ...], value: str) -> bool:
-    """Whether a period is told to be none in a section that is not there: `train.eval_every=0`.
-
-    Raises `ConfigError` for another period where the section is not there for a reason.
-    """
-    from chomp.config.elsewhere import rerouted
-    from chomp.config.paths import dotted
-
-    path, by = rerouted(type(config), parts)
-    if by is None or not by.zero_is_null or _at(config, path[:-1]) is not None:
-        return False
-    if value in ("0", *_NULLS):
-        return True
-    require_held_out(config, asked=f"{dotted(parts)}={value}")
-    return False
+def _lacks_section(config: Any, path: Sequence[str], by: Elsewhere | None) -> bool:
+    """Whether a path is that of a period in a section that is not there: `train.eval_every`."""
+    return by is not None and by.zero_is_null and _at(config, path[:-1]) is None
 
 
 def _placed(config: Any, rule: Moved, value: str) -> str | None:

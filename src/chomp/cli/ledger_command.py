@@ -16,6 +16,14 @@ if TYPE_CHECKING:  # for annotations alone
 
     from chomp.ledger.table import LedgerRow
 
+# The mark is typer's: it leaves the lines of the paragraph after it as they are.
+EXAMPLES = """\b
+Examples:
+  chomp compare base moe --seeds 5 --save
+  chomp variant ledger
+  chomp variant ledger --check
+"""
+
 
 def ledger(
     check: Annotated[
@@ -76,8 +84,8 @@ def _print_rows(rows: "list[LedgerRow]") -> None:
             parameters_text(row),
             str(len(result.seeds)) if result else "-",
             *(difference_text(row, budget) for budget in BUDGETS),
-            row.word,
-            result.made if result else "-",
+            f"{row.word} ({row.look})" if row.look else row.word,
+            result.day if result else "-",
         )
     print_table(table)
 

@@ -67,8 +67,11 @@ def report_runs(
 
     _require_different(runs)
     folder = Path(_default_folder(runs) if out is None else out)
-    require_free(folder)  # before anything is read, which may take long
+    # Before anything is read, which may take long.
+    require_free(folder)
     other = None if against is None else _config_of(against)
+    if with_profile and len(runs) == 1:
+        _require_trace(runs[0])
     parts = _read(runs)
     if with_profile:
         parts = [_with_profile(part, is_alone=len(parts) == 1) for part in parts]
@@ -83,26 +86,47 @@ def report_runs(
 
 
 def _require_different(runs: Sequence[str]) -> None:
-    from chomp.storage import normalise
+    """Refuse a run that is given twice, be it by its folder and by its metrics file."""
+    import os
 
-    paths = [normalise(run) for run in runs]
-    again = next((path for path in paths if paths.count(path) > 1), None)
+    from chomp.storage import is_local
+
+    folders = [_folder_of(run) for run in runs]
+    places = [os.path.realpath(folder) if is_local(folder) else folder for folder in folders]
+    again = next((at for at, place in enumerate(places) if place in places[:at]), None)
     require(
         again is None,
-        given=f"{again} twice",
+        given=f"{folders[again or 0]} twice",
         allowed="each run once",
         fix="leave one out",
     )
 
 
+def _folder_of(run: str) -> str:
+    """The run's folder, which may be given by the metrics file in it."""
+    from chomp.storage import exists, is_folder, normalise, parent_of
+
+    path = normalise(run)
+    return parent_of(path) if exists(path) and not is_folder(path) else path
+
+
+def _require_trace(run: str) -> None:
+    """Raise `StorageError` if a run has no trace."""
+    from chomp.report.trace.newest_file import newest_trace
+    from chomp.tracking.run_files import resolved_config
+
+    folder = _folder_of(run)
+    newest_trace(folder, resolved_config(folder))
+
+
 def _default_folder(runs: Sequence[str]) -> str:
     """Beside the run it is of; a page of several runs belongs to none of them."""
-    from chomp.storage import is_folder, is_local, join, parent_of
+    from chomp.storage import is_local, join
     from chomp.tracking.run_files import REPORT
 
     if len(runs) > 1:
         return REPORT
-    folder = runs[0] if is_folder(runs[0]) else parent_of(runs[0])
+    folder = _folder_of(runs[0])
     require(
         is_local(folder),
         given=f"{runs[0]} without --out",

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from chomp.cli.config_arguments import Action, Prefix
+from chomp.cli.ledger_command import EXAMPLES as LEDGER_EXAMPLES
 from chomp.cli.ledger_command import ledger
 from chomp.cli.terminal import print_table, say
 
@@ -36,9 +37,10 @@ variant_app = typer.Typer(
     epilog=EXAMPLES,
 )
 
-variant_app.command(help="Write docs/reports/ledger: all variants, and whether each is better.")(
-    ledger
-)
+variant_app.command(
+    help="Write docs/reports/ledger: all variants, and whether each is better.",
+    epilog=LEDGER_EXAMPLES,
+)(ledger)
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="A folder under experiments/grug.")]
 

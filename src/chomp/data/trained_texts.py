@@ -1,8 +1,9 @@
 """Training documents as prompts, for a run that holds none out."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from itertools import islice
+from typing import TypeVar
 
 import numpy as np
 
@@ -10,10 +11,12 @@ from chomp.data.config import LmDataConfig
 from chomp.data.documents import Document, documents_of_split
 from chomp.data.open_components import opened_store
 from chomp.data.store.encoding import encoded
+from chomp.data.store.token_store import TokenStore
 from chomp.data.streams.retries import RetriedDocuments
 from chomp.errors import DataError, message
 from chomp.tokenize import Tokenizer
 
+T = TypeVar("T")
 _MOST = 50  # documents that are read; the next sample after the last takes the first again
 
 
@@ -28,24 +31,48 @@ class TrainedTexts:
         self._config, self._tokenizer = config, tokenizer
         weights = config.weights
         self.name = max(sorted(weights), key=weights.__getitem__)
+        self._read: tuple[int, list[list[int]]] = (0, [])  # beginnings of a stream, how long each
 
     def beginning(self, num_tokens: int, number: int = 0) -> list[int]:
         """The first tokens of document `number`, counted around, or of the next long enough.
 
         Where none is, of `number` itself: as many as it has, without its end.
         """
-        count = len(self._texts)
-        from_there = [self._texts[(number + place) % count] for place in range(count)]
-        found = next((ids for ids in from_there if len(ids) >= num_tokens), from_there[0])
-        return found[:num_tokens]
+        if self._config.components[self.name].stream is None:
+            start, length = _long_enough(self._spans, num_tokens, number, lambda span: span[1])
+            return self._store.read(
+                np.asarray([start]), np.asarray([min(length, num_tokens)])
+            ).tolist()
+        return _long_enough(self._of_stream(num_tokens), num_tokens, number, len)[:num_tokens]
 
     @cached_property
-    def _texts(self) -> list[list[int]]:
-        """The ids of each document without its end; of those that have any."""
-        is_stream = self._config.components[self.name].stream is not None
-        whole = self._of_stream() if is_stream else self._of_store()
-        texts = [ids[:-1].tolist() for ids in whole if len(ids) > 1]
-        if not texts:
+    def _store(self) -> TokenStore:
+        return opened_store(self.name, self._config, "train", self._tokenizer)
+
+    @cached_property
+    def _spans(self) -> list[tuple[int, int]]:
+        """Where each document begins and how long it is without its end; of those with a token.
+
+        Documents may be books: only what a sample begins with is read.
+        """
+        documents = self._store.documents
+        ends = [documents.span(number) for number in range(min(len(documents), _MOST))]
+        spans = [(start, end - start - 1) for start, end in ends if end - start > 1]
+        return self._some(spans)
+
+    def _of_stream(self, num_tokens: int) -> list[list[int]]:
+        """The first tokens of each document without its end; read again where more are asked."""
+        if num_tokens > self._read[0] or not self._read[1]:
+            fraction = self._config.validation_fraction
+            trained = documents_of_split(self._source_documents(), "train", fraction)
+            # One by one, so that no more than one document is held whole.
+            whole = (encoded([each], self._tokenizer).ids for each in islice(trained, _MOST))
+            begun = [ids[: min(len(ids) - 1, num_tokens)].tolist() for ids in whole if len(ids) > 1]
+            self._read = (num_tokens, self._some(begun))
+        return self._read[1]
+
+    def _some(self, found: list[T]) -> list[T]:
+        if not found:
             raise DataError(
                 message(
                     given=f"component {self.name!r}, whose first {_MOST} training documents have "
@@ -54,19 +81,7 @@ class TrainedTexts:
                     fix="set samples.max_tokens=0, or add documents",
                 )
             )
-        return texts
-
-    def _of_store(self) -> Iterator[np.ndarray]:
-        store = opened_store(self.name, self._config, "train", self._tokenizer)
-        for number in range(min(len(store.documents), _MOST)):
-            start, end = store.documents.span(number)
-            yield store.read(np.asarray([start]), np.asarray([end - start]))
-
-    def _of_stream(self) -> list[np.ndarray]:
-        fraction = self._config.validation_fraction
-        trained = documents_of_split(self._source_documents(), "train", fraction)
-        batch = encoded(list(islice(trained, _MOST)), self._tokenizer)
-        return np.split(batch.ids, np.cumsum(batch.lengths)[:-1])
+        return found
 
     def _source_documents(self) -> Iterator[Document]:
         """From the beginning of the source: where the run's own reader stands does not matter."""
@@ -84,3 +99,9 @@ class TrainedTexts:
                 yield located.document
         finally:
             documents.close()
+
+
+def _long_enough(found: Sequence[T], num_tokens: int, number: int, length: Callable[[T], int]) -> T:
+    """The one with that number, counted around, or the next of so many tokens; else itself."""
+    from_there = [found[(number + place) % len(found)] for place in range(len(found))]
+    return next((each for each in from_there if length(each) >= num_tokens), from_there[0])

@@ -24,7 +24,7 @@ from chomp.config import config_to_mapping, config_to_yaml
 from chomp.errors import StorageError, require
 from chomp.hooks.original_config import original_config, write_original
 from chomp.mesh import all_or_none, is_first, leaving_on_error, told_by_first
-from chomp.report.written_page import page_of_run, write_run_page
+from chomp.report.written_page import page_of_run, remove_run_page, write_run_page
 from chomp.storage import (
     exists,
     is_folder,
@@ -64,12 +64,14 @@ from chomp.tracking import LoggingConfig as LoggingConfig
 from chomp.tracking.printable import printable
 from chomp.tracking.run_files import (
     DERIVED,
+    FINISHED,
     ORIGINAL_CONFIG,
     RESOLVED_CONFIG,
     SAMPLE_MARK,
     SAMPLES,
     TEMPLATE,
     TOKENIZER,
+    eval_prefix_in,
     record_of,
     resolved_config,
     sample_file,
@@ -78,7 +80,6 @@ from chomp.tracking.run_files import (
 
 _logger = logging.getLogger(__name__)
 
-_FINISHED = "finished"  # how an attempt ends that did all it should
 _SAMPLE_TITLE = f"sample: a text begins, {SAMPLE_MARK} the model goes on"
 
 
@@ -146,11 +147,13 @@ class RunFolder:
         """The record of this attempt, and the sinks that are asked for.
 
         W&B and TensorBoard are told what `describe` wrote. At the end the summary says how the
-        attempt ended.
+        attempt ended. The page of an earlier attempt goes: it would look like that of a run that
+        has finished.
         """
         if not is_first():
             yield NoopTracker()
             return
+        _remove_page(self.path)
         record = JsonlTracker(join(self.path, config.metrics_file), attempt=self.attempt)
         sinks = self._remote_sinks(config, record)
         if config.console:  # only then: making one already draws its bar on a terminal
@@ -162,7 +165,7 @@ class RunFolder:
             )
             sinks.insert(0, console)  # its bar is gone while the others are waited for
         tracker = CompositeTracker(record, sinks)
-        outcome = _FINISHED
+        outcome = FINISHED
         try:
             yield tracker
         except BaseException as error:
@@ -173,7 +176,7 @@ class RunFolder:
             with suppress(StorageError):
                 tracker.log_summary({names.RUN_OUTCOME: outcome})
             tracker.finish()
-            if outcome == _FINISHED:
+            if outcome == FINISHED:
                 _write_page(self.path)
 
     def _remote_sinks(self, config: LoggingConfig, record: Tracker) -> list[Tracker]:
@@ -222,7 +225,7 @@ def print_run_table(path: str, console: Console | None = None) -> None:
     console = console or Console()
     rows = read_metrics(record_of(path))
     steps = latest_rows(rows)
-    prefix = _eval_prefix(path)
+    prefix = eval_prefix_in(resolved_config(path))
     evaluated = next((row for row in reversed(steps) if f"{prefix}/loss" in row), None)
     if evaluated is not None:
         console.print(_losses(evaluated, prefix))
@@ -231,6 +234,14 @@ def print_run_table(path: str, console: Console | None = None) -> None:
     if sample is not None:
         shown = Text(printable(sample, console.encoding))
         console.print(Panel(shown, title=_SAMPLE_TITLE, title_align="left"))
+
+
+def _remove_page(path: str) -> None:
+    """Remove the run's page; one that cannot be removed is told, and does the run no harm."""
+    try:
+        remove_run_page(path)
+    except (OSError, StorageError) as error:
+        _logger.warning("%s is of an earlier attempt, and stays: %s", page_of_run(path), error)
 
 
 def _write_page(path: str) -> None:
@@ -254,11 +265,6 @@ def _shown(address: str | None) -> None:
 
 def _not_shown(address: str | None) -> None:
     pass
-
-
-def _eval_prefix(path: str) -> str:
-    """What the run's evaluation metrics begin with, as its config says."""
-    return (resolved_config(path).get("eval") or {}).get("prefix", "eval")
 
 
 def _losses(evaluated: Row, root: str) -> Table:

@@ -15,6 +15,8 @@ _FIELDS_TOLD = 8
 _OTHER_DATA = "make the data settings equal, or pass --other-data if the data is the change"
 # What of a component is text, and not tokens: a source in another form is another text.
 _TEXT_FIELDS = ("source", "format")
+# What decides which positions of held-out text are scored, and with how much before them.
+_SCORED_FIELDS = ("mask_boundary_loss", "packing_mode", "packing")
 
 
 def require_comparable(
@@ -41,6 +43,12 @@ def require_comparable(
     notes = [f"{pair}: other training data, as allowed: {'; '.join(other)}"] if other else []
     if None in (_data_fingerprint(base), _data_fingerprint(variant)):
         notes.append(f"{pair}: their data is compared by config: no checkpoint is left to prove it")
+    unproved = [] if metric.startswith("train/") else _without_hash(base, variant)
+    if unproved:
+        notes.append(
+            f"{pair}: the held-out text of {', '.join(unproved)} is compared by config: neither "
+            "run has recorded its hash"
+        )
     runs = (base, variant)
     return notes + [f"{run.name}: {problem}" for run in runs for problem in run.record.problems]
 
@@ -80,6 +88,9 @@ def _held_out_fields(base: MeasuredRun, variant: MeasuredRun, *, is_per_byte: bo
         parts = sorted({*hashes[0], *hashes[1]})
         differing = [name for name in parts if hashes[0].get(name) != hashes[1].get(name)]
         fields = [f"held-out data of {name}" for name in differing]
+        unproved = _without_hash(base, variant)
+        fields += _differing([_text_settings(_data(run), unproved) for run in runs])
+    fields += _differing([_scored_settings(_data(run)) for run in runs])
     rows = [_evaluated_rows(run) for run in runs]
     if rows[0] != rows[1]:
         fields.append(f"evaluated rows: {rows[0]} -> {rows[1]}")
@@ -111,13 +122,34 @@ def _data(run: MeasuredRun) -> dict[str, Any]:
     return dict(run.settings.get("data", {}))
 
 
-def _text_settings(data: Mapping[str, Any]) -> dict[str, Any]:
-    """What decides which text is held out, whatever its tokens."""
+def _without_hash(base: MeasuredRun, variant: MeasuredRun) -> list[str]:
+    """Components whose held-out data neither run has recorded a hash of, as streams have none."""
+    runs = (base, variant)
+    hashed = {name for run in runs for name in run.derived("data", "held_out_hashes") or {}}
+    named = {name for run in runs for name in _data(run).get("components", {})}
+    return sorted(named - hashed)
+
+
+def _text_settings(data: Mapping[str, Any], names: Sequence[str] | None = None) -> dict[str, Any]:
+    """What decides which text is held out, whatever its tokens; of some components, or of all."""
     components = {
         name: {key: part.get(key) for key in _TEXT_FIELDS}
         for name, part in data.get("components", {}).items()
+        if names is None or name in names
     }
+    if not components:
+        return {}
     return {"components": components, "validation_fraction": data.get("validation_fraction")}
+
+
+def _scored_settings(data: Mapping[str, Any]) -> dict[str, Any]:
+    """What decides how much of the held-out text is scored, and how."""
+    streams = {
+        name: {"stream": {"max_validation_documents": stream.get("max_validation_documents")}}
+        for name, part in data.get("components", {}).items()
+        if isinstance(stream := part.get("stream"), Mapping)
+    }
+    return {**{key: data.get(key) for key in _SCORED_FIELDS}, "components": streams}
 
 
 def _evaluated_rows(run: MeasuredRun) -> int | str:

@@ -11,14 +11,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from chomp.errors import require
+from chomp.launch.sweep_table import DEFAULT_METRIC, LOWEST
 from chomp.ledger.curves import BUDGETS, Budget, Curve, curve_of
 from chomp.ledger.found_runs import Side, differing_fields
 from chomp.ledger.measured_run import MeasuredRun
 from chomp.ledger.pairing import Pair, paired
 from chomp.ledger.statistics import CONFIDENCE, PairedStatistics, paired_statistics
-from chomp.ledger.verdict import LOWEST, SMALLEST_PERCENT, Verdict, undecided, verdict_of
+from chomp.ledger.verdict import SMALLEST_PERCENT, Verdict, undecided, verdict_of
 
-DEFAULT_METRIC = "eval/loss"
 # A schedule that ends later is not at its end yet; within this of each other nobody would notice.
 _PROGRESS_SLACK = 0.02
 _UNITS: dict[Budget, str] = {"tokens": "tokens", "flops": "FLOPs", "time": "seconds"}
@@ -65,6 +65,7 @@ class Comparison:
     verdict: Verdict
     notes: tuple[str, ...]
     changes: tuple[tuple[str, object, object], ...]  # config fields: name, base's, variant's
+    looks: tuple[str, ...] = ()  # what is kept of earlier looks at these runs, in words
 
     @property
     def deciding(self) -> AtBudget:
@@ -139,7 +140,11 @@ def _at(budget: Budget, pairs: Sequence[Pair], question: Question) -> AtBudget:
         statistics=paired_statistics(*zip(*finite, strict=True), confidence=question.confidence)
         if finite
         else None,
-        notes=(*_progress_notes(budget, spent, curves), *_overlap_notes(budget, pairs)),
+        notes=(
+            *_progress_notes(budget, spent, curves),
+            *_left_out_notes(spent, pairs, curves),
+            *_overlap_notes(budget, pairs),
+        ),
     )
 
 
@@ -181,7 +186,7 @@ def _no_value(
 def _progress_notes(
     budget: Budget, spent: Sequence[float], curves: Sequence[tuple[Curve, Curve]]
 ) -> list[str]:
-    """Whether runs are read before their end, where their learning rate is not down yet."""
+    """Whether runs are read before their end, where a learning rate that falls is not down yet."""
     done = [
         (both[0].progress_at(at), both[1].progress_at(at))
         for at, both in zip(spent, curves, strict=True)
@@ -199,9 +204,22 @@ def _progress_notes(
     behind, other = ("base", "variant") if max(leads) <= _PROGRESS_SLACK else ("variant", "base")
     sides = sorted(math.fsum(side) / len(done) for side in zip(*done, strict=True))
     far, near = (f"{100 * share:.0f} %" for share in sides)
+    return [f"at equal {unit} the {behind} is {far} through its schedule and the {other} {near}"]
+
+
+def _left_out_notes(
+    spent: Sequence[float], pairs: Sequence[Pair], curves: Sequence[tuple[Curve, Curve]]
+) -> list[str]:
+    """Which means leave out values that are not finite, as of a step that was skipped."""
+    left_out = [
+        (run, curve.left_out_at(at))
+        for at, pair, both in zip(spent, pairs, curves, strict=True)
+        for run, curve in zip((pair.base, pair.variant), both, strict=True)
+    ]
     return [
-        f"at equal {unit} the {behind} is {far} through its schedule and the {other} {near}: its "
-        "learning rate is not down yet, which counts against it"
+        f"{run.name}: {count} value{'s' * (count > 1)} of the mean not finite and left out"
+        for run, count in left_out
+        if count
     ]
 
 
@@ -238,7 +256,12 @@ def _verdict(
         return undecided("; ".join(not_finite), statistics)
     if statistics is None:
         return undecided("; ".join(deciding.notes) or "there is no value to compare", None)
-    return verdict_of(statistics, best=question.best, smallest_percent=question.smallest_percent)
+    return verdict_of(
+        statistics,
+        best=question.best,
+        smallest_percent=question.smallest_percent,
+        new_seed=1 + max(pair.seeds[0] for pair in pairs),
+    )
 
 
 def _number(value: float | None) -> float:

@@ -22,6 +22,8 @@ BUDGETS: tuple[Budget, ...] = get_args(Budget)
 # A training loss is of one batch; the mean over this share of the budget, up to its end, is taken.
 SMOOTHED_SHARE = 0.05
 _NOISY = "train/"
+# So many rows of it have to be finite where one is not: a step that was skipped is no divergence.
+_FEW = 3
 # Spent amounts that are equal but for the digits of a sum.
 _ROUNDING = 1e-6
 
@@ -49,14 +51,25 @@ class Curve:
             return None
         at = min(max(budget, float(self.spent[0])), self.reach)
         if self.is_noisy:
-            is_near = (self.spent > (1 - SMOOTHED_SHARE) * at) & (self.spent <= at)
-            if is_near.any():
-                return float(np.mean(self.values[is_near]))
+            near = self._near(at)
+            finite = near[np.isfinite(near)]
+            if near.size:
+                return float(np.mean(finite if finite.size >= _FEW else near))
         return float(np.interp(np.log(at), np.log(self.spent), self.values))
+
+    def left_out_at(self, budget: float) -> int:
+        """How many values that are not finite the mean there leaves out."""
+        near = self._near(min(budget, self.reach))
+        count = int(np.count_nonzero(~np.isfinite(near)))
+        return count if self.is_noisy and near.size - count >= _FEW else 0
 
     def progress_at(self, budget: float) -> float:
         """The share of the run's steps that were done by then."""
         return float(np.interp(budget, self.spent, self.progress))
+
+    def _near(self, at: float) -> Float[np.ndarray, " N"]:
+        """The values that a mean up to `at` is of."""
+        return self.values[(self.spent > (1 - SMOOTHED_SHARE) * at) & (self.spent <= at)]
 
     def _holds(self, budget: float) -> bool:
         if not self.spent.size:
@@ -73,7 +86,8 @@ def curve_of(record: RunRecord, metric: str, budget: Budget) -> Curve:
         nothing = np.empty(0)
         return Curve(nothing, nothing, nothing, metric.startswith(_NOISY))
     # Before the first step nothing is spent; between rows, steps cost the same.
-    knots, sums = np.append(-1, spent.steps), np.append(0.0, spent.values)
+    before = _step_before(record, spent) if budget == "time" else -1
+    knots, sums = np.append(before, spent.steps), np.append(0.0, spent.values)
     amounts = np.interp(series.steps, knots, sums)
     done = (series.steps + 1) / _total_steps(record)
     is_spent = amounts > 0
@@ -93,7 +107,7 @@ def spent_by(record: RunRecord, budget: Budget) -> Series:
     waited = record.series(names.LOADING_TIME)
     loading = dict(zip(waited.steps.tolist(), waited.values.tolist(), strict=True))
     # A row tells the time of one step, and all the waiting since the row before.
-    steps_done = np.diff(each.steps, prepend=-1)
+    steps_done = np.diff(each.steps, prepend=_step_before(record, each))
     seconds = each.values * steps_done
     seconds += np.nan_to_num(np.array([loading.get(step, 0.0) for step in each.steps.tolist()]))
     return Series(each.steps, np.cumsum(seconds), each.times)
@@ -102,6 +116,19 @@ def spent_by(record: RunRecord, budget: Budget) -> Series:
 def _finite(series: Series) -> Series:
     kept = np.isfinite(series.values)
     return Series(series.steps[kept], series.values[kept], series.times[kept])
+
+
+def _step_before(record: RunRecord, series: Series) -> int:
+    """The step before the first of this run: -1, or later where it began at a checkpoint.
+
+    Its own steps are those of one row then, as nothing tells at which it was begun.
+    """
+    if not series.steps.size:
+        return -1
+    every = (record.config or {}).get("trainer", {}).get("log_every")
+    if not isinstance(every, int) or every < 1:
+        every = int(np.diff(series.steps).min(initial=series.steps[0] + 1))
+    return max(-1, int(series.steps[0]) - every)
 
 
 def _total_steps(record: RunRecord) -> int:

@@ -7,22 +7,39 @@ from chomp.ledger.result_file import Result
 
 
 def earlier_looks(results: Sequence[Result], comparison: Comparison) -> list[str]:
-    """What is to be said of kept results that hold some of these runs, but not all of them."""
-    runs = _runs(comparison)
-    looks = []
-    for result in results:
-        before = {(seed.base_run, seed.variant_run) for seed in result.seeds}
-        if before < runs and result.metric == comparison.question.metric:
-            looks.append(len(before))
-    if not looks:
-        return []
-    counts = ", ".join(map(str, sorted(set(looks))))
-    return [
-        f"looked at before with {counts} of these {len(runs)} seeds: after a second look one "
-        "change in eleven that does nothing is called better or worse, not one in twenty; "
-        "--first-seed takes new seeds alone"
-    ]
+    """What is to be said of kept results of these runs or some of them, one line for each.
+
+    The very same question of the very same runs is no second look, and what came after it was none
+    before it either.
+    """
+    runs = {(pair.base.name, pair.variant.name) for pair in comparison.pairs}
+    asked = _asked(comparison)
+    kept = [each for each in results if each.runs and each.runs <= runs]
+    same = [each for each in kept if each.runs == runs and _asked_by(each) == asked]
+    looks = [each for each in kept if each not in same]
+    if same:
+        looks = [each for each in looks if each.made < same[0].made]
+    return [_told(each, len(runs), is_same_question=_asked_by(each) == asked) for each in looks]
 
 
-def _runs(comparison: Comparison) -> set[tuple[str, str]]:
-    return {(pair.base.name, pair.variant.name) for pair in comparison.pairs}
+def _asked(comparison: Comparison) -> tuple[object, ...]:
+    question = comparison.question
+    return (question.metric, question.at, question.best, question.smallest_percent)
+
+
+def _asked_by(result: Result) -> tuple[object, ...]:
+    return (result.metric, result.at, result.best, result.smallest_percent)
+
+
+def _told(result: Result, count: int, *, is_same_question: bool) -> str:
+    seeds = len(result.seeds)
+    which = f"with {seeds} of these {count} seeds" if seeds < count else f"with these {count} seeds"
+    if is_same_question:
+        return (
+            f"looked at before {which}: after a second look one change in eleven that does nothing "
+            "is called better or worse, not one in twenty; --first-seed takes new seeds alone"
+        )
+    return (
+        f"looked at before {which}, {result.metric} at equal {result.at}: {result.word}; to choose "
+        "the question after an answer is a second chance, and --first-seed takes new seeds alone"
+    )

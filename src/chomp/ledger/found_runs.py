@@ -6,14 +6,14 @@ nothing is passed over in silence.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Any
 
 from chomp.config.difference import config_difference
 from chomp.config.words import did_you_mean, nearest
-from chomp.errors import ConfigError, message
-from chomp.executor.status import read_info
+from chomp.errors import ConfigError, StorageError, message
+from chomp.executor.status import StepInfo, read_info
 from chomp.ledger.measured_run import MeasuredRun, measured_run
 from chomp.storage import is_folder, join, list_folder, name_of, parent_of
 from chomp.tracking.run_files import is_run_folder
@@ -29,8 +29,9 @@ class Side:
     """The runs of one side, and what there is to say about how they were found."""
 
     given: str
-    runs: tuple[MeasuredRun, ...]
+    runs: tuple[MeasuredRun, ...]  # at least one, each of a known seed
     notes: tuple[str, ...] = ()
+    nameless: tuple[MeasuredRun, ...] = ()  # begun, but nothing tells their seed or settings
 
     @property
     def variant(self) -> str:
@@ -42,24 +43,27 @@ def found_side(given: str, *, outputs: str) -> Side:
     """The runs that an argument means; `outputs` is where runs of a variant lie."""
     folders = _folders_at(given)
     if folders:
-        runs = [measured_run(folder) for folder in folders]
-        _require_one_setting(given, runs)
-        return Side(given, tuple(runs))
-    runs = list(_runs_of_variant(given, outputs))
+        side = _side(given, [measured_run(folder) for folder in folders])
+        _require_one_setting(given, side.runs)
+        return side
+    infos, damaged = _recorded(join(outputs, _RUNS))
+    own = [path for path, info in infos.items() if variant_of(info) == given]
+    runs = [measured_run(path) for path in own if is_run_folder(path)]
     if not runs:
-        raise _nothing_found(given, outputs)
+        raise _nothing_found(given, outputs, infos.values(), damaged)
+    side = _side(given, runs)
     groups: dict[str, list[MeasuredRun]] = {}
-    for run in runs:
+    for run in side.runs:
         groups.setdefault(run.settings_hash, []).append(run)
     newest = max(groups.values(), key=lambda group: max(map(_begun, group)))
     passed = [run.name for group in groups.values() if group is not newest for run in group]
-    notes = []
+    notes = list(damaged)
     if passed:
         notes.append(
             f"{name_of(given)}: the newest settings are taken; left out are {len(passed)} runs of "
             f"other settings or source ({', '.join(passed[:3])}{' …' if passed[3:] else ''})"
         )
-    return Side(given, tuple(newest), tuple(notes))
+    return replace(side, runs=tuple(newest), notes=tuple(notes))
 
 
 def side_of(given: str, folders: Iterable[str]) -> Side:
@@ -73,7 +77,23 @@ def side_of(given: str, folders: Iterable[str]) -> Side:
                 fix="read above why they failed, and run the same command again",
             )
         )
-    return Side(given, tuple(runs))
+    return _side(given, runs)
+
+
+def _side(given: str, runs: Sequence[MeasuredRun]) -> Side:
+    """The side of these runs, those apart that nothing is known of but that they began."""
+    named = tuple(run for run in runs if run.seeds is not None)
+    nameless = tuple(run for run in runs if run.seeds is None)
+    if not named:
+        told = "; ".join(f"{run.name}: {', '.join(run.record.problems)}" for run in nameless)
+        raise ConfigError(
+            message(
+                given=f"{given}, of which no run tells its seed ({told})",
+                allowed="at least one run with a config that can be read",
+                fix="name another folder, or run the pairs now: add --seeds 3",
+            )
+        )
+    return Side(given, named, nameless=nameless)
 
 
 def _folders_at(given: str) -> list[str]:
@@ -91,12 +111,22 @@ def _folders_at(given: str) -> list[str]:
     return [path for path in inside if is_folder(path) and is_run_folder(path)]
 
 
-def _runs_of_variant(name: str, outputs: str) -> Iterable[MeasuredRun]:
-    folder = join(outputs, _RUNS)
-    for path in [join(folder, each) for each in list_folder(folder)] if is_folder(folder) else []:
-        info = read_info(path) if is_folder(path) else None
-        if info is not None and variant_of(info) == name and is_run_folder(path):
-            yield measured_run(path)
+def _recorded(folder: str) -> tuple[dict[str, StepInfo], list[str]]:
+    """What the executor recorded of each run below a folder, and which records are damaged.
+
+    A damaged one may be anybody's, so it is named and no reason to compare nothing.
+    """
+    found: dict[str, StepInfo] = {}
+    damaged = []
+    for path in [join(folder, name) for name in list_folder(folder)] if is_folder(folder) else []:
+        try:
+            info = read_info(path) if is_folder(path) else None
+        except StorageError:
+            damaged.append(f"{name_of(path)} is passed over: its executor's record is damaged")
+            continue
+        if info is not None:
+            found[path] = info
+    return found, damaged
 
 
 def _begun(run: MeasuredRun) -> float:
@@ -135,14 +165,13 @@ def _plain(value: Any) -> Any:
     return value if isinstance(value, str | int | float | bool | list | dict | None) else str(value)
 
 
-def _nothing_found(given: str, outputs: str) -> ConfigError:
+def _nothing_found(
+    given: str, outputs: str, infos: Iterable[StepInfo], damaged: Sequence[str]
+) -> ConfigError:
     folder = join(outputs, _RUNS)
-    known = set()
-    for path in [join(folder, name) for name in list_folder(folder)] if is_folder(folder) else []:
-        info = read_info(path) if is_folder(path) else None
-        known |= set() if info is None else {variant_of(info)}
+    known = set(map(variant_of, infos))
     near = nearest(given, sorted(known))
-    there = f"runs of {', '.join(sorted(known))}" if known else "no runs"
+    there = "; ".join([f"runs of {', '.join(sorted(known))}" if known else "no runs", *damaged])
     return ConfigError(
         message(
             given=f"{given}, no folder with runs{did_you_mean(near)}; {folder} has {there}",

@@ -6,6 +6,7 @@ and nothing be loaded.
 
 import base64
 import hashlib
+import math
 import re
 from collections.abc import Iterator, Sequence
 from importlib.resources import files
@@ -23,6 +24,7 @@ from chomp.ledger.table import (
     lines_text,
     parameters_text,
     size_text,
+    templates_text,
 )
 from chomp.ledger.verdict import p_text
 from chomp.variants.marked_line import escaped
@@ -64,7 +66,8 @@ def common_scale(rows: Sequence[LedgerRow]) -> float:
         statistics = None if row.result is None else difference_at(row, row.result.at)
         if statistics is not None:
             ends = [statistics.mean, statistics.low, statistics.high]
-            reaches.append(max(abs(statistics.percent(end)) for end in ends if end is not None))
+            reach = max(abs(statistics.percent(end)) for end in ends if end is not None)
+            reaches += [reach] if math.isfinite(reach) else []
     if not reaches:
         return 1.0
     return 1.1 * min(max(reaches), max(_WIDEST * median(reaches), 0.1)) or 1.0
@@ -87,7 +90,11 @@ def _row(row: LedgerRow, index: int, scale: float) -> str:
     seeds = 0 if result is None else len(result.seeds)
     cells = [
         (row.title, f"{name}<small>{escaped(row.status)}</small>"),
-        (row.word, f'<span class="badge {row.word.replace(" ", "-")}">{row.word}</span>'),
+        (
+            row.word,
+            f'<span class="badge {row.word.replace(" ", "-")}">{row.word}</span>'
+            + (f"<small>{row.look}</small>" if row.look else ""),
+        ),
         (row.against, escaped(row.against)),
         (seeds or "", str(seeds) if seeds else "-"),
         *(_difference(row, budget, scale) for budget in BUDGETS),
@@ -112,7 +119,9 @@ def _difference(row: LedgerRow, budget: Budget, scale: float) -> tuple[float | s
     picture = interval_picture(low, mean, high, scale, label=escaped(text))
     is_deciding = row.result is not None and row.result.at == budget
     shown = f"<b>{escaped(text)}</b>" if is_deciding else escaped(text)
-    return mean, f'<span class="interval">{picture}<span>{shown}</span></span>'
+    return mean if math.isfinite(
+        mean
+    ) else "", f'<span class="interval">{picture}<span>{shown}</span></span>'
 
 
 def _section(row: LedgerRow, result: Result, index: int) -> str:
@@ -129,6 +138,7 @@ def _facts(row: LedgerRow, result: Result) -> Iterator[str]:
     if row.purpose:
         yield "What changed: " + _CODE.sub(r"<code>\1</code>", escaped(row.purpose))
     yield f"Runs: {escaped(size_text(result))}"
+    yield f"Templates: <code>{escaped(templates_text(result))}</code>"
     yield f"Command: <code>{escaped(result.command)}</code>"
     if result.note:
         yield f"Note: {escaped(result.note)}"
@@ -157,7 +167,7 @@ def _values(result: Result, found: BudgetFacts) -> str:
 
 
 def _made(result: Result) -> str:
-    return escaped(f"{result.made} {result.commit or ''}".strip())
+    return escaped(f"{result.day} {result.commit or ''}".strip())
 
 
 _PAGE = """\

@@ -1,4 +1,9 @@
-"""An interval around a mean, against zero: as a bar of characters, and as an SVG picture."""
+"""An interval around a mean, against zero: as a bar of characters, and as an SVG picture.
+
+A mean that is not finite, as percent of 0 are, has no place: the axis is drawn alone.
+"""
+
+import math
 
 _WIDTH = 31  # characters; odd, so that zero has one in the middle
 # Of the picture, in its own units.
@@ -16,6 +21,9 @@ def interval_bar(low: float | None, mean: float, high: float | None, scale: floa
         return min(max(round(middle + value / scale * middle), 0), _WIDTH - 1)
 
     drawn = [" "] * _WIDTH
+    if not math.isfinite(mean):
+        drawn[middle] = "│"
+        return "".join(drawn)
     if low is not None and high is not None:
         drawn[place(low) : place(high) + 1] = "─" * (place(high) + 1 - place(low))
         drawn[place(low)] = "◄" if low < -scale else "├"
@@ -41,13 +49,15 @@ def interval_picture(
         at = x(value)
         return f"M{at + tip:.1f} {middle - 4:g}L{at:.1f} {middle:g}L{at + tip:.1f} {middle + 4:g}"
 
-    line = ""
-    if low is not None and high is not None:
+    line = circle = ""
+    if math.isfinite(mean):
+        circle = f'<circle cx="{x(mean):.1f}" cy="{middle:g}" r="3.5"/>'
+    if circle and low is not None and high is not None:
         rule = f"M{x(low):.1f} {middle:g}H{x(high):.1f}"
         line = f'<path class="range" d="{rule}{end(low, 1)}{end(high, -1)}"/>'
     return (
         f'<svg role="img" aria-label="{label}" viewBox="0 0 {_PICTURE_WIDTH} {_PICTURE_HEIGHT}" '
         f'width="{_PICTURE_WIDTH}" height="{_PICTURE_HEIGHT}">'
         f'<path class="zero" d="M{centre:g} 0V{_PICTURE_HEIGHT}"/>{line}'
-        f'<circle cx="{x(mean):.1f}" cy="{middle:g}" r="3.5"/></svg>'
+        f"{circle}</svg>"
     )

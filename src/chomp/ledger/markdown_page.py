@@ -13,6 +13,7 @@ from chomp.ledger.table import (
     lines_text,
     parameters_text,
     size_text,
+    templates_text,
 )
 from chomp.ledger.verdict import p_text
 from chomp.variants.archive import ARCHIVE
@@ -48,7 +49,7 @@ def markdown_page(rows: Sequence[LedgerRow]) -> str:
 def _cells(row: LedgerRow) -> Iterator[str]:
     result = row.result
     yield _plain(row.title)
-    yield row.word
+    yield f"{row.word} ({row.look})" if row.look else row.word
     yield _plain(row.against)
     yield "-" if result is None else str(len(result.seeds))
     for budget in BUDGETS:
@@ -72,6 +73,7 @@ def _section(row: LedgerRow, result: Result) -> Iterator[str]:
         more = len(result.changes) - len(fields)
         yield f"- Settings that differ: {', '.join(fields)}{f' and {more} more' if more else ''}"
     yield f"- Runs: {size_text(result)}; {_made(result)}"
+    yield f"- Templates: {code_text(templates_text(result))}"
     yield f"- Command: {code_text(result.command)}"
     if result.note:
         yield f"- Note: {_plain(result.note)}"
@@ -102,7 +104,7 @@ def _values(result: Result, found: BudgetFacts) -> Iterator[str]:
 
 
 def _made(result: Result) -> str:
-    return f"{result.made} at `{result.commit}`" if result.commit else result.made
+    return f"{result.day} at `{result.commit}`" if result.commit else result.day
 
 
 def _plain(text: str) -> str:

@@ -21,8 +21,6 @@ from chomp.tracking import names
 from chomp.tracking.run_files import DERIVED, TEMPLATE
 from chomp.variants.last_run import variant_of
 
-FINISHED = "finished"
-
 # As `chomp.checkpoint` lays them out; that room imports JAX, which reading one file does not need.
 _CHECKPOINTS, _METADATA = "checkpoints", "metadata.json"
 _STEP_FOLDER = re.compile(r"step-(\d+)")
@@ -31,9 +29,13 @@ _STEP_FOLDER = re.compile(r"step-(\d+)")
 _NO_SETTINGS = ("run_id", "output_path", "logging", "checkpoint", "samples", "eval", DERIVED)
 _NO_TRAINER_SETTINGS = (
     *("seed", "data_seed", "log_every", "watch", "profiler", "log_dir"),
-    *("load_checkpoint", "load_checkpoint_path", "allow_changes", "allow_fresh_start"),
+    *("load_checkpoint", "allow_changes", "allow_fresh_start"),
 )
-_PLACES = ("path", "train_store", "validation_store")
+# Of what was built the last name says what it is. Of what somebody chose it does not (`*.txt`,
+# `step-100`), so a mark of the whole goes with it: other places stay other settings.
+_BUILT = ("path", "train_store", "validation_store")
+_CHOSEN = ("paths", "data_files", "file", "initialize_from", "load_checkpoint_path")
+_HUB = "hf"  # the kind of source whose `path` is a name, such as allenai/c4
 
 
 @dataclass(frozen=True)
@@ -119,9 +121,9 @@ class MeasuredRun:
         """Its config without seeds and places: equal for the runs of one side."""
         kept = {key: value for key, value in self.config.items() if key not in _NO_SETTINGS}
         trainer = kept.get("trainer", {})
-        kept["trainer"] = {
-            key: value for key, value in trainer.items() if key not in _NO_TRAINER_SETTINGS
-        }
+        kept["trainer"] = _without_places(
+            {key: value for key, value in trainer.items() if key not in _NO_TRAINER_SETTINGS}
+        )
         # Stores and tokenizers lie wherever they were built; their names say what they are.
         kept["data"] = _without_places(kept.get("data", {}))
         return kept
@@ -172,10 +174,22 @@ def _newest_checkpoint(folder: str) -> Mapping[str, Any]:
 def _without_places(value: Any) -> Any:
     """Plain data with every path cut to its last name."""
     if isinstance(value, Mapping):
+        is_hub = value.get("kind") == _HUB
         return {
-            key: name_of(item)
-            if key in _PLACES and isinstance(item, str)
-            else _without_places(item)
+            key: item if is_hub and key == "path" and not _is_place(item) else _cut(key, item)
             for key, item in value.items()
         }
     return [_without_places(item) for item in value] if isinstance(value, list) else value
+
+
+def _cut(key: str, item: Any) -> Any:
+    if key in _CHOSEN and isinstance(item, list):
+        return [_cut(key, each) for each in item]
+    if key in _CHOSEN and isinstance(item, str):
+        return f"{name_of(item)} ({fingerprint(item)[:6]})"
+    return name_of(item) if key in _BUILT and isinstance(item, str) else _without_places(item)
+
+
+def _is_place(item: Any) -> bool:
+    """Whether a dataset's name is a folder of this machine or an address."""
+    return not isinstance(item, str) or item.startswith(("/", ".", "~")) or "://" in item

@@ -2,7 +2,7 @@
 
 A pair has the same data in the same order, and the same key for its weights. Runs that did not end
 are left out and named; one that ended because it was not finite is no accident but a result, so it
-is told apart from them.
+is told apart from them, whatever became of its partner.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,10 +11,12 @@ from dataclasses import dataclass
 from chomp.errors import ConfigError, message, require
 from chomp.ledger.comparable import require_comparable
 from chomp.ledger.found_runs import Side
-from chomp.ledger.measured_run import FINISHED, MeasuredRun
+from chomp.ledger.measured_run import MeasuredRun
 from chomp.storage import name_of
+from chomp.tracking.run_files import FINISHED
 
 Seeds = tuple[int, int]  # of the weights, and of the data's order
+_DIVERGED = "NonFiniteError"
 
 
 @dataclass(frozen=True)
@@ -28,8 +30,7 @@ class Pair:
     @property
     def label(self) -> str:
         """The seed, and the data's where it is another."""
-        seed, data_seed = self.seeds
-        return str(seed) if seed == data_seed else f"{seed}/{data_seed}"
+        return label_of(self.seeds)
 
 
 @dataclass(frozen=True)
@@ -37,8 +38,14 @@ class Pairing:
     """The pairs that can be compared, by seed, and what was left out or should be known."""
 
     pairs: tuple[Pair, ...]
-    diverged: tuple[str, ...]  # seeds of which a run ended because it was not finite, in words
+    diverged: tuple[str, ...]  # runs that ended because they were not finite, in words
     notes: tuple[str, ...]
+
+
+def label_of(seeds: Seeds) -> str:
+    """The seed of the weights, and that of the data where it is another."""
+    seed, data_seed = seeds
+    return str(seed) if seed == data_seed else f"{seed}/{data_seed}"
 
 
 def paired(base: Side, variant: Side, *, metric: str, is_other_data: bool = False) -> Pairing:
@@ -48,23 +55,22 @@ def paired(base: Side, variant: Side, *, metric: str, is_other_data: bool = Fals
     """
     runs = [_by_seeds(side) for side in (base, variant)]
     common = sorted(runs[0].keys() & runs[1].keys())
+    notes = [note for side in (base, variant) for note in (*side.notes, *_nameless(side))]
     require(
         bool(common),
         given=f"no seed is on both sides: {base.given} has {_listed(runs[0])}, {variant.given} "
-        f"has {_listed(runs[1])}",
+        f"has {_listed(runs[1])}" + "".join(f"; {note}" for note in notes),
         allowed="runs with the same train.seed and data seed on both sides",
         fix="run the missing ones: chomp compare with --seeds N does",
     )
     all_pairs = [Pair(seeds, runs[0][seeds], runs[1][seeds]) for seeds in common]
-    notes = [note for side in (base, variant) for note in (*side.notes, *_nameless(side))]
     notes += [*_alone(base, runs[0], common), *_alone(variant, runs[1], common)]
-    pairs, diverged = [], []
+    diverged = [*_diverged(base), *_diverged(variant)]
+    pairs = []
     for pair in all_pairs:
         why = _why_unfinished(pair)
         if why is None:
             pairs.append(pair)
-        elif "NonFiniteError" in why:
-            diverged.append(f"seed {pair.label}: {why}")
         else:
             notes.append(f"seed {pair.label} is left out: {why}")
     for pair in pairs:
@@ -86,11 +92,10 @@ def _by_seeds(side: Side) -> dict[Seeds, MeasuredRun]:
     found: dict[Seeds, MeasuredRun] = {}
     for run in side.runs:
         seeds = run.seeds
-        if seeds is None:
-            continue  # named by `_nameless`
+        assert seeds is not None, "a side keeps those without a seed apart"
         require(
             seeds not in found,
-            given=f"two runs of {side.given} with seed {seeds[0]}: {found[seeds].name} and "
+            given=f"two runs of {side.given} with seed {label_of(seeds)}: {found[seeds].name} and "
             f"{run.name}"
             if seeds in found
             else "",
@@ -106,17 +111,29 @@ def _nameless(side: Side) -> list[str]:
     return [
         f"{run.name} is left out, as no config tells its seed "
         f"({'; '.join(run.record.problems) or 'made by another program'})"
-        for run in side.runs
-        if run.seeds is None
+        for run in side.nameless
+    ]
+
+
+def _diverged(side: Side) -> list[str]:
+    """The runs of a side that ended because they were not finite, also those without a partner."""
+    return [
+        (f"seed {label_of(run.seeds)}: " if run.seeds else "")
+        + f"{run.name} ended with {_DIVERGED}"
+        for run in (*side.runs, *side.nameless)
+        if run.outcome == _DIVERGED
     ]
 
 
 def _listed(runs: Mapping[Seeds, MeasuredRun]) -> str:
-    return "seeds " + (", ".join(str(seed) for seed, _ in sorted(runs)) or "none")
+    if all(seed == data_seed for seed, data_seed in runs):
+        return "seeds " + (", ".join(map(label_of, sorted(runs))) or "none")
+    listed = ", ".join(f"{seed}/{data_seed}" for seed, data_seed in sorted(runs))
+    return f"seeds {listed} (of weights/data)"
 
 
 def _alone(side: Side, runs: Mapping[Seeds, MeasuredRun], common: Sequence[Seeds]) -> list[str]:
-    left = [str(seeds[0]) for seeds in sorted(runs) if seeds not in common]
+    left = [label_of(seeds) for seeds in sorted(runs) if seeds not in common]
     return (
         [f"{name_of(side.given)}: seed {', '.join(left)} has no partner and is left out"]
         if left

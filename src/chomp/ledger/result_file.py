@@ -5,16 +5,18 @@ folders' last names: where these lie on somebody's machine is nobody else's busi
 """
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from chomp.config import Config, config_from_mapping, config_to_mapping, fingerprint
-from chomp.errors import ConfigError, message
+from chomp.errors import ChompError, ConfigError, message
 from chomp.ledger.comparison import AtBudget, Comparison
 from chomp.ledger.curves import Budget
 from chomp.ledger.found_runs import Side
+from chomp.ledger.shareable import shareable, side_name
 from chomp.ledger.statistics import PairedStatistics
 from chomp.ledger.verdict import Word
 from chomp.storage import json_text, make_folder, read_json, write_text_atomic
@@ -22,6 +24,7 @@ from chomp.tracking import names
 
 RESULTS = "docs/reports/results"
 FORMAT = 1
+_NOT_A_NAME = re.compile(r"[^\w.-]+")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +75,7 @@ class Result(Config):
     """A comparison, kept."""
 
     format: int = FORMAT
-    made: str  # the day, as 2026-11-16
+    made: str  # in UTC, as 2026-11-16 10:28:03; early ones tell the day alone
     commit: str | None = None  # that the runs ran; several by commas; null: a run told none
     command: str
     note: str = ""
@@ -92,6 +95,17 @@ class Result(Config):
     word: Word
     verdict: str
     notes: tuple[str, ...] = ()
+    looks: int = 0  # earlier ones at these runs that were kept, each a chance to be wrong
+
+    @property
+    def day(self) -> str:
+        """When it was made, without the hour."""
+        return self.made[:10]
+
+    @property
+    def runs(self) -> set[tuple[str, str]]:
+        """The pairs of runs by their names."""
+        return {(seed.base_run, seed.variant_run) for seed in self.seeds}
 
     def at_budget(self, budget: Budget) -> BudgetFacts | None:
         """What came out at one budget; None where the file has none."""
@@ -117,8 +131,8 @@ def result_of(comparison: Comparison, around: Circumstances) -> Result:
     return Result(
         made=around.made,
         commit=_commit([run.commit for run in runs]),
-        command=around.command,
-        note=around.note,
+        command=shareable(around.command),
+        note=shareable(around.note),
         metric=question.metric,
         best=question.best,
         at=question.at,
@@ -139,13 +153,14 @@ def result_of(comparison: Comparison, around: Circumstances) -> Result:
         variant=_side(comparison.variant, around.variant_overrides),
         lines=around.lines,
         changes=tuple(
-            ChangeFacts(field=path, base=str(before), variant=str(after))
+            ChangeFacts(field=path, base=shareable(str(before)), variant=shareable(str(after)))
             for path, before, after in comparison.changes
         ),
         budgets=tuple(map(_budget, comparison.budgets)),
         word=comparison.verdict.word,
-        verdict=comparison.verdict.text,
-        notes=comparison.notes,
+        verdict=shareable(comparison.verdict.text),
+        notes=tuple(map(shareable, (*comparison.notes, *comparison.looks))),
+        looks=len(comparison.looks),
     )
 
 
@@ -156,19 +171,48 @@ def result_text(result: Result) -> str:
 
 def save_result(root: Path, result: Result) -> Path:
     """Write the result into the checkout, and give its place; the same comparison replaces it."""
-    asked = [result.metric, result.at, result.best, result.confidence, result.smallest_percent]
-    what = [asked, [config_to_mapping(seed) for seed in result.seeds]]
-    names_of_sides = f"{result.base.variant}--{result.variant.variant}"
-    path = root / RESULTS / f"{names_of_sides}--{fingerprint(what)[:8]}.json"
+    path = root / RESULTS / result_name(result)
     make_folder(path.parent)
     write_text_atomic(path, result_text(result))
     return path
 
 
+def result_name(result: Result) -> str:
+    """The name of its file: both sides, and a hash of what was asked, of which runs and settings.
+
+    Runs outside of the executor are called what their user called them, so runs of another
+    experiment may have the same names; their settings are others.
+    """
+    asked = [result.metric, result.at, result.best, result.confidence, result.smallest_percent]
+    settings = [side.settings_hash for side in (result.base, result.variant)]
+    what = [asked, [config_to_mapping(seed) for seed in result.seeds], settings]
+    # A name is the user's, and may hold anything; a file's must not lead elsewhere.
+    sides = [_NOT_A_NAME.sub("-", side.variant) for side in (result.base, result.variant)]
+    return f"{'--'.join(sides)}--{fingerprint(what)[:8]}.json"
+
+
 def read_results(root: Path) -> list[Result]:
-    """The results of a checkout, the newest first; `ConfigError` for a file that is none."""
-    found = [_read(path) for path in sorted((root / RESULTS).glob("*.json"))]
-    return sorted(found, key=lambda result: result.made, reverse=True)
+    """The results of a checkout, the newest first; `ChompError` for a file that is none."""
+    return _newest_first([_read(path) for path in _files(root)])
+
+
+def readable_results(root: Path) -> tuple[list[Result], list[str]]:
+    """The results that can be read, the newest first, and a word on each file that cannot."""
+    found, problems = [], []
+    for path in _files(root):
+        try:
+            found.append(_read(path))
+        except ChompError:
+            problems.append(f"{RESULTS}/{path.name} cannot be read: what it tells is not known")
+    return _newest_first(found), problems
+
+
+def _files(root: Path) -> list[Path]:
+    return sorted((root / RESULTS).glob("*.json"))
+
+
+def _newest_first(results: Sequence[Result]) -> list[Result]:
+    return sorted(results, key=lambda result: result.made, reverse=True)
 
 
 def _read(path: Path) -> Result:
@@ -188,8 +232,8 @@ def _side(side: Side, overrides: Sequence[str]) -> SideFacts:
     run = side.runs[0]
     summary = run.record.summary
     return SideFacts(
-        variant=side.variant,
-        overrides=tuple(overrides),
+        variant=side_name(side.variant),
+        overrides=tuple(map(shareable, overrides)),
         settings_hash=run.settings_hash,
         template_hash=run.template_hash,
         parameter_count=_number(summary.get(names.PARAMETER_COUNT), int),

@@ -12,7 +12,7 @@ from chomp.ledger.comparison import spent_text
 from chomp.ledger.curves import BUDGETS, Budget
 from chomp.ledger.result_file import BudgetFacts, Result, read_results
 from chomp.ledger.statistics import PairedStatistics
-from chomp.ledger.verdict import percent_text
+from chomp.ledger.verdict import amount_text
 from chomp.variants.archive import read_archive
 from chomp.variants.checkout import BASE
 
@@ -46,6 +46,12 @@ class LedgerRow:
     def word(self) -> str:
         """The verdict in a word or two."""
         return NOT_MEASURED if self.result is None else self.result.word
+
+    @property
+    def look(self) -> str:
+        """Which look at its runs gave the verdict, where that was not the first."""
+        looks = 0 if self.result is None else self.result.looks
+        return f"look {looks + 1} at these runs" if looks else ""
 
 
 def ledger_rows(root: Path) -> list[LedgerRow]:
@@ -94,10 +100,10 @@ def difference_text(row: LedgerRow, budget: Budget) -> str:
     statistics = difference_at(row, budget)
     if statistics is None:
         return "-"
-    mean = percent_text(statistics.percent(statistics.mean))
+    mean = amount_text(statistics, statistics.mean)
     if statistics.low is None or statistics.high is None:
         return f"{mean} (one seed)"
-    ends = (percent_text(statistics.percent(end)) for end in (statistics.low, statistics.high))
+    ends = (amount_text(statistics, end) for end in (statistics.low, statistics.high))
     low, high = (end.removesuffix(" %") for end in ends)  # once is enough
     return f"{mean} ({low} to {high})"
 
@@ -118,6 +124,13 @@ def size_text(result: Result) -> str:
     return f"{size}{trained}{result.device}{cores_text}"
 
 
+def templates_text(result: Result) -> str:
+    """Which source was measured: the beginning of each template's hash."""
+    sides = (result.base, result.variant)
+    named = [f"{side.variant} {side.template_hash[:12]}" for side in sides if side.template_hash]
+    return ", ".join(dict.fromkeys(named)) or "unknown"
+
+
 def introduction(rows: Sequence[LedgerRow]) -> list[str]:
     """What a reader has to know to read the table, a paragraph each."""
     measured = sum(row.result is not None for row in rows)
@@ -125,7 +138,8 @@ def introduction(rows: Sequence[LedgerRow]) -> list[str]:
         "Every variant of the archive, and whether it is better than what it was compared with. "
         "Each difference is the mean over seeds of variant minus base, in percent of the base, "
         "with its interval; below 0 is better, for a loss. The verdict is that of the budget in "
-        "bold, which was named before looking, and of no other.",
+        "bold, which was named before looking, and of no other. A verdict from a later look at "
+        "runs that were looked at already says so, and is worth less.",
         "Differences are between runs with the same seed, the same data and the same order. Of "
         "changes that do nothing, one in twenty is called better or worse all the same: "
         f"{measured} {'row' if measured == 1 else 'rows'} here, so look at sizes, and repeat with "

@@ -15,13 +15,13 @@ from typing import IO, Any
 
 import numpy as np
 import orjson
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 
 from chomp.tracking import Row
 from chomp.tracking.lines import row_of_line
 from chomp.tracking.names import SHORT_KEYS
 
-# Axes: N rows, K columns.
+# Axes: N rows, M some of them, K columns.
 
 # What a block leaves behind, a hundred dicts, should still be in the processor's cache when it is
 # turned into numbers: blocks eight times as long take a third longer.
@@ -61,20 +61,56 @@ class Block:
 
 
 @dataclass(frozen=True)
+class Logged:
+    """One metric as the file has it: every attempt's rows, in the order they were written."""
+
+    attempts: Int[np.ndarray, " N"]
+    steps: Int[np.ndarray, " N"]
+    values: Float[np.ndarray, " N"]  # NaN where the value was not finite
+    times: Float[np.ndarray, " N"]  # seconds since 1970
+    lines: Int[np.ndarray, " N"]  # from 1
+
+    def at(self, chosen: Int[np.ndarray, " M"] | Bool[np.ndarray, " N"]) -> "Logged":
+        """Some of the rows, by their indexes or by whether each is one of them."""
+        return Logged(
+            self.attempts[chosen],
+            self.steps[chosen],
+            self.values[chosen],
+            self.times[chosen],
+            self.lines[chosen],
+        )
+
+
+@dataclass(frozen=True)
 class Columns:
     """All that is in the lines of a record."""
 
     blocks: tuple[Block, ...]
-    others: tuple[Row, ...]  # lines that are not of a step: summaries, artifacts
+    others: tuple[Row, ...]  # lines that are not of a step, in order: summaries, artifacts
+    other_lines: tuple[int, ...]  # the number of each of them, from 1
     unreadable: tuple[int, ...]  # numbers of the lines that are no JSON object, from 1
+    without_step: tuple[int, ...]  # of rows left out, whose step is no number that a run can reach
     is_torn: bool  # whether the last line has no end: it is being written, or its writer was killed
     num_lines: int  # whole lines
+
+    def logged(self, name: str) -> Logged:
+        """Every row that has the metric; of `step`, every row there is."""
+        found = [block for block in self.blocks if name in block.names]
+        rows = Logged(
+            _in_one([block.attempts for block in found], np.int64),
+            _in_one([block.steps for block in found], np.int64),
+            _in_one([block.column(name) for block in found], np.float64),
+            _in_one([block.column("time") for block in found], np.float64),
+            _in_one([block.lines for block in found], np.int64),
+        )
+        # Nearly all metrics are in rows of one layout, which are in order.
+        return rows if len(found) < 2 else rows.at(np.argsort(rows.lines))
 
 
 def read_columns(file: IO[bytes]) -> Columns:
     """The columns of an open metrics file, which is read to its end."""
     parts: dict[_Layout, list[Block]] = {}
-    others: list[Row] = []
+    others: dict[int, Row] = {}
     unreadable: list[int] = []
     first_line = 1
     lines = _LineBlocks(file)
@@ -88,10 +124,19 @@ def read_columns(file: IO[bytes]) -> Columns:
                 block = _block(_at(rows, indexes), numbers)
                 parts.setdefault(block.names, []).append(block)
             else:
-                others += _at(rows, indexes)
+                others |= zip(numbers.tolist(), _at(rows, indexes), strict=True)
         first_line += len(rows)
-    blocks = tuple(filter(None, map(_joined, parts.values())))
-    return Columns(blocks, tuple(others), tuple(unreadable), lines.is_torn, first_line - 1)
+    joined = list(map(_joined, parts.values()))
+    return Columns(
+        blocks=tuple(block for block, _ in joined if block.lines.size),
+        # A block's lines were taken layout by layout.
+        others=tuple(others[number] for number in sorted(others)),
+        other_lines=tuple(sorted(others)),
+        unreadable=tuple(unreadable),
+        without_step=tuple(sorted(chain.from_iterable(left_out for _, left_out in joined))),
+        is_torn=lines.is_torn,
+        num_lines=first_line - 1,
+    )
 
 
 class _LineBlocks:
@@ -163,8 +208,11 @@ def _numeric_names(row: Row) -> _Layout:
     )
 
 
-def _joined(blocks: Sequence[Block]) -> Block | None:
-    """One block of all, each column in one piece; None where no row has a step that is a number."""
+def _joined(blocks: Sequence[Block]) -> tuple[Block, list[int]]:
+    """One block of all, each column in one piece, and the lines that are left out of it.
+
+    Those have a step that is no number, or that no run comes to.
+    """
     names, size = blocks[0].names, sum(block.lines.size for block in blocks)
     values, lines = np.empty((len(names), size)), np.empty(size, np.int64)
     end = 0
@@ -172,10 +220,18 @@ def _joined(blocks: Sequence[Block]) -> Block | None:
         begin, end = end, end + block.lines.size
         values[:, begin:end], lines[begin:end] = block.values, block.lines
     is_step = np.abs(values[names.index("step")]) < _MAX_STEP  # nor is NaN
-    if not is_step.all():
+    left_out = lines[~is_step].tolist()
+    if left_out:
         values, lines = values[:, is_step], lines[is_step]
     values.flags.writeable = False  # columns are handed out as they are, not copied
-    return Block(names, values, lines) if lines.size else None
+    return Block(names, values, lines), left_out
+
+
+def _in_one(parts: Sequence[np.ndarray], kind: type[np.generic]) -> np.ndarray:
+    """All parts in one; the part itself where there is one, since a copy of it costs time."""
+    if len(parts) == 1:
+        return parts[0]
+    return np.concatenate(parts) if parts else np.empty(0, kind)
 
 
 def _is_number_or_null(value: Any) -> bool:

@@ -16,7 +16,7 @@ from chomp.errors import require
 
 MIN_POINTS = 8  # below that a curve says nothing, and no bucket is left between its ends
 # A straight piece is as good as its ends where no point is further off than this share of the
-# largest value: half of what a float32, which is what a page holds, can tell.
+# values there: half of what a float32, which is what a page holds, can tell.
 _STRAIGHT = 2.0**-25
 
 
@@ -74,29 +74,32 @@ def straight_pieces(
 
     None where it takes more than `limit` of them, as for anything noisy or bent.
     """
-    scale = float(np.abs(values).max(initial=0.0))
     beginning = slice(4 * limit)
     # Most series are noise, which a look at their beginning tells.
-    if np.isnan(scale) or _corners(steps[beginning], values[beginning], scale).sum() > limit:
+    if np.isnan(values).any() or _corners(steps[beginning], values[beginning]).sum() > limit:
         return None
-    is_corner = _corners(steps, values, scale)
+    is_corner = _corners(steps, values)
     if is_corner.sum() > limit:
         return None
     curve = Curve(steps[is_corner], values[is_corner])
     # A gentle bend changes its slope by next to nothing at every point: only this tells.
     drawn = np.interp(steps, curve.steps, curve.values) if values.size else values
-    return curve if bool(np.all(np.abs(drawn - values) <= 2 * _STRAIGHT * scale)) else None
+    allowed = 2 * _STRAIGHT * np.maximum(np.abs(values), np.abs(drawn))
+    return curve if bool(np.all(np.abs(drawn - values) <= allowed)) else None
 
 
 def _corners(
-    steps: Int[np.ndarray, " N"], values: Float[np.ndarray, " N"], scale: float
+    steps: Int[np.ndarray, " N"], values: Float[np.ndarray, " N"]
 ) -> Bool[np.ndarray, " N"]:
-    """Both ends, and where the slope changes by more than the rounding of values up to `scale`."""
+    """Both ends, and where the slope changes by more than the rounding of the values there."""
     is_corner = np.ones(values.size, bool)
     if values.size > 2:
         widths = np.diff(steps)
         change = np.abs(np.diff(np.diff(values) / widths)) * np.minimum(widths[1:], widths[:-1])
-        is_corner[1:-1] = change > _STRAIGHT * scale
+        # Not of the whole series: beside one value of 1e8 all others would be a straight line.
+        sizes = np.abs(values)
+        largest = np.maximum(np.maximum(sizes[:-2], sizes[1:-1]), sizes[2:])
+        is_corner[1:-1] = change > _STRAIGHT * largest
     return is_corner
 
 

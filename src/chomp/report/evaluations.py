@@ -5,18 +5,12 @@ from collections.abc import Iterable
 from typing import Any
 
 from chomp.report.record import RunRecord
+from chomp.tracking.run_files import eval_prefix_in
 
 # What one evaluation says of one tag: the last part of a metric's name.
 _CURVES = ("loss", "bpb", "macro_loss")
 _LAST = (*_CURVES, "micro_loss", "macro_bpb", "loss_stderr", "bpb_stderr", "tokens", "documents")
-_EMA = "ema"
-
-
-def eval_prefix(record: RunRecord) -> str:
-    """What the names of the run's evaluation metrics begin with, as its config says."""
-    settings = (record.config or {}).get("eval")
-    prefix = settings.get("prefix") if isinstance(settings, dict) else None
-    return prefix if isinstance(prefix, str) and prefix else "eval"
+EMA = "ema"
 
 
 def eval_tags(record: RunRecord) -> list[dict[str, Any]]:
@@ -25,9 +19,9 @@ def eval_tags(record: RunRecord) -> list[dict[str, Any]]:
     The whole is the tag `all`. Tags of the averaged weights stand under the same names behind
     `ema: `.
     """
-    prefix = eval_prefix(record)
+    prefix = eval_prefix_in(record.config)
     current = _tags(record, prefix, label="")
-    return [*current, *_tags(record, f"{prefix}/{_EMA}", label=f"{_EMA}: ")]
+    return [*current, *_tags(record, f"{prefix}/{EMA}", label=f"{EMA}: ")]
 
 
 def _tags(record: RunRecord, prefix: str, *, label: str) -> list[dict[str, Any]]:
@@ -35,7 +29,7 @@ def _tags(record: RunRecord, prefix: str, *, label: str) -> list[dict[str, Any]]
         name.removeprefix(f"{prefix}/") for name in record.names if name.startswith(f"{prefix}/")
     ]
     found = {name.rpartition("/")[0] for name in inside if name.rpartition("/")[2] in _CURVES}
-    tags = sorted(tag for tag in found if tag.split("/")[0] != _EMA)
+    tags = sorted(tag for tag in found if tag.split("/")[0] != EMA)
     return [_tag(record, prefix, tag, tags, label) for tag in tags]
 
 

@@ -11,6 +11,7 @@ import queue
 import subprocess
 import sys
 import threading
+import traceback
 from collections.abc import Callable, Sequence
 from typing import IO, Any
 
@@ -87,6 +88,8 @@ def serve(requests: IO[str], answers: IO[str]) -> None:
             answer = {"run": _read_here(request["folder"], request["points"])}
         except (ConfigError, StorageError) as error:
             answer = {"error": str(error)}
+        except Exception:
+            answer = {"crash": traceback.format_exc()}
         print(json.dumps(answer), file=answers, flush=True)
 
 
@@ -154,23 +157,41 @@ class _Served(threading.Thread):
             print(request, file=_pipe(self._process.stdin), flush=True)
         line = _pipe(self._process.stdout).readline()
         if not line:
-            raise StorageError(
-                message(
-                    given=f"the process that read {folder} ended with {self._process.wait()}",
-                    allowed="a machine with memory for the records: twice the size of each",
-                    fix="give fewer runs at a time",
-                )
-            )
+            raise _gone(folder, self._process.wait())
         answer: dict[str, Any] = json.loads(line)
         if "error" in answer:
             raise ConfigError(answer["error"])
+        if "crash" in answer:
+            raise RuntimeError(
+                f"reading {folder} failed in a process of its own:\n{answer['crash']}"
+            )
         run: dict[str, Any] = answer["run"]
         return run
 
 
+def _gone(folder: str, code: int) -> StorageError:
+    """What to say of a process that ended without an answer."""
+    if code < 0:  # by a signal, as the system ends what takes too much
+        return StorageError(
+            message(
+                given=f"the process that read {folder} was ended by signal {-code}",
+                allowed="a machine with memory for the records: twice the size of each",
+                fix="give fewer runs at a time",
+            )
+        )
+    return StorageError(
+        message(
+            given=f"the process that should read {folder} ended with {code}",
+            allowed=f"a Python ({sys.executable}) that can import chomp by itself",
+            fix="see what it wrote above",
+        )
+    )
+
+
 def _started() -> "subprocess.Popen[str]":
     return subprocess.Popen(
-        [sys.executable, "-m", "chomp.report.many_runs"],
+        # -P: a file of the folder it is called in must not stand in for a module.
+        [sys.executable, "-P", "-m", "chomp.report.many_runs"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,

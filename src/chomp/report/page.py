@@ -59,7 +59,9 @@ def render(payload: Mapping[str, Any]) -> str:
         "script": script,
     }
     # Not `str.format`, which would read the braces of the parts' own text.
-    return re.sub(r"@(\w+)@", lambda place: parts[place[1]], _source("page_source/shell.html"))
+    page = re.sub(r"@(\w+)@", lambda place: parts[place[1]], _source("page_source/shell.html"))
+    # A record's texts may have half of a surrogate pair, which no file can hold.
+    return page.encode(errors="replace").decode()
 
 
 def _source(name: str) -> str:

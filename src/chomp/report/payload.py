@@ -6,19 +6,21 @@ from datetime import UTC, datetime
 from typing import Any
 
 import chomp
-from chomp.report.run_facts import COLUMNS
-from chomp.storage import name_of
+from chomp.report.page import PAYLOAD_VERSION
+from chomp.report.run_facts import AVERAGED, COLUMNS
 from chomp.tracking import metric_of, names
-
-VERSION = 1
 
 _OF_EVAL, _OF_EMA = "eval/", "eval/ema/"
 # What a difference between curves should not be blamed on, and where a config says it.
 _MUST_AGREE = {
-    "data": ("data.components.", "data.stages", "data.shuffle", "data.packing", "data.stop_"),
+    "data": ("data.",),
     "seeds": ("trainer.seed", "trainer.data_seed"),
     "batches": ("trainer.batch_size", "trainer.grad_accum", "trainer.seq_len"),
+    "evaluations": ("eval.",),
 }
+# Beneath those: when and under which name is evaluated changes no number, and tokenizers are told
+# of in words of their own.
+_MAY_DIFFER = ("data.tokenizer.", "eval.steps_per_eval", "eval.prefix", "eval.harness")
 
 
 def page_payload(
@@ -33,7 +35,7 @@ def page_payload(
     """
     shown = _once_each_template(_with_own_names(runs))
     return {
-        "version": VERSION,
+        "version": PAYLOAD_VERSION,
         "made_at": f"{(made_at or datetime.now(UTC)).astimezone(UTC):%Y-%m-%d %H:%M} UTC",
         "chomp_version": chomp.__version__,
         "notes": notes(shown),
@@ -55,7 +57,7 @@ def notes(runs: Sequence[Mapping[str, Any]]) -> list[str]:
         found.append(f"The runs are of different lengths: {told} steps.")
     configs = [dict(run["config"]) for run in runs]
     for what, prefixes in _MUST_AGREE.items():
-        fields = _differing(configs, prefixes)
+        fields = [key for key in _differing(configs, prefixes) if not key.startswith(_MAY_DIFFER)]
         if fields:
             found.append(f"The runs have different {what} ({', '.join(fields[:4])}).")
     if _differing(configs, ("data.tokenizer.",)):
@@ -63,7 +65,7 @@ def notes(runs: Sequence[Mapping[str, Any]]) -> list[str]:
             "The runs have different tokenizers, so a token is not the same in all of them: "
             "compare bits per byte, not losses."
         )
-    found += _missing(runs, names.EVAL_LOSS, "was not evaluated")
+    found += _missing(runs, names.EVAL_LOSS, "was not evaluated") + _averaged(runs)
     unknown = [run["name"] for run in runs if not run["config"]]
     if unknown:
         found.append(f"Of {', '.join(unknown)} the config is unknown: it may be anything.")
@@ -92,6 +94,14 @@ def _content(key: str, value: str | None) -> str | None:
 def _missing(runs: Sequence[Mapping[str, Any]], number: str, words: str) -> list[str]:
     without = [run["name"] for run in runs if run["numbers"].get(number) is None]
     return [f"{', '.join(without)} {words}."] if 0 < len(without) < len(runs) else []
+
+
+def _averaged(runs: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Which runs were evaluated by other weights than the rest."""
+    told = [run["name"] for run in runs if dict(run["facts"]).get("evaluated") == AVERAGED]
+    if not 0 < len(told) < len(runs):
+        return []
+    return [f"The evaluations of {', '.join(told)} are of the averaged weights, the others' not."]
 
 
 def _metrics(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -133,18 +143,26 @@ def _config_difference(
 
 
 def _with_own_names(runs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The runs with an id, and with their folder in a name that several have."""
+    """The runs with an id, and with the end of their folder's path in a name that several have."""
     counts = Counter(run["name"] for run in runs)
-    return [
-        {
-            **run,
-            "id": f"run-{index}",
-            "name": run["name"]
-            if counts[run["name"]] == 1
-            else f"{run['name']} ({name_of(run['folder'])})",
-        }
-        for index, run in enumerate(runs)
-    ]
+    shown = []
+    for index, run in enumerate(runs):
+        name = run["name"]
+        if counts[name] > 1:
+            same = [other["folder"] for other in runs if other["name"] == name]
+            name = f"{name} ({_telling_end(run['folder'], same)})"
+        shown.append({**run, "id": f"run-{index}", "name": name})
+    return shown
+
+
+def _telling_end(folder: str, folders: Sequence[str]) -> str:
+    """The last parts of a path, as many as tell it from every other of `folders`."""
+    parts = folder.split("/")
+    ends = ("/".join(parts[-count:]) for count in range(1, len(parts)))
+    return next(
+        (end for end in ends if sum(f"/{other}".endswith(f"/{end}") for other in folders) == 1),
+        folder,
+    )
 
 
 def _once_each_template(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

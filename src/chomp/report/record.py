@@ -5,32 +5,34 @@ moment. Only what is no run at all is an exception; everything else that is amis
 `problems`, in words for the reader of a page.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 
 from chomp.errors import ConfigError, StorageError, message
-from chomp.report.columns import Columns, read_columns
+from chomp.report.attempts import Attempt, attempts_of, is_abandoned, late_lines
+from chomp.report.columns import Columns, Logged, read_columns
 from chomp.storage import exists, is_folder, join, name_of, normalise, open_stream, parent_of
 from chomp.tracking import Row, summary_of
-from chomp.tracking.names import RUN_OUTCOME, SHORT_KEYS
+from chomp.tracking.names import SHORT_KEYS
 from chomp.tracking.run_files import (
     METRICS_FILE,
     RESOLVED_CONFIG,
     is_run_folder,
+    log_every_in,
     record_in,
     resolved_config,
 )
 
-# Axes: N rows, M some of them.
+# Axes: N rows.
 
 _LINE_KEYS = ("step", "global_step", "attempt", "time")
 _MAX_LINES_NAMED = 5
-_NOTHING = Columns((), (), (), is_torn=False, num_lines=0)
+_NOTHING = Columns((), (), (), (), (), is_torn=False, num_lines=0)
 
 
 @dataclass(frozen=True)
@@ -40,34 +42,6 @@ class Series:
     steps: Int[np.ndarray, " N"]
     values: Float[np.ndarray, " N"]  # NaN where the value was not finite
     times: Float[np.ndarray, " N"]  # seconds since 1970
-
-
-@dataclass(frozen=True)
-class Logged:
-    """One metric as the file has it: every attempt's rows, in the order they were written."""
-
-    attempts: Int[np.ndarray, " N"]
-    steps: Int[np.ndarray, " N"]
-    values: Float[np.ndarray, " N"]
-    times: Float[np.ndarray, " N"]
-
-    def at(self, indexes: Int[np.ndarray, " M"]) -> "Logged":
-        """Some of the rows."""
-        return Logged(
-            self.attempts[indexes], self.steps[indexes], self.values[indexes], self.times[indexes]
-        )
-
-
-@dataclass(frozen=True)
-class Attempt:
-    """One start of the run, as far as it is in the record."""
-
-    number: int
-    first_step: int | None  # None: it logged no step
-    last_step: int | None
-    first_time: float
-    last_time: float
-    outcome: str | None  # `finished`, the exception that ended it, or None: nothing told its end
 
 
 @dataclass(frozen=True)
@@ -107,18 +81,21 @@ class RunRecord:
     @cached_property
     def attempts(self) -> tuple[Attempt, ...]:
         """The starts of the run, by number."""
-        return tuple(_attempts(self))
+        return attempts_of(self.columns, self._late_lines, log_every_in(self.config))
 
     def series(self, name: str) -> Series:
-        """The metric at each step, the newest attempt's value; empty where it was never logged."""
+        """The metric at each step, the newest attempt's value; empty where it was never logged.
+
+        Where a newer attempt went back, what older ones logged from there on is not in it.
+        """
         rows = self.newest(name)
         return Series(rows.steps, rows.values, rows.times)
 
     def newest(self, name: str) -> Logged:
         """The rows behind `series`, with the attempt that each is of."""
-        rows, lines = self._rows_of(name)
+        rows = self.logged(name)
         if self._superseded.size:
-            rows = rows.at(np.flatnonzero(~np.isin(lines, self._superseded)))
+            rows = rows.at(~np.isin(rows.lines, self._superseded))
         if np.all(rows.steps[1:] > rows.steps[:-1]):
             return rows
         order = np.argsort(rows.steps, kind="stable")
@@ -128,39 +105,25 @@ class RunRecord:
 
     def logged(self, name: str) -> Logged:
         """The metric in every row that has it, steps of an attempt that were repeated included."""
-        return self._rows_of(name)[0]
+        return self.columns.logged(name)
 
-    def _rows_of(self, name: str) -> tuple[Logged, Int[np.ndarray, " N"]]:
-        """The rows that have the metric in the order of the file, and their lines."""
-        found = [block for block in self.columns.blocks if name in block.names]
-        rows = Logged(
-            _joined([block.attempts for block in found], np.int64),
-            _joined([block.steps for block in found], np.int64),
-            _joined([block.column(name) for block in found], np.float64),
-            _joined([block.column("time") for block in found], np.float64),
-        )
-        lines = _joined([block.lines for block in found], np.int64)
-        if len(found) < 2:  # as nearly all metrics
-            return rows, lines
-        order = np.argsort(lines)
-        return rows.at(order), lines[order]
+    def in_time(self, name: str) -> Logged:
+        """`logged`, without rows that came from elsewhere after their attempt: late evaluations."""
+        rows = self.logged(name)
+        return rows.at(~np.isin(rows.lines, self._late_lines)) if self._late_lines.size else rows
+
+    @cached_property
+    def _late_lines(self) -> Int[np.ndarray, " N"]:
+        return late_lines(self.columns)
 
     @cached_property
     def _superseded(self) -> Int[np.ndarray, " N"]:
-        """Lines of an older attempt below a newer one's of the same step; few runs have any."""
-        rows, lines = self._rows_of("step")
-        if np.all(rows.attempts[1:] >= rows.attempts[:-1]):
-            return np.empty(0, np.int64)
-        newest: dict[int, int] = {}
-        passed = []
-        for line, step, attempt in zip(
-            lines.tolist(), rows.steps.tolist(), rows.attempts.tolist(), strict=True
-        ):
-            if attempt < newest.get(step, attempt):
-                passed.append(line)
-            else:
-                newest[step] = attempt
-        return np.array(passed, np.int64)
+        """Lines of older attempts that a newer one took the place of; few runs have any."""
+        rows = self.logged("step")
+        is_passed = is_abandoned(rows, self.attempts)
+        if np.any(rows.attempts[1:] < rows.attempts[:-1]):
+            is_passed |= _is_below_newer(rows)
+        return rows.lines[is_passed]
 
 
 def read_record(folder: str) -> RunRecord:
@@ -206,10 +169,10 @@ def _missing(file: str) -> list[str]:
 def _damages(columns: Columns, name: str) -> list[str]:
     problems = []
     if columns.unreadable:
-        shown = [f"line {number}" for number in columns.unreadable[:_MAX_LINES_NAMED]]
-        more = len(columns.unreadable) - len(shown)
-        told = ", ".join(shown) + (f" and {more:,} more" if more else "")
-        problems.append(f"left out of {name}, because unreadable: {told}")
+        problems.append(f"left out of {name}, because unreadable: {_told(columns.unreadable)}")
+    if columns.without_step:
+        told = _told(columns.without_step)
+        problems.append(f"left out of {name}, because the step is not one of a run: {told}")
     if columns.is_torn:
         problems.append(
             f"the last line of {name} has no end and is left out: it is being written right now, "
@@ -223,32 +186,23 @@ def _damages(columns: Columns, name: str) -> list[str]:
     return problems
 
 
-def _joined(parts: Sequence[np.ndarray], kind: type[np.generic]) -> np.ndarray:
-    """All parts in one; the part itself where there is one, since a copy of it costs time."""
-    if len(parts) == 1:
-        return parts[0]
-    return np.concatenate(parts) if parts else np.empty(0, kind)
+def _told(lines: Sequence[int]) -> str:
+    """The first of some lines by their numbers, and how many more there are."""
+    shown = [f"line {number}" for number in lines[:_MAX_LINES_NAMED]]
+    more = len(lines) - len(shown)
+    return ", ".join(shown) + (f" and {more:,} more" if more else "")
 
 
-def _attempts(record: RunRecord) -> Iterator[Attempt]:
-    rows = record.logged("step")
-    others = [row for row in record.columns.others if isinstance(row.get("attempt"), int)]
-    numbers = set(np.unique(rows.attempts).tolist()) | {row["attempt"] for row in others}
-    for number in sorted(numbers):
-        own = rows.at(np.flatnonzero(rows.attempts == number))
-        lines = [row for row in others if row["attempt"] == number]
-        told = [float(row["time"]) for row in lines if isinstance(row.get("time"), int | float)]
-        times = np.append(own.times, told)
-        times = times[np.isfinite(times)]
-        outcome = summary_of(lines).get(RUN_OUTCOME)
-        yield Attempt(
-            number,
-            int(own.steps.min()) if own.steps.size else None,
-            int(own.steps.max()) if own.steps.size else None,
-            float(times.min()) if times.size else float("nan"),
-            float(times.max()) if times.size else float("nan"),
-            outcome if isinstance(outcome, str) else None,
-        )
+def _is_below_newer(rows: Logged) -> Bool[np.ndarray, " N"]:
+    """Whether each row stands in the file below one of a newer attempt and the same step."""
+    newest: dict[int, int] = {}
+    is_passed = np.zeros(rows.lines.size, bool)
+    for index, (step, attempt) in enumerate(
+        zip(rows.steps.tolist(), rows.attempts.tolist(), strict=True)
+    ):
+        is_passed[index] = attempt < newest.get(step, attempt)
+        newest[step] = max(attempt, newest.get(step, attempt))
+    return is_passed
 
 
 def _no_run(path: str) -> ConfigError:

@@ -8,15 +8,18 @@ from typing import Any
 
 import numpy as np
 
-from chomp.report.evaluations import eval_prefix
-from chomp.report.record import RunRecord, Series
+from chomp.report.evaluations import EMA
+from chomp.report.record import RunRecord
 from chomp.report.timeline import paused_seconds, told_seconds, trained_seconds
 from chomp.tracking import names
 from chomp.tracking.names import name_from
-from chomp.tracking.run_files import DERIVED
+from chomp.tracking.run_files import DERIVED, eval_prefix_in
 
 # Of noisy metrics the table shows the median of the last rows, up to so many: one says little.
 _LAST_ROWS = 50
+
+# Of a run whose evaluations are of nothing else: the fact `evaluated`.
+AVERAGED = "averaged weights"
 
 # The columns of the table of runs: key, label, and which way is good.
 COLUMNS: tuple[tuple[str, str, str | None], ...] = (
@@ -37,8 +40,11 @@ COLUMNS: tuple[tuple[str, str, str | None], ...] = (
 
 
 def numbers(record: RunRecord) -> dict[str, float | None]:
-    """The run's cells of the table, by column; null where it has no such number."""
-    prefix = eval_prefix(record)
+    """The run's cells of the table, by column; null where it has no such number.
+
+    Evaluations are of the averaged weights where only those were evaluated, as `facts` says.
+    """
+    prefix = _evaluated(record)
     found = {
         names.EVAL_LOSS: _last(record, f"{prefix}/loss"),
         names.EVAL_BPB: _last(record, f"{prefix}/bpb"),
@@ -68,6 +74,7 @@ def facts(
         ("tokens", _count(cells["tokens"])),
         ("device", _text(record.summary.get(names.DEVICE_KIND))),
         ("started", _started(record)),
+        ("evaluated", AVERAGED if _evaluated(record).endswith(f"/{EMA}") else None),
         ("time trained", _time(cells["seconds"])),
         ("attempts", str(len(record.attempts)) if len(record.attempts) > 1 else None),
         ("between attempts", _time(paused_seconds(record) or None)),
@@ -102,24 +109,6 @@ def config_leaves(config: Mapping[str, Any] | None) -> dict[str, str]:
     return dict(sorted(_leaves(own, "")))
 
 
-def mixture(record: RunRecord) -> dict[str, Any] | None:
-    """The stages of the data mixture with their weights; null for a run without one."""
-    start = name_from(names.MIXTURE_WEIGHT, "x").removesuffix("x")
-    components = [name.removeprefix(start) for name in record.names if name.startswith(start)]
-    stages = record.series(names.MIXTURE_STAGE)
-    if not components or not stages.steps.size:
-        return None
-    weights = {name: record.series(f"{start}{name}") for name in components}
-    changes = [0, *(np.flatnonzero(np.diff(stages.values)) + 1)]
-    found = []
-    for change in changes:
-        step = int(stages.steps[change])
-        at = {name: _value_at(series, step) for name, series in weights.items()}
-        known = {name: weight for name, weight in at.items() if weight is not None}
-        found.append({"first_step": step, "weights": known})
-    return {"stages": found, "components": components}
-
-
 def ceiling(record: RunRecord) -> dict[str, float | None]:
     """FLOPs per second that all devices could reach: by their makers, and as a product measured."""
     whole = _number(record.summary.get(names.THEORETICAL_FLOPS))
@@ -151,11 +140,6 @@ def _value_text(value: Any) -> str:
     return words[value] if value is None or isinstance(value, bool) else str(value)
 
 
-def _value_at(series: Series, step: int) -> float | None:
-    found = series.values[series.steps == step]
-    return float(found[0]) if found.size and np.isfinite(found[0]) else None
-
-
 def _last(record: RunRecord, name: str) -> float | None:
     values = record.series(name).values
     finite = values[np.isfinite(values)]
@@ -170,9 +154,17 @@ def _settled(record: RunRecord, name: str) -> float | None:
     return float(np.median(finite)) if finite.size else None
 
 
+def _evaluated(record: RunRecord) -> str:
+    """What the names begin with of the evaluations that count for the run."""
+    prefix = eval_prefix_in(record.config)
+    is_averaged = f"{prefix}/loss" not in record.names and f"{prefix}/{EMA}/loss" in record.names
+    return f"{prefix}/{EMA}" if is_averaged else prefix
+
+
 def _num_steps(record: RunRecord) -> float | None:
-    last = [attempt.last_step for attempt in record.attempts if attempt.last_step is not None]
-    return float(max(last) + 1) if last else None
+    """How far the newest attempt has come, or what still stands of an earlier one."""
+    last = record.newest("step").steps[-1:]
+    return float(last[0] + 1) if last.size else None
 
 
 def _progress(record: RunRecord, steps: float | None) -> str | None:

@@ -4,6 +4,7 @@ Its form is described with the page that reads it, in `chomp.report.page`. All t
 secrets: a page is made to be sent to somebody.
 """
 
+import os
 import shlex
 from typing import Any
 
@@ -11,14 +12,17 @@ import numpy as np
 
 from chomp.report import run_facts
 from chomp.report.downsample import bucket_means, downsampled, straight_pieces
-from chomp.report.evaluations import eval_prefix, eval_tags
+from chomp.report.evaluations import eval_tags
+from chomp.report.mixture import mixture
 from chomp.report.packed import packed_steps, packed_values
 from chomp.report.record import RunRecord, Series
 from chomp.report.run_state import run_state
 from chomp.report.run_texts import samples, template_part
 from chomp.report.spikes import spikes
-from chomp.report.timeline import axes, resumes, waterfall
+from chomp.report.timeline import axes, counted, resumes, waterfall
+from chomp.storage import is_local
 from chomp.tracking import names, without_secrets
+from chomp.tracking.run_files import eval_prefix_in
 
 # A page of under 5 MB holds about this many points: one takes 11 characters, its bucket's mean half
 # as much again. They are shared evenly by the runs of a page, and within a run by weight.
@@ -52,27 +56,27 @@ def run_payload(record: RunRecord, *, points: int = PAGE_POINTS) -> dict[str, An
         "folder": record.folder,
         "state": run_state(record),
         "outcome": record.attempts[-1].outcome if record.attempts else None,
-        "problems": [*record.problems, *_nonfinite(record)],
+        "problems": [*record.problems, *_begun_before(record), *_nonfinite(record)],
         "facts": run_facts.facts(record, cells, template.name),
         "eval_tags": eval_tags(record),
-        "mixture": run_facts.mixture(record),
+        "mixture": mixture(record),
         "where_command": where,
         "samples": samples(record.folder),
         "config": list(run_facts.config_leaves(record.config).items()),
-        "template": template.content,
         "environment": run_facts.environment(record),
         "resumes": resumes(record),
         "spikes": _spikes(record, where),
     }
-    numbers = {
+    others = {
+        "template": template.content,  # HTML in part, made of texts without secrets
         "numbers": cells,
         "axes": axes(record),
         "series": _series(record, points),
-        "waterfall": waterfall(record, eval_prefix(record)),
+        "waterfall": waterfall(record),
         "ceiling": run_facts.ceiling(record),
         "profile": None,
     }
-    return {**without_secrets(texts), **numbers}
+    return {**without_secrets(texts), **others}
 
 
 def _series(record: RunRecord, points: int) -> dict[str, Any]:
@@ -111,7 +115,7 @@ def _packed(
     record: RunRecord, name: str, series: Series, steps: np.ndarray, values: np.ndarray
 ) -> dict[str, Any]:
     return {
-        "group": _group(name, eval_prefix(record)),
+        "group": _group(name, eval_prefix_in(record.config)),
         "step": packed_steps(steps),
         "value": packed_values(values),
         "count": int(series.steps.size),
@@ -129,14 +133,25 @@ def _nonfinite(record: RunRecord) -> list[str]:
     bad = series.steps[~np.isfinite(series.values)]
     if not bad.size:
         return []
-    return [f"the loss was not finite at {bad.size:,} logged steps, the first of them {bad[0]:,}"]
+    steps = counted(bad.size, "logged step", "logged steps")
+    first = f": {bad[0]:,}" if bad.size == 1 else f", the first of them {bad[0]:,}"
+    return [f"the loss was not finite at {steps}{first}"]
+
+
+def _begun_before(record: RunRecord) -> list[str]:
+    first = record.attempts[0].first_step if record.attempts else None
+    return (
+        [f"the record begins at step {first:,}: nothing is known of those before"] if first else []
+    )
 
 
 def _where_command(record: RunRecord) -> str | None:
     """How to ask which documents a step was trained on; null for a run that has no config."""
     if record.config is None:
         return None
-    return f"chomp data where {shlex.quote(record.folder)} --step {{step}}"
+    # A page is read elsewhere than where it was asked for.
+    folder = os.path.abspath(record.folder) if is_local(record.folder) else record.folder
+    return f"chomp data where {shlex.quote(folder)} --step {{step}}"
 
 
 def _spikes(record: RunRecord, where: str | None) -> list[dict[str, Any]]:

@@ -1,5 +1,6 @@
 """Whether a run is under way, done or gone, told from its folder alone."""
 
+import os
 import time
 from typing import Literal
 
@@ -7,12 +8,10 @@ from chomp.errors import StorageError
 from chomp.executor.status import LOCK, StepStatus, read_status
 from chomp.report.record import RunRecord
 from chomp.storage import Lease, join
+from chomp.tracking.run_files import FINISHED, STOPS
 
 State = Literal["finished", "running", "stopped", "failed", "empty"]
 
-FINISHED = "finished"
-# Asked to stop, by a signal, a limit or a person: the same command goes on.
-_STOPS = ("RunInterrupted", "KeyboardInterrupt", "SystemExit")
 # A run may compile, evaluate or save for as long without logging a line.
 FRESH_S = 600.0
 
@@ -20,17 +19,17 @@ FRESH_S = 600.0
 def run_state(record: RunRecord, *, now_s: float | None = None) -> State:
     """How the run stands at `now_s` (seconds since 1970; default: now).
 
-    What the last attempt said of its own end counts first. One that said nothing is running while
-    its process is seen to run, or while its lines are fresh; else it was stopped from outside.
+    A process that is seen to run counts first: it may be an attempt that has not logged a line.
+    Then what the last attempt said of its own end. One that said nothing is running while its lines
+    are fresh; else it was stopped from outside.
     """
     last = record.attempts[-1] if record.attempts else None
     outcome = None if last is None else last.outcome
-    if outcome == FINISHED:
-        return "finished"
-    if _is_held(record.folder):  # also by an attempt that has not logged a line yet
+    if _is_held(record.folder, but_own=outcome == FINISHED):
         return "running"
     if outcome is not None:
-        return "stopped" if outcome in _STOPS else "failed"
+        ended: State = "stopped" if outcome in STOPS else "failed"
+        return "finished" if outcome == FINISHED else ended
     now_s = time.time() if now_s is None else now_s
     if last is not None and now_s - last.last_time < FRESH_S:
         return "running"
@@ -47,13 +46,16 @@ def _status(folder: str) -> StepStatus | None:
         return None
 
 
-def _is_held(folder: str) -> bool:
+def _is_held(folder: str, *, but_own: bool) -> bool:
     """Whether a process of this machine holds the run's lock and is alive.
 
-    One of another machine cannot be seen from here: its lines tell.
+    One of another machine cannot be seen from here: its lines tell. `but_own`: not this process,
+    which holds the lock while it draws the page of the run that it has just finished.
     """
     try:
         holder = Lease.live_holder(join(folder, LOCK))
     except StorageError:
         return False
-    return holder is not None and holder.process.is_surely_running()
+    if holder is None or (but_own and holder.process.pid == os.getpid()):
+        return False
+    return holder.process.is_surely_running()

@@ -10,6 +10,7 @@ import chomp
 from chomp.errors import ConfigError, StorageError
 from chomp.executor.status import read_info
 from chomp.storage import is_folder, is_local, join, read_text
+from chomp.tracking import redacted
 from chomp.tracking.run_files import SAMPLE_MARK, TEMPLATE, samples_in
 from chomp.variants.checkout import BASE, checkout_root, variant_path
 from chomp.variants.diff_report import CONTEXT_LINES
@@ -17,7 +18,8 @@ from chomp.variants.diff_rows import rows_html
 from chomp.variants.file_changes import FileChange, FolderChanges, folder_changes
 from chomp.variants.marked_line import escaped
 
-# A page is for looking: more texts, or longer ones, are in the folder.
+# A page is for looking: more texts, or longer ones, are in the folder. Of each prompt and of each
+# continuation so many characters.
 MAX_SAMPLES = 40
 MAX_SAMPLE_CHARACTERS = 4000
 # Of the lines of one template on a page; a variant that changes everything has 300 kB.
@@ -34,9 +36,15 @@ def samples(folder: str) -> list[dict[str, Any]]:
             text = read_text(path)
         except StorageError:  # not UTF-8, or gone since
             continue
-        prompt, mark, written = text[:MAX_SAMPLE_CHARACTERS].partition(SAMPLE_MARK)
-        found.append({"step": step, "prompt": prompt if mark else "", "text": written or prompt})
+        found.append({"step": step, **_parts(text)})
     return found
+
+
+def _parts(text: str) -> dict[str, str]:
+    """Prompt and continuation, each cut where it is furthest from the other."""
+    prompt, mark, written = text.partition(SAMPLE_MARK)
+    prompt, written = (prompt, written) if mark else ("", text)
+    return {"prompt": prompt[-MAX_SAMPLE_CHARACTERS:], "text": written[:MAX_SAMPLE_CHARACTERS]}
 
 
 @dataclass(frozen=True)
@@ -48,14 +56,14 @@ class TemplatePart:
 
 
 def template_part(folder: str) -> TemplatePart:
-    """The run's own copy of its template against the base of a checkout."""
+    """The run's own copy of its template against the base of a checkout, without secrets."""
     name = _name(folder)
     copy = join(folder, TEMPLATE)
     if not is_folder(copy):
         return TemplatePart(name, None)
     against = variant_path(BASE)
     content: dict[str, Any] = {
-        "name": name or "unknown",
+        "name": redacted(name or "unknown"),
         "files": [],
         "against": against,
         "html": None,
@@ -67,7 +75,9 @@ def template_part(folder: str) -> TemplatePart:
         return TemplatePart(name, content)
     changes = folder_changes(base, Path(copy), extensions=(".py",))
     content["files"] = [
-        {"path": file.path, "lines": len(file.right.lines)} for file in changes.files if file.right
+        {"path": redacted(file.path), "lines": len(file.right.lines)}
+        for file in changes.files
+        if file.right
     ]
     return TemplatePart(name, content | _difference(changes, against))
 
@@ -84,10 +94,11 @@ def _difference(changes: FolderChanges, against: str) -> dict[str, Any]:
 
 
 def _file_html(file: FileChange) -> str:
-    left = file.left.lines if file.left else ()
-    right = file.right.lines if file.right else ()
+    # Secrets go before there is HTML, which may write them otherwise or put marks into them.
+    left = [redacted(line) for line in file.left.lines] if file.left else []
+    right = [redacted(line) for line in file.right.lines] if file.right else []
     rows = rows_html(file.path, left, right, CONTEXT_LINES)
-    return f'<h3>{escaped(file.path)}</h3><div class="code">{rows}</div>'
+    return f'<h3>{escaped(redacted(file.path))}</h3><div class="code">{rows}</div>'
 
 
 def _name(folder: str) -> str | None:

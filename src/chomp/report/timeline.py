@@ -4,11 +4,14 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 
+from chomp.report.attempts import Attempt
+from chomp.report.columns import Logged
 from chomp.report.packed import packed_steps, packed_values
-from chomp.report.record import Attempt, Logged, RunRecord
+from chomp.report.record import RunRecord, Series
 from chomp.tracking import names
+from chomp.tracking.run_files import FINISHED, eval_prefix_in
 
 # Axes: N rows, M of them that are kept.
 
@@ -26,15 +29,20 @@ _PHASES = {
 
 
 def axes(record: RunRecord) -> dict[str, Any]:
-    """Steps, and what each is on the other axes, at a few knots; null for an axis it lacks."""
+    """Steps, and what each is on the other axes, at a few knots; null for an axis it lacks.
+
+    They reach to the last step of any row: an evaluation may come between two rows of training.
+    """
     rows, seconds = _rows_in_time(record)
     knots = _knots(rows)
     steps = rows.steps[knots]
+    last = record.newest("step").steps[-1:]
+    reached = np.append(steps, last[last > steps[-1:]]) if steps.size else steps
     return {
-        "step": packed_steps(steps),
-        "tokens": _on_axis(record, names.TOTAL_TOKENS, steps, 1.0),
-        "flops": _on_axis(record, names.TOTAL_GFLOPS, steps, 1e9),
-        "seconds": packed_values(seconds[knots]) if np.isfinite(seconds).any() else None,
+        "step": packed_steps(reached),
+        "tokens": _on_axis(record.series(names.TOTAL_TOKENS), reached, 1.0),
+        "flops": _on_axis(record.series(names.TOTAL_GFLOPS), reached, 1e9),
+        "seconds": _on_axis(Series(steps, seconds[knots], seconds[knots]), reached, 1.0),
     }
 
 
@@ -66,7 +74,7 @@ def paused_seconds(record: RunRecord) -> float:
     return sum(max(0.0, gap) for gap in gaps if np.isfinite(gap))
 
 
-def waterfall(record: RunRecord, eval_prefix: str) -> list[dict[str, Any]]:
+def waterfall(record: RunRecord) -> list[dict[str, Any]]:
     """Seconds of each kind over all attempts, steps that were done twice included.
 
     They sum to the wall clock of the attempts, from first line to last. `other` is what no line
@@ -77,11 +85,9 @@ def waterfall(record: RunRecord, eval_prefix: str) -> list[dict[str, Any]]:
         return []
     seconds = {"step": _step_seconds(record)}
     seconds |= {label: _sum(record, name) for label, name in _PHASES.items()}
+    prefix = eval_prefix_in(record.config)
     seconds["eval"] = _sum(
-        record,
-        f"{eval_prefix}/total_time",
-        f"{eval_prefix}/ema/total_time",
-        names.LM_EVAL_TOTAL_TIME,
+        record, f"{prefix}/total_time", f"{prefix}/ema/total_time", names.LM_EVAL_TOTAL_TIME
     )
     seconds["other"] = max(0.0, wall - sum(seconds.values()))
     order = ("step", "loading", "hooks", "eval", "checkpoint", "compile", "other")
@@ -115,58 +121,69 @@ def _knots(rows: Logged) -> Int[np.ndarray, " M"]:
     return np.unique(np.concatenate([spread.astype(np.int64), turns, turns + 1]))
 
 
-def _on_axis(record: RunRecord, name: str, steps: Int[np.ndarray, " M"], unit: float) -> str | None:
-    series = record.series(name)
+def _on_axis(series: Series, steps: Int[np.ndarray, " M"], unit: float) -> str | None:
+    """What was spent by each step; past the last row it goes on as before it."""
     is_there = np.isfinite(series.values)
     if not is_there.any():
         return None
-    values = np.interp(steps, series.steps[is_there], series.values[is_there])
+    known, spent = series.steps[is_there], series.values[is_there]
+    values = np.interp(steps, known, spent)
+    if known.size > 1:
+        pace = (spent[-1] - spent[-2]) / (known[-1] - known[-2])
+        values += np.maximum(steps - known[-1], 0) * pace
     return packed_values(values * unit)
 
 
 def _sum(record: RunRecord, *logged: str) -> float:
-    return float(sum(np.nansum(record.logged(name).values) for name in logged))
+    rows = [record.in_time(name) for name in logged]
+    return float(sum(np.nansum(each.values[_is_within(record, each)]) for each in rows))
 
 
 def _step_seconds(record: RunRecord) -> float:
     """Seconds per step times the steps of each line."""
-    rows = record.logged(names.DURATION)
-    total = 0.0
+    rows = record.in_time(names.DURATION)
+    seconds = np.zeros(rows.steps.size)
     for attempt in record.attempts:
-        is_own = rows.attempts == attempt.number
-        own, durations = rows.steps[is_own], rows.values[is_own]
-        if own.size:
-            counts = np.diff(own, prepend=own[0] - _first_line_steps(record, attempt, own))
-            total += float(np.nansum(durations * counts))
-    return total
+        if attempt.first_step is not None:
+            is_own = rows.attempts == attempt.number
+            counts = np.diff(rows.steps[is_own], prepend=attempt.first_step - 1)
+            seconds[is_own] = rows.values[is_own] * counts
+    return float(np.nansum(seconds[_is_within(record, rows)]))
 
 
-def _first_line_steps(record: RunRecord, attempt: Attempt, own: Int[np.ndarray, " N"]) -> int:
-    """The steps that an attempt's first line is of.
+def _is_within(record: RunRecord, rows: Logged) -> Bool[np.ndarray, " N"]:
+    """Whether the time that each row tells of is within the wall clock of its attempt.
 
-    An attempt begins at the checkpoint that it went on from: the newest that an earlier one logged.
-    Where none was logged, its first line is taken to be of as many steps as its others.
+    Where a row is the first line of all, as in a record that begins in the middle of a run, what
+    it tells of was before.
     """
-    if attempt == record.attempts[0]:
-        return int(own[0]) + 1
-    saves = record.logged(names.CHECKPOINT_STEP)
-    known = saves.values[(saves.attempts < attempt.number) & (saves.values <= own[0])]
-    if known.size:
-        return int(own[0]) + 1 - int(known.max())
-    return int(np.median(np.diff(own))) if own.size > 1 else 1
+    numbers = [attempt.number for attempt in record.attempts]
+    starts = np.array([attempt.first_time for attempt in record.attempts])
+    return rows.times > starts[np.searchsorted(numbers, rows.attempts)]
 
 
 def _resume_note(before: Attempt, after: Attempt) -> str:
     parts = []
     pause = after.first_time - before.last_time
-    ended = f" ended with {before.outcome}" if before.outcome else " was cut off"
     if np.isfinite(pause):
-        parts.append(f"{told_seconds(max(0.0, pause))} after attempt {before.number}{ended}")
+        ended = f"attempt {before.number} {_ending(before)}"
+        parts.append(f"{told_seconds(max(0.0, pause))} after {ended}")
     if before.last_step is not None and after.first_step is not None:
         repeated = before.last_step + 1 - after.first_step
         if repeated > 0:
-            parts.append(f"{repeated:,} steps are done again")
+            parts.append(f"{counted(repeated, 'step is', 'steps are')} done again")
     return ", ".join(parts)
+
+
+def _ending(attempt: Attempt) -> str:
+    if attempt.outcome is None:
+        return "was cut off"
+    return "finished" if attempt.outcome == FINISHED else f"ended with {attempt.outcome}"
+
+
+def counted(number: int, one: str, more: str) -> str:
+    """A number with what it counts: `1 step`, `1,200 steps`."""
+    return f"{number:,} {one if number == 1 else more}"
 
 
 def told_seconds(seconds: float) -> str:

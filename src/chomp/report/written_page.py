@@ -27,6 +27,13 @@ def write_run_page(folder: str) -> str:
     return write_page(page_payload(runs), Path(folder, REPORT))
 
 
+def remove_run_page(folder: str) -> None:
+    """Remove the run's own page, if it has one, before the run goes on; never somebody else's."""
+    page = Path(page_of_run(folder))
+    if _is_ours(page):
+        page.unlink(missing_ok=True)
+
+
 def write_page(payload: dict[str, Any], out: Path) -> str:
     """The page's path, once it is in `out`, which is made. An earlier page there is replaced."""
     require_free(out)
@@ -39,8 +46,14 @@ def require_free(out: Path) -> None:
     """Raise `ConfigError` if `out` holds a page that is not one of these."""
     page = out / PAGE
     require(
-        not page.exists() or f'content="{GENERATOR}"'.encode() in read_bytes(page)[:_HEAD_BYTES],
+        not page.exists() or _is_ours(page),
         given=f"{page} is there, and is not a page of this program",
         allowed="a folder that is new, or holds an earlier page of runs",
         fix="choose another folder with --out, or remove that page",
     )
+
+
+def _is_ours(page: Path) -> bool:
+    """Whether there is a page, and it is one of this program."""
+    mark = f'content="{GENERATOR}"'.encode()
+    return page.is_file() and mark in read_bytes(page)[:_HEAD_BYTES]

@@ -15,9 +15,14 @@ _SECRET_NAME = re.compile(r"(^|_)(API_?KEY|ACCESS_KEY|TOKEN|SECRET|PASSWORD|PASS
 _MIN_CHARACTERS = 8
 # A shorter password is blotted out where an address has it, and nowhere else: `x` is in any text.
 _MIN_PASSWORD = 6
-# scheme://user:password@host; a user alone (ssh://git@host) is no secret, nor is a port. Not past
-# the next ://, which may begin another address, and keeps the time linear in the text.
-_ADDRESS = re.compile(r"://[^/?#\s:@'\"]*:(?!\d*[/?#])(?P<rest>(?:(?!://)[^\s'\"])*)")
+# scheme://user:password@host; a user alone (ssh://git@host) is no secret, nor is a port: digits
+# before a path are one in the web's addresses, and in others where no @ follows. Not past the next
+# ://, which may begin another address, and keeps the time linear in the text. A quote between two
+# letters is part of a password; any other ends the text that the address stands in.
+_ADDRESS = re.compile(
+    r"(?:(?<!http)(?<!https)://[^/?#\s:@'\"]*:|://[^/?#\s:@'\"]*:(?!\d*[/?#]))"
+    r"(?P<rest>(?:(?!://)(?:[^\s'\"]|(?<=[\w\\])['\"](?=\w)))*)"
+)
 # pip's address of a repository, whose path may end in @ and a version.
 _REPOSITORY = re.compile(r"(?:git|hg|svn|bzr)\+\w+\Z")
 _HOST_AND_PATH = re.compile(r"@[^@/]*/")

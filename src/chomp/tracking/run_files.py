@@ -3,7 +3,7 @@
 config_original.yaml config_resolved.json template/ tokenizer/
 metrics.jsonl train.log samples/ artifacts/ profiler/ checkpoints/ report/
 
-Only the names are here, and what a run's own config may call otherwise.
+Only the names are here, and what a run's own config says about its files and its rows.
 """
 
 import re
@@ -26,6 +26,12 @@ REPORT = "report"
 # In a sample, between the prompt and what the model made of it.
 SAMPLE_MARK = "▸"
 
+# How an attempt says that it ended (`run/outcome`): it did all it should, or it was asked to stop,
+# by a signal, a limit or a person, and the same command goes on. Anything else is what it failed
+# with.
+FINISHED = "finished"
+STOPS = ("RunInterrupted", "KeyboardInterrupt", "SystemExit")
+
 _SAMPLE = re.compile(r"step-(\d+)\.txt")
 # Each is written by a run that has begun, whichever it got to first.
 _SIGNS = (RESOLVED_CONFIG, ORIGINAL_CONFIG, METRICS_FILE, "train.log", ".executor_status")
@@ -40,14 +46,31 @@ def resolved_config(folder: StrPath) -> dict[str, Any]:
 
 def record_in(folder: StrPath, config: Mapping[str, Any]) -> str:
     """The metrics file of a run in `folder`, under the name that its resolved config gives it."""
-    settings = config.get("logging")
-    name = settings.get("metrics_file") if isinstance(settings, Mapping) else None
+    name = section_in(config, "logging").get("metrics_file")
     return join(folder, name if isinstance(name, str) and name else METRICS_FILE)
 
 
 def record_of(folder: StrPath) -> str:
     """The metrics file of the run in `folder`, under the name that its config gives it."""
     return record_in(folder, resolved_config(folder))
+
+
+def eval_prefix_in(config: Mapping[str, Any] | None) -> str:
+    """What the names of a run's evaluation metrics begin with, as its resolved config says."""
+    prefix = section_in(config, "eval").get("prefix")
+    return prefix if isinstance(prefix, str) and prefix else "eval"
+
+
+def log_every_in(config: Mapping[str, Any] | None) -> int:
+    """How many steps a row of a run is of, as its resolved config says; 1 where it does not."""
+    every = section_in(config, "trainer").get("log_every")
+    return every if type(every) is int and every > 0 else 1
+
+
+def section_in(config: Mapping[str, Any] | None, name: str) -> Mapping[str, Any]:
+    """A section of a resolved config; empty where it has none, or something else in its place."""
+    section = (config or {}).get(name)
+    return section if isinstance(section, Mapping) else {}
 
 
 def is_run_folder(folder: StrPath) -> bool:

@@ -70,19 +70,22 @@ const mixtureCharts = (run) => [
 
 const stageTable = (run) => {
   const { stages, components } = run.mixture;
+  const read = components.filter((name) => stages.some((stage) => name in stage.epochs));
   const head = ["stage", numberHead("from step"),
-    ...components.map((component) => numberHead(componentName(components, component)))];
+    ...components.map((component) => numberHead(componentName(components, component))),
+    ...read.map((component) => numberHead(componentName(components, component, ", epochs read")))];
   const rows = stages.map((stage, at) => row([
     String(at), numberCell(exactNumber(stage.first_step)),
     ...components.map((component) => numberCell(shareWords(stage.weights[component] ?? 0))),
+    ...read.map((component) => numberCell(shortNumber(stage.epochs[component], 3))),
   ]));
   return scrollingTable(head, rows);
 };
 
-const componentName = (components, component) => {
+const componentName = (components, component, more = "") => {
   const dot = make("i", { class: "dot" });
   dot.style.background = `var(${componentColour(components, component)})`;
-  return make("span", {}, dot, component);
+  return make("span", {}, dot, component + more);
 };
 
 const fillData = (body) => {

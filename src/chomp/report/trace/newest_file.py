@@ -6,7 +6,7 @@ from typing import Any
 
 from chomp.errors import StorageError, message
 from chomp.storage import StrPath, is_folder, join, list_folder, name_of, parent_of
-from chomp.tracking.run_files import PROFILER
+from chomp.tracking.run_files import PROFILER, section_in
 
 
 @dataclass(frozen=True)
@@ -38,11 +38,12 @@ def newest_trace(run: StrPath, config: Mapping[str, Any] | None) -> TraceFile:
 
 def trace_places(run: StrPath, config: Mapping[str, Any] | None) -> list[str]:
     """The folders a run's traces may be in: its own, and the one its config says."""
-    config = config or {}
-    trainer = config.get("trainer") or config.get("train") or {}
-    log_dir, run_id = trainer.get("log_dir"), config.get("run_id")
+    trainer = section_in(config, "trainer") or section_in(config, "train")
+    log_dir, run_id = trainer.get("log_dir"), (config or {}).get("run_id")
     own = join(run, PROFILER)
-    return [own, join(log_dir, run_id, PROFILER)] if log_dir and run_id else [own]
+    # A config may be damaged: what is no text is no place.
+    is_told = all(isinstance(part, str) and part for part in (log_dir, run_id))
+    return [own, join(str(log_dir), str(run_id), PROFILER)] if is_told else [own]
 
 
 def _traces_below(place: str) -> list[str]:

@@ -9,6 +9,7 @@ from chomp.report.trace.space import Space
 _LAST_PLANE = "Task Environment"  # which the profiler adds when everything else is there
 # Of the traced time, and of the busy time: less than that changes no conclusion.
 _NOTEWORTHY_INTERRUPTIONS = 0.1
+_NOTEWORTHY_STARTING = 0.01
 _NOTEWORTHY_UNPLACED = 0.01
 _SCOPED: tuple[Category, ...] = ("attention", "loss")
 
@@ -19,12 +20,14 @@ def notes_about(
     steps: Steps | None,
     *,
     total_ms: float,
+    starting_ms: float,
     unplaced: float,
     num_hosts: int,
 ) -> tuple[str, ...]:
     """Every reservation about a trace, the gravest first.
 
-    `unplaced` is the share of the busy time of computations whose place in the program is unknown.
+    `starting_ms` is how long the device was idle before its first operation, and `unplaced`
+    the share of the busy time of computations whose place in the program is unknown.
     """
     notes = [f"The profiler itself says: {complaint}" for complaint in space.complaints]
     if space.plane(_LAST_PLANE) is None:
@@ -37,7 +40,7 @@ def notes_about(
     if num_hosts > 1:
         notes.append(f"This is the first of {num_hosts} hosts; each has a trace of its own.")
     if steps is not None:
-        notes += _interruptions(steps, total_ms)
+        notes += _interruptions(steps, total_ms) + _starting(starting_ms, total_ms)
     return (*notes, *_without_place(devices, unplaced), *_scopes_without_time(devices))
 
 
@@ -55,6 +58,17 @@ def _interruptions(steps: Steps, total_ms: float) -> list[str]:
     ]
 
 
+def _starting(starting_ms: float, total_ms: float) -> list[str]:
+    share = starting_ms / total_ms
+    if share < _NOTEWORTHY_STARTING:
+        return []
+    return [
+        f"{starting_ms:.2f} ms of the idle time ({share:.1%} of all) are before the first "
+        "operation: the profiler was starting, or the host was preparing the first step. With more "
+        "train.profiler.num_steps that is a smaller part."
+    ]
+
+
 def _without_place(devices: list[Device], unplaced: float) -> list[str]:
     """CUDA graphs run kernels whose instruction is not recorded; compilers lose names."""
     if unplaced < _NOTEWORTHY_UNPLACED:
@@ -62,7 +76,9 @@ def _without_place(devices: list[Device], unplaced: float) -> list[str]:
     if not any(operation.is_in_graph for device in devices for operation in device.operations):
         return [
             f"{unplaced:.0%} of the busy time is of operations whose place in the program is not "
-            "in the trace: they are sorted by what they do, those of attention and loss as well."
+            "in the trace: they are sorted by what they do, those of attention and loss as well. "
+            "Programs loaded from a compilation cache may come without their places; a run with "
+            "JAX_ENABLE_COMPILATION_CACHE=false compiles its own."
         ]
     return [
         "Kernels in CUDA graphs do not say which operation of the program they are: they are "

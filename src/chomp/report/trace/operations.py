@@ -75,12 +75,13 @@ def _accelerator_operations(plane: Plane, programs: Programs) -> Iterator[Operat
 
 def _kernel(event: Event, line: Line, programs: Programs) -> Operation:
     program_id, name = int(event.stats.get("program_id", 0)), str(event.stats.get("hlo_op", ""))
+    program = str(event.stats.get("hlo_module", ""))
     scope = str(event.stats.get("name") or event.stats.get("tf_op", ""))
     is_in_graph = bool(event.stats.get("cuda_graph_id"))
     if is_in_graph:  # `name` and `scope` are the graph's, the event's name is the kernel's
-        instruction = programs.kernel(program_id, event.name)
+        instruction = programs.kernel(program_id, program, event.name)
     else:
-        instruction = programs.instruction(program_id, name or event.name)
+        instruction = programs.instruction(program_id, program, name or event.name)
     return _operation(event, line.name, instruction, scope=scope, is_in_graph=is_in_graph)
 
 
@@ -105,7 +106,8 @@ def _cpus(host: Plane, programs: Programs) -> list[Device]:
 def _cpu_operation(event: Event, line: int, ends: _Ends, programs: Programs) -> Operation:
     """An operation up to its end, which for a product may come long after its thread went on."""
     program_id, name = int(event.stats.get("program_id", 0)), str(event.stats["hlo_op"])
-    instruction = programs.instruction(program_id, name)
+    program = str(event.stats.get("hlo_module", ""))
+    instruction = programs.instruction(program_id, program, name)
     end = ends.get((event.stats.get("_p"), event.name), event.end)
     if end <= event.end:
         return _operation(event, line, instruction)

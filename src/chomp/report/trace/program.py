@@ -11,7 +11,7 @@ from typing import Any
 
 from chomp.report.trace.wire import message_class
 
-_PROGRAM_ID = re.compile(r"\((\d+)\)$")
+_NUMBERED = re.compile(r"(.*)\((\d+)\)")
 # What tracing, loops and checkpoints put around the names that somebody gave.
 _WRAPPERS = re.compile(
     r"(?:^|(?<=/))(?:jit\([^()]*\)|while|body|cond|closed_call|eval_jaxpr|checkpoint|shard_map|remat"
@@ -36,10 +36,14 @@ class Instruction:
 
 
 class Programs:
-    """The compiled programs of a trace, by the id that operations name them with."""
+    """The compiled programs of a trace, by the id and the name that operations have them under.
 
-    def __init__(self, contents: dict[int, bytes]) -> None:
-        """`contents` are serialized `HloProto`s."""
+    The id alone would not do: a program that JAX loaded from its compilation cache keeps that of
+    the process which compiled it, where another program of this one may have the same.
+    """
+
+    def __init__(self, contents: dict[int, tuple[str, bytes]]) -> None:
+        """`contents` are names and serialized `HloProto`s."""
         self._contents = contents
         self._read = cache(self._instructions)
         self._read_kernels = cache(self._by_kernel)
@@ -49,27 +53,30 @@ class Programs:
         """Those of the plane `/host:metadata`, where each is an event's metadata."""
         contents = {}
         for entry in plane.event_metadata:
-            numbered = _PROGRAM_ID.search(entry.value.name)
+            numbered = _NUMBERED.fullmatch(entry.value.name)
             content = next((s.bytes_value for s in entry.value.stats if s.bytes_value), None)
             if numbered and content:
-                contents[int(numbered[1])] = content
+                contents[int(numbered[2])] = numbered[1], content
         return Programs(contents)
 
-    def instruction(self, program_id: int, name: str) -> Instruction | None:
-        """The instruction called `name`; None where the trace does not have it."""
-        return self._read(program_id).get(name)
+    def instruction(self, program_id: int, program: str, name: str) -> Instruction | None:
+        """The instruction called `name`; None where the trace does not have it.
 
-    def kernel(self, program_id: int, name: str) -> Instruction | None:
+        `program` is the program's name, empty where an operation does not say it.
+        """
+        return self._read(program_id, program).get(name)
+
+    def kernel(self, program_id: int, program: str, name: str) -> Instruction | None:
         """The instruction that a kernel is named after: `loop_add_fusion_2`, in a CUDA graph.
 
         Instructions that come to the same code share a kernel. So this tells what it does and not
         for whom: its scope is left out.
         """
-        return self._read_kernels(program_id).get(name)
+        return self._read_kernels(program_id, program).get(name)
 
-    def _instructions(self, program_id: int) -> dict[str, Instruction]:
-        content = self._contents.get(program_id)
-        if content is None:
+    def _instructions(self, program_id: int, program: str) -> dict[str, Instruction]:
+        known, content = self._contents.get(program_id, ("", b""))
+        if not content or program not in ("", known):
             return {}
         computations = message_class("Hlo").FromString(content).hlo_module.computations
         inside = {computation.id: computation.instructions for computation in computations}
@@ -79,8 +86,8 @@ class Programs:
             for found in computation.instructions
         }
 
-    def _by_kernel(self, program_id: int) -> dict[str, Instruction]:
-        named = self._read(program_id)
+    def _by_kernel(self, program_id: int, program: str) -> dict[str, Instruction]:
+        named = self._read(program_id, program)
         return {
             re.sub(r"[.-]", "_", name): replace(found, scope="") for name, found in named.items()
         }

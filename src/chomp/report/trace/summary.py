@@ -21,6 +21,7 @@ from chomp.report.trace.space import read_space
 from chomp.storage import StrPath
 
 _SHOWN_OPERATIONS, _SHOWN_GAPS = 30, 10  # in a page
+_START = "the start"
 
 
 @dataclass(frozen=True)
@@ -106,6 +107,7 @@ def summary_of_trace(path: str, *, num_hosts: int = 1) -> TraceSummary:
     scale = PS_PER_MS * len(devices)
     total_ms = (end - start) / PS_PER_MS
     operations = _operation_times(devices, times, scale, total_ms)
+    gaps = _gap_times(devices, times, scale)
     categories = _shares(((row.category, row.ms) for row in operations), total_ms, every=CATEGORIES)
     busy_ms = sum(time.busy for time in times) / scale
     phases = {} if steps is None else {name: ps for name, ps in steps.phases.items() if ps}
@@ -117,7 +119,7 @@ def summary_of_trace(path: str, *, num_hosts: int = 1) -> TraceSummary:
         busy_ms=busy_ms,
         categories=categories,
         operations=operations,
-        gaps=_gap_times(devices, times, scale),
+        gaps=gaps,
         programs=_shares(_program_times(devices, times, scale), total_ms),
         phases=_shares(((name, ps / PS_PER_MS) for name, ps in phases.items()), total_ms),
         notes=notes_about(
@@ -125,6 +127,7 @@ def summary_of_trace(path: str, *, num_hosts: int = 1) -> TraceSummary:
             devices,
             steps,
             total_ms=total_ms,
+            starting_ms=sum(gap.ms for gap in gaps if gap.after == _START),
             unplaced=_unplaced_ms(operations) / busy_ms if busy_ms else 0.0,
             num_hosts=num_hosts,
         ),
@@ -207,7 +210,7 @@ def _gap_times(devices: list[Device], times: list[Timeline], scale: float) -> tu
     lengths: dict[str, list[int]] = defaultdict(list)
     for device, time in zip(devices, times, strict=True):
         for gap in time.gaps:
-            after = "the start" if gap.after is None else device.operations[gap.after].name
+            after = _START if gap.after is None else device.operations[gap.after].name
             lengths[after].append(gap.end - gap.start)
     rows = [
         GapTime(after, sum(found) / scale, len(found), max(found) / PS_PER_MS)

@@ -20,6 +20,7 @@ from chomp.report.watch.watched_run import WatchedRun, number_in
 from chomp.tracking import Row, names
 from chomp.tracking.console import clock, compact
 from chomp.tracking.printable import printable
+from chomp.tracking.run_files import FINISHED, STOPS
 
 # Label, metric, and how its value is written; `compact` where there is no form.
 SPARKS = (
@@ -35,8 +36,8 @@ _NUMBERS = (
 )
 _LABEL_COLUMNS, _VALUE_COLUMNS = 14, 10
 _TAG_COLUMNS = 24
-_ENDED = {"finished": ("finished", "green")} | dict.fromkeys(
-    ["RunInterrupted", "KeyboardInterrupt", "SystemExit"], ("stopped, as it was asked to", "yellow")
+_ENDED = {FINISHED: ("finished", "green")} | dict.fromkeys(
+    STOPS, ("stopped, as it was asked to", "yellow")
 )
 
 
@@ -106,6 +107,7 @@ def chart_part(run: WatchedRun, name: str, page: Page, *, width: int, height: in
         legend += [Text("raw", STYLES["raw"]), Text("smoothed", STYLES["smooth"])]
     if name == names.TRAIN_LOSS:
         points = Points(*run.eval_loss.since(page.first_step))
+    if points is not None and len(points.steps):
         legend += [Text(f"{page.signs.point} {run.eval_prefix}", STYLES["points"])]
     if any(step >= page.first_step for step, _ in run.resumes):
         legend += [Text(f"{page.signs.resumed} resumed", STYLES["resume"])]

@@ -1,11 +1,12 @@
 """The values of one metric so far: each step once, in order, added one at a time.
 
-A resumed run repeats steps. As in `chomp.tracking.latest_rows`, the newest attempt's value counts,
-and what an older attempt logged beyond it stays until it is repeated.
+A resumed run repeats steps. As in `chomp.tracking.latest_rows`, the newest attempt's value counts;
+what older attempts logged from the step on where a newer one went on is forgotten.
 """
 
 from array import array
 from bisect import bisect_left
+from itertools import compress
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -35,6 +36,14 @@ class GrowingSeries:
             self._attempts.insert(place, attempt)
         elif attempt >= self._attempts[place]:
             self._values[place], self._attempts[place] = value, attempt
+
+    def forget_from(self, step: int, *, before_attempt: int) -> None:
+        """Leave out what older attempts logged of `step` and of all after it."""
+        first = bisect_left(self._steps, step)
+        is_kept = [attempt >= before_attempt for attempt in self._attempts[first:]]
+        self._steps[first:] = array("q", compress(self._steps[first:], is_kept))
+        self._values[first:] = array("d", compress(self._values[first:], is_kept))
+        self._attempts[first:] = array("i", compress(self._attempts[first:], is_kept))
 
     def since(self, step: int) -> tuple[Int[np.ndarray, " N"], Float[np.ndarray, " N"]]:
         """Copies of the steps from `step` on, and of their values."""

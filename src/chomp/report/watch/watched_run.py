@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from chomp.errors import StorageError
+from chomp.report.attempts import step_gone_on_from
 from chomp.report.watch.followed_file import FollowedFile
 from chomp.report.watch.series import GrowingSeries
 from chomp.storage import join, name_of, read_text
@@ -18,11 +19,15 @@ from chomp.tracking import Row, names, redacted
 from chomp.tracking.lines import NONFINITE_SUFFIX
 from chomp.tracking.pace import Pace
 from chomp.tracking.run_files import (
+    FINISHED,
     RESOLVED_CONFIG,
     SAMPLE_MARK,
     SAMPLES,
+    eval_prefix_in,
+    log_every_in,
     record_in,
     resolved_config,
+    section_in,
 )
 
 # A run may be compiling, or saving: shorter silences say nothing.
@@ -57,8 +62,11 @@ class WatchedRun:
     series: dict[str, GrowingSeries]
     eval_loss: GrowingSeries  # of the averaged weights where only those are evaluated
     evaluations: list[Row]  # the last ones by step, all rows of a step put together
-    resumes: list[tuple[int, int]]  # the first logged step of a later attempt, and its number
+    resumes: list[tuple[int, int]]  # the first step of a later attempt, and its number
     sample: Sample | None
+    _saves: list[int]  # the checkpoints that attempts before this one told of, in steps
+    _own_saves: list[int]  # and this one
+    _first_step: int | None  # of this attempt; None: it has logged no training
     _pace: Pace
     _step_s: float | None  # when the last step was logged
     _gap_s: float  # how long after the one before
@@ -85,6 +93,7 @@ class WatchedRun:
         self.sample = None
         self._sample_name = None
         self._gap_s = 0.0
+        self._saves, self._own_saves = [], []
         self._begin_attempt(0)
 
     def look(self) -> bool:
@@ -122,22 +131,19 @@ class WatchedRun:
     @property
     def is_finished(self) -> bool:
         """Whether the newest attempt said that it reached its end."""
-        return self.outcome == "finished"
+        return self.outcome == FINISHED
 
     @property
     def eval_prefix(self) -> str:
         """What the names of the run's evaluations begin with."""
-        settings = self.config.get("eval")
-        prefix = settings.get("prefix") if isinstance(settings, Mapping) else None
-        return prefix if isinstance(prefix, str) and prefix else "eval"
+        return eval_prefix_in(self.config)
 
     @property
     def total_steps(self) -> int | None:
         """How many steps the run is to take, by its own progress or else by its config."""
         if self._total_steps is not None:
             return self._total_steps
-        trainer = self.config.get("trainer")
-        steps = trainer.get("steps") if isinstance(trainer, Mapping) else None
+        steps = section_in(self.config, "trainer").get("steps")
         return steps if isinstance(steps, int) else None
 
     def silent_s(self, now_s: float) -> float | None:
@@ -177,8 +183,9 @@ class WatchedRun:
         number = _count_in(row, "attempt") or 0
         if number > self.attempt:
             self._begin_attempt(number)
-        self.last_line_s = max(filter(None, [self.last_line_s, _time_in(row)]), default=None)
         kind, step = row.get("kind"), _count_in(row, "step")
+        if not self._is_late(row, step):
+            self.last_line_s = max(filter(None, [self.last_line_s, _time_in(row)]), default=None)
         if kind == "artifact":
             self._note_artifact(row)
         elif number >= self.attempt:
@@ -189,7 +196,20 @@ class WatchedRun:
         if kind is None and step is not None:
             self._take_step(row, step, number)
 
+    def _is_late(self, row: Row, step: int | None) -> bool:
+        """Whether a line is a result that came afterwards, and no sign of life."""
+        if self.outcome is not None or step is None:
+            return self.outcome is not None
+        return step + 1 < (self.completed_steps or 0) and names.DURATION not in row
+
     def _take_step(self, row: Row, step: int, attempt: int) -> None:
+        if names.DURATION in row or names.TRAIN_LOSS in row:
+            self._take_training(step, attempt)
+        is_older = attempt < self.attempt
+        if is_older and self._first_step is not None and step >= self._first_step:
+            return  # of a process that was forgotten: the run went another way
+        if (save := _count_in(row, names.CHECKPOINT_STEP)) is not None:
+            self._own_saves.append(save)
         for name, series in self.series.items():
             value = number_in(row, name)
             if value is not None:
@@ -200,9 +220,24 @@ class WatchedRun:
         if attempt == self.attempt and step >= (self.completed_steps or 0):
             self._move_to(row, step)
 
+    def _take_training(self, step: int, attempt: int) -> None:
+        """At an attempt's first row of training, forget the steps that it does again."""
+        if attempt < self.attempt or self._first_step is not None:
+            return
+        self._first_step = 0
+        if self.attempt > 1:
+            first = step_gone_on_from(step, log_every_in(self.config), self._saves)
+            self._first_step = first
+            self.resumes.append((first, attempt))
+            for series in (*self.series.values(), self.eval_loss):
+                series.forget_from(first, before_attempt=attempt)
+            self.evaluations = [
+                known
+                for known in self.evaluations
+                if known["attempt"] == attempt or known["step"] < first
+            ]
+
     def _move_to(self, row: Row, step: int) -> None:
-        if self.completed_steps is None and self.attempt > 1:
-            self.resumes.append((step, self.attempt))
         written_s = _time_in(row)
         if written_s is not None:
             self._gap_s = 0.0 if self._step_s is None else written_s - self._step_s
@@ -237,6 +272,8 @@ class WatchedRun:
         self.attempt = number
         self.outcome = None
         self.completed_steps = None
+        self._first_step = None
+        self._saves, self._own_saves = [*self._saves, *self._own_saves], []
         self._total_steps = None
         self._step_s = None
         self._pace = Pace(0)  # asked for its pace alone: the total is told by the rows
