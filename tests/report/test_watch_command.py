@@ -188,7 +188,7 @@ def test_without_a_terminal_every_so_often_is_a_line_at_each_change_until_the_en
     [
         (["nowhere"], "nowhere, which is no folder of this machine"),
         ([".", "--once", "--every", "3"], "--once with --every 3"),
-        ([".", "--every", "0"], "greater than or equal to 0.1"),
+        ([".", "--every", "0"], "0.1"),
     ],
 )
 def test_wrong_arguments_are_told_in_three_parts(
