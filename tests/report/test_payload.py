@@ -102,6 +102,15 @@ def test_samples_tell_the_prompt_from_what_was_written(tmp_path):
     ]
 
 
+def test_a_sample_that_cannot_be_read_is_named_and_the_others_stay(tmp_path):
+    run = RecordedRun(tmp_path).attempt(0, 4).sample(2, "a▸b").sample(5, "c▸d")
+    (tmp_path / "samples/step-5.txt").write_bytes(b"\xff\xfe\xff")
+    shown = part(run)
+    assert [sample["step"] for sample in shown["samples"]] == [2]
+    told = "the sample of step 5 is left out: step-5.txt is no text"
+    assert told in shown["problems"]
+
+
 def test_of_long_texts_what_is_around_the_mark_is_shown(tmp_path):
     size = MAX_SAMPLE_CHARACTERS
     run = RecordedRun(tmp_path).attempt(0, 4).sample(3, f"{'a' * size}bc▸de{'f' * size}")

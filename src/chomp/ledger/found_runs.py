@@ -17,9 +17,8 @@ from chomp.executor.status import StepInfo, read_info
 from chomp.ledger.measured_run import MeasuredRun, measured_run
 from chomp.storage import is_folder, join, list_folder, name_of, parent_of
 from chomp.tracking.run_files import is_run_folder
-from chomp.variants.last_run import variant_of
+from chomp.variants.last_run import RUNS, variant_of
 
-_RUNS = "grug"  # below the folder of outputs
 _WILD = "*?["
 _FIELDS_TOLD = 6
 
@@ -46,7 +45,7 @@ def found_side(given: str, *, outputs: str) -> Side:
         side = _side(given, [measured_run(folder) for folder in folders])
         _require_one_setting(given, side.runs)
         return side
-    infos, damaged = _recorded(join(outputs, _RUNS))
+    infos, damaged = _recorded(join(outputs, RUNS))
     own = [path for path, info in infos.items() if variant_of(info) == given]
     runs = [measured_run(path) for path in own if is_run_folder(path)]
     if not runs:
@@ -168,7 +167,7 @@ def _plain(value: Any) -> Any:
 def _nothing_found(
     given: str, outputs: str, infos: Iterable[StepInfo], damaged: Sequence[str]
 ) -> ConfigError:
-    folder = join(outputs, _RUNS)
+    folder = join(outputs, RUNS)
     known = set(map(variant_of, infos))
     near = nearest(given, sorted(known))
     there = "; ".join([f"runs of {', '.join(sorted(known))}" if known else "no runs", *damaged])

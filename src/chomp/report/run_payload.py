@@ -51,17 +51,18 @@ def run_payload(record: RunRecord, *, points: int = PAGE_POINTS) -> dict[str, An
     template = template_part(record.folder)
     cells = run_facts.numbers(record)
     where = _where_command(record)
+    written, unread = samples(record.folder)
     texts = {
         "name": record.name,
         "folder": record.folder,
         "state": run_state(record),
         "outcome": record.attempts[-1].outcome if record.attempts else None,
-        "problems": [*record.problems, *_begun_before(record), *_nonfinite(record)],
+        "problems": [*record.problems, *_begun_before(record), *_nonfinite(record), *unread],
         "facts": run_facts.facts(record, cells, template.name),
         "eval_tags": eval_tags(record),
         "mixture": mixture(record),
         "where_command": where,
-        "samples": samples(record.folder),
+        "samples": written,
         "config": list(run_facts.config_leaves(record.config).items()),
         "environment": run_facts.environment(record),
         "resumes": resumes(record),

@@ -9,7 +9,7 @@ import numpy as np
 import chomp
 from chomp.errors import ConfigError, StorageError
 from chomp.executor.status import read_info
-from chomp.storage import is_folder, is_local, join, read_text
+from chomp.storage import is_folder, is_local, join, name_of, read_text
 from chomp.tracking import redacted
 from chomp.tracking.run_files import SAMPLE_MARK, TEMPLATE, samples_in
 from chomp.variants.checkout import BASE, checkout_root, variant_path
@@ -26,18 +26,20 @@ MAX_SAMPLE_CHARACTERS = 4000
 MAX_DIFF_CHARACTERS = 600_000
 
 
-def samples(folder: str) -> list[dict[str, Any]]:
-    """Generated texts along the run, evenly thinned to `MAX_SAMPLES`, the first and last kept."""
+def samples(folder: str) -> tuple[list[dict[str, Any]], list[str]]:
+    """Generated texts along the run, evenly thinned to `MAX_SAMPLES`, the first and last kept.
+
+    With them, in words, the ones that cannot be read.
+    """
     files = list(samples_in(folder).items())
     places = np.linspace(0, len(files) - 1, min(MAX_SAMPLES, len(files))).round().astype(int)
-    found = []
+    found, problems = [], []
     for step, path in (files[place] for place in np.unique(places)):
         try:
-            text = read_text(path)
-        except StorageError:  # not UTF-8, or gone since
-            continue
-        found.append({"step": step, **_parts(text)})
-    return found
+            found.append({"step": step, **_parts(read_text(path))})
+        except StorageError:
+            problems.append(f"the sample of step {step:,} is left out: {name_of(path)} is no text")
+    return found, problems
 
 
 def _parts(text: str) -> dict[str, str]:

@@ -12,7 +12,7 @@ from chomp.tracking.run_files import record_of
 
 # Of these the first that a run has logged tells how it ended.
 _METRICS = ("eval/loss", "train/loss")
-_RUNS = "grug"
+RUNS = "grug"  # below the folder of outputs
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ def last_runs(outputs: str, names: Iterable[str]) -> dict[str, LastRun]:
     Told by what the executor recorded. A run that cannot be read is passed over: this is a look
     around, and no place to fail.
     """
-    folder = join(outputs, _RUNS)
+    folder = join(outputs, RUNS)
     # All folders are looked at once, though many variants may ask.
     newest: dict[str, tuple[float, LastRun]] = {}
     wanted = set(names)
