@@ -51,12 +51,12 @@ class GrugModelConfig(Config):
     intermediate_dim: int = 1536
     num_layers: int = 6
     num_heads: int = 8
-    num_kv_heads: int = 8
+    num_kv_heads: int = 8  # fewer than num_heads: groups of queries share keys and values
     head_dim: int | None = None  # None: hidden_dim / num_heads
-    max_seq_len: int = 1024
-    mlp: Literal["relu2", "swiglu"] = "relu2"
-    qk_norm: bool = True
-    rope_theta: float = 10_000.0
+    max_seq_len: int = 1024  # of a row; no weight depends on it
+    mlp: Literal["relu2", "swiglu"] = "relu2"  # relu squared, or a SiLU gate: a third product
+    qk_norm: bool = True  # of queries and keys, so that attention logits stay bounded
+    rope_theta: float = 10_000.0  # larger: slower turns, which tell longer distances apart
     document_positions: bool = False  # positions begin again with each document of a row
     sliding_window: int | None = None  # tokens each query sees; None: the whole prefix
     logit_soft_cap: float | None = None  # logits end as cap * tanh(logits / cap)
@@ -90,7 +90,7 @@ class GrugModelConfig(Config):
 
 def _weight(key: Key, path: str, shape: tuple[int, int], spec: P, std: float) -> Array:
     """A weight drawn from a key of its own path: no mesh and no other weight can change it."""
-    own_key = jax.random.fold_in(key, crc32(path.encode()))
+    own_key = jax.random.fold_in(key, crc32(path.encode()))  # `hash` is salted anew by each process
     return std * jax.random.truncated_normal(own_key, -3.0, 3.0, shape, out_sharding=spec)
 
 
@@ -120,12 +120,14 @@ class Attention(eqx.Module):
     def init(cfg: GrugModelConfig, path: str, *, key: Key) -> "Attention":
         """Random projections in, zeros out: each block starts as the identity."""
         d, k, std = cfg.hidden_dim, cfg.inferred_head_dim, cfg.initializer_std
+        # Cut over `data` to be stored, over `model` into whole heads that are used where they lie.
         hk, gk, spec = cfg.num_heads * k, cfg.num_kv_heads * k, P("data", "model")
         return Attention(
             w_q=_weight(key, f"{path}/w_q", (d, hk), spec, std),
             w_k=_weight(key, f"{path}/w_k", (d, gk), spec, std),
             w_v=_weight(key, f"{path}/w_v", (d, gk), spec, std),
             w_o=jnp.zeros((hk, d), out_sharding=P("model", "data")),
+            # Vectors lie whole on every device: collecting them would cost more than keeping them.
             q_norm=jnp.ones(k, out_sharding=P(None)) if cfg.qk_norm else None,
             k_norm=jnp.ones(k, out_sharding=P(None)) if cfg.qk_norm else None,
             cfg=cfg,
@@ -138,12 +140,12 @@ class Attention(eqx.Module):
 
     def __call__(self, x: Hidden, mask: AttentionMask, angles: Angles, cache: Layer) -> LayerOut:
         """What each position gathers; with a cache, x comes after what the cache has seen."""
-        start = 0 if cache is None else cache.length
+        start = 0 if cache is None else cache.length  # positions that came before x
         q, k, v = _columns(x, self.w_q, self.w_k, self.w_v)
-        q = rotate(self._heads(q, self.q_norm), angles)
+        q = rotate(self._heads(q, self.q_norm), angles)  # turned last: norms weigh pairs unevenly
         k, v = rotate(self._heads(k, self.k_norm), angles), self._heads(v)
         if cache is not None:
-            k, v, _ = cache = cache.extended(k, v)
+            k, v, _ = cache = cache.extended(k, v)  # kept turned: a step turns only its own
         heads = attention(q, k, v, mask, query_offset=start, backend=self.cfg.attention)
         flat = jnp.reshape(heads, (*x.shape[:2], -1), out_sharding=P(BATCH_AXES, None, "model"))
         return _rows(flat, self.w_o), cache
@@ -169,7 +171,7 @@ class MLP(eqx.Module):
     def __call__(self, x: Hidden) -> Hidden:
         if self.w_gate is None:
             (up,) = _columns(x, self.w_up)
-            return _rows(jnp.square(jax.nn.relu(up)), self.w_down)
+            return _rows(jnp.square(jax.nn.relu(up)), self.w_down)  # Primer, arXiv 2109.08668
         up, gate = _columns(x, self.w_up, self.w_gate)
         return _rows(up * jax.nn.silu(gate), self.w_down)
 
@@ -194,7 +196,7 @@ class Block(eqx.Module):
         """The residual stream after this layer, and the layer's cache if it has one."""
         eps = self.attn.cfg.layer_norm_eps
         gathered, cache = self.attn(rms_norm(x, self.attn_norm, eps), mask, angles, cache)
-        x = x + gathered
+        x = x + gathered  # the stream itself is never normed: gradients pass as they are
         return x + self.mlp(rms_norm(x, self.mlp_norm, eps)), cache
 
 
@@ -217,7 +219,7 @@ class Transformer(eqx.Module):
             token_embed=_weight(key, "token_embed", (v, d), P("model", "data"), std),
             blocks=jax.tree.map(lambda *own: jnp.stack(own), *layers),  # cut as each layer is
             final_norm=jnp.ones(d, out_sharding=P(None)),
-            lm_head=_weight(key, "lm_head", (d, v), P("data", "model"), std),
+            lm_head=_weight(key, "lm_head", (d, v), P("data", "model"), std),  # stays cut in use
             cfg=cfg,
         )
 
@@ -241,7 +243,7 @@ class Transformer(eqx.Module):
     def __call__(self, token_ids: Tokens, mask: Mask = None, *, key: Key | None = None) -> Hidden:
         """Hidden state of every position, ready for the head. Base draws nothing from `key`."""
         limit = ("model.max_seq_len", self.cfg.max_seq_len)
-        require_at_most("train.seq_len", token_ids.shape[1], *limit)
+        require_at_most("train.seq_len", token_ids.shape[1], *limit)  # while tracing: no cost
         return self._trunk(token_ids, mask or AttentionMask.causal())[0]
 
     def _head(self) -> Float[Array, "D V"]:
@@ -249,6 +251,7 @@ class Transformer(eqx.Module):
         return jax.reshard(self.lm_head, P(None, "model"))
 
     def _unembed(self, hidden: Hidden) -> Logits:
+        # float32: between 16 and 32 bfloat16 has only every eighth.
         logits = jnp.einsum("bsd,dv->bsv", hidden, self._head(), preferred_element_type=jnp.float32)
         return loss.soft_capped(logits, self.cfg.logit_soft_cap)
 
@@ -267,7 +270,7 @@ class Transformer(eqx.Module):
         key: Key | None = None,
     ) -> Float[Array, "..."]:
         """Loss of predicting token i+1 at position i; the last position has nothing to predict."""
-        return loss.linear_cross_entropy(
+        return loss.linear_cross_entropy(  # a chunk of tokens at a time, never all logits
             self(token_ids, mask, key=key),
             self._head(),
             loss.next_tokens(token_ids),

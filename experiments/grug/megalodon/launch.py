@@ -43,7 +43,7 @@ from experiments.grug.megalodon.train import (
 )
 
 VARIANT = "megalodon"
-VOCAB_SIZE = 2048
+VOCAB_SIZE = 2048  # of a tokenizer that is trained on the data, in seconds
 
 
 def default_run_id() -> str:
@@ -101,7 +101,7 @@ class GrugMegalodonLaunchConfig(Config):
             steps=320,
             batch_size=16,
             seq_len=128,
-            z_loss_weight=1e-4,
+            z_loss_weight=1e-4,  # PaLM's (arXiv 2204.02311)
             log_every=10,
         ),
         aliases=("train",),

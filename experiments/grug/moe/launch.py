@@ -43,7 +43,7 @@ from experiments.grug.moe.train import (
 )
 
 VARIANT = "moe"
-VOCAB_SIZE = 2048
+VOCAB_SIZE = 2048  # of a tokenizer that is trained on the data, in seconds
 
 
 def default_run_id() -> str:
@@ -80,7 +80,7 @@ class GrugMoeLaunchConfig(Config):
             num_layers=4,
             num_heads=4,
             num_kv_heads=4,
-            max_seq_len=512,
+            max_seq_len=512,  # rows of training are shorter; a recipe may lengthen them
         )
     )
     data: LmDataConfig = field(default_factory=embedded_mixture)
@@ -102,7 +102,7 @@ class GrugMoeLaunchConfig(Config):
             steps=320,
             batch_size=16,
             seq_len=128,
-            z_loss_weight=1e-4,
+            z_loss_weight=1e-4,  # PaLM's (arXiv 2204.02311)
             log_every=10,
         ),
         aliases=("train",),

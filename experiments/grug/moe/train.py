@@ -56,7 +56,7 @@ class GrugTrainerConfig(Config):
     steps: int = setting(default=1000, mark="schedule")
     # Rows of a micro-batch, or [start step, rows] pairs.
     batch_size: int | tuple[tuple[int, int], ...] = setting(default=32, mark="schedule")
-    seq_len: int = 1024
+    seq_len: int = 1024  # tokens of a row
     grad_accum: int = setting(default=1, mark="schedule")
     seed: int = 0
     data_seed: int | None = None  # order of the data; None: `seed`
@@ -127,11 +127,11 @@ class GrugRunConfig(Config):
 class GrugTrainState(eqx.Module):
     """All that training changes."""
 
-    step: Int[Array, ""]
+    step: Int[Array, ""]  # completed ones, skipped included
     params: Transformer
-    opt_state: optax.OptState
+    opt_state: optax.OptState  # moments, and the count that the schedule goes by
     ema_params: Transformer | None
-    training_key: PRNGKeyArray
+    training_key: PRNGKeyArray  # split once a step: a resumed run draws what this one would
 
 
 # verbatim: base
@@ -191,7 +191,7 @@ def _make_train_step(
             key=key if is_stochastic else None,
         )
 
-    @partial(jax.jit, donate_argnums=0)
+    @partial(jax.jit, donate_argnums=0)  # the new state is written where the old one was
     def train_step(
         state: GrugTrainState, batch: GrugLmExample
     ) -> tuple[GrugTrainState, dict[str, Array]]:
@@ -208,7 +208,7 @@ def _make_train_step(
             return (sums[0] + loss, sums[1] + jnp.sum(micro.loss_weight), added), routing
 
         zeros = jax.tree.map(lambda p: jnp.zeros_like(p, dtype=jnp.float32), params)
-        keys = jax.random.split(step_key, batch.tokens.shape[0])
+        keys = jax.random.split(step_key, batch.tokens.shape[0])  # one for each micro-batch
         start = (jnp.float32(0), jnp.float32(0), zeros)
         (loss, weight, gradient), routings = jax.lax.scan(add_micro_batch, start, (batch, keys))
         routing = jax.tree.map(lambda each: jnp.sum(each, axis=0), routings)
@@ -216,7 +216,7 @@ def _make_train_step(
         # A batch without a single trained token leaves zeros, not NaN.
         per_token = 1.0 / jnp.maximum(weight, 1e-9)
         gradient = jax.tree.map(lambda g: g * per_token, gradient)
-        loss, norm = loss * per_token, optax.tree.norm(gradient)
+        loss, norm = loss * per_token, optax.tree.norm(gradient)  # before any clipping
         gradient = jax.tree.map(lambda g, p: g.astype(p.dtype), gradient, params)
         updates, opt_state = optimizer.update(gradient, state.opt_state, params)
         params = optax.apply_updates(params, updates)
@@ -224,7 +224,7 @@ def _make_train_step(
         bias = moe.balanced_bias(bias, routing, top_k=cfg.experts_per_token, rate=cfg.balance_rate)
         params, ema_params = params.with_router_bias(bias), state.ema_params
         if ema_beta is not None:
-            averaged = Precision().for_params(params)
+            averaged = Precision().for_params(params)  # float32
             ema_params = optax.incremental_update(averaged, ema_params, 1.0 - ema_beta)
             # Averaged weights choose by the bias that holds now, and not by an average of old ones.
             ema_params = ema_params.with_router_bias(bias)
@@ -259,7 +259,7 @@ def router_metrics(routing: moe.RouterSums) -> dict[str, Float[Array, ""]]:
 
 def optimizer_of(config: GrugRunConfig) -> optax.GradientTransformation:
     """The optimizer of a run, told what each weight is."""
-    model = jax.eval_shape(lambda: Transformer.init(config.model, key=jax.random.key(0)))
+    model = jax.eval_shape(lambda: Transformer.init(config.model, key=jax.random.key(0)))  # shapes
     return config.optimizer.build(config.trainer.steps, model.param_groups())
 
 
@@ -315,7 +315,7 @@ class Instruments:
 # verbatim: base
 def run_grug(config: GrugRunConfig) -> None:
     """Train to the end, continuing whatever the output folder already holds."""
-    config = validated(config)
+    config = validated(config)  # whoever made it, and however
     prepare_devices()  # before JAX looks for them
     mesh = create_mesh(config.mesh)
     config = hooks.with_sums_in_one_order(config, mesh)
@@ -332,7 +332,7 @@ def open_run(config: GrugRunConfig, mesh: Mesh, folder: hooks.RunFolder) -> Run:
     """Everything the run reads, opened."""
     mp = Precision.parse(config.trainer.precision)
     data = hooks.open_data(config.model, config.data, config.trainer, mp=mp, mesh=mesh)
-    require_fits_mesh(partial(fresh_state, config), mesh)
+    require_fits_mesh(partial(fresh_state, config), mesh)  # before anything is allocated
     return Run(config, mesh, mp, folder, data.tokenizer, data.loader, data.eval_datasets)
 
 
@@ -357,7 +357,7 @@ def train(run: Run, begun: hooks.StartingPoint[GrugTrainState], stop: hooks.Stop
     """The run from where it begins to its end, with its record open."""
     config, trainer, state = run.config, run.config.trainer, begun.state
     start, clock = int(state.step), hooks.loop_clock(trainer.profiler)
-    to_do = range(start, trainer.steps)
+    to_do = range(start, trainer.steps)  # empty for a run that only has to finish
     about = hooks.start_report(config, run.loader, state, mp=run.mp, steps=to_do)
     checkpointer = Checkpointer(run.folder.checkpoints, config.checkpoint, begun.about)
     record = run.folder.tracker(
@@ -406,13 +406,13 @@ def step_loop(run: Run, tools: Instruments, state: GrugTrainState, start: int) -
             completed = step + 1
             with profiler.step(step):
                 with clock.phase("loading"):
-                    batch = next(batches)
-                state, metrics = programs(state, batch)
-                step_log.add(step, metrics)
+                    batch = next(batches)  # made ahead by a thread, already on the devices
+                state, metrics = programs(state, batch)  # returns at once: devices work behind
+                step_log.add(step, metrics)  # read when the next step is under way
 
                 for hook in tools.between_steps:
                     if hook.is_due(completed):
-                        step_log.flush()
+                        step_log.flush()  # a bad step is known before it is evaluated
                         with clock.phase(hook.phase):
                             hook(_models(state), completed)
                 # By all processes together: a clock or a signal is one process's own.
@@ -437,7 +437,7 @@ def step_loop(run: Run, tools: Instruments, state: GrugTrainState, start: int) -
 def finish(run: Run, tools: Instruments, state: GrugTrainState) -> None:
     """The permanent checkpoint, the last evaluation, and a sample of text."""
     completed = run.config.trainer.steps
-    save(run, tools, state, completed)
+    save(run, tools, state, completed)  # first: what follows may fail, the weights are safe
     saved_at = tools.checkpointer.wait()
     for hook in tools.between_steps:
         tools.stop.raise_if_received(saved_at)  # the same command does what is left
@@ -449,7 +449,7 @@ def finish(run: Run, tools: Instruments, state: GrugTrainState) -> None:
 def save(run: Run, tools: Instruments, state: GrugTrainState, completed: int) -> None:
     """Begin to save the state after `completed` steps; after the last one, for good."""
     loader, steps = run.loader, run.config.trainer.steps
-    streams = loader.stream_states(completed)
+    streams = loader.stream_states(completed)  # where sources without random access stand
     tools.checkpointer.save(
         state,
         step=completed,
@@ -458,7 +458,7 @@ def save(run: Run, tools: Instruments, state: GrugTrainState, completed: int) ->
         next_batches=partial(hooks.next_batch_hashes, loader, completed, steps, streams),
         tokens_seen=tools.step_log.tokens_seen,
         skipped_steps=tools.guard.skipped_steps,
-        is_final=completed == steps,
+        is_final=completed == steps,  # permanent, whatever the interval says
     )
 
 
