@@ -1,8 +1,11 @@
 """What devices could do by their data sheets, what they did, and how much memory they took."""
 
 import jax
+import jax.numpy as jnp
 import pytest
+from jax.sharding import AxisType
 
+from chomp.hooks import matmul_ceiling
 from chomp.hooks.device_memory import peak_memory_gb
 from chomp.hooks.device_peak import device_peak
 from chomp.hooks.matmul_ceiling import matmul_flops, measured_flops_per_device
@@ -96,8 +99,20 @@ def test_a_product_is_timed_on_every_device_and_the_mesh_of_the_run_stays(eight_
         assert jax.sharding.get_abstract_mesh() == before
 
 
-def test_on_cpu_nothing_is_measured():
-    assert measured_flops_per_device(jax.devices(), "bfloat16") is None
+def test_cores_are_measured_once_and_devices_of_others_never():
+    measured = measured_flops_per_device(jax.devices()[:1], "float32")
+    assert measured is not None
+    assert 1e8 < measured < 1e14
+    assert measured_flops_per_device(jax.devices()[:1], "float32") == measured
+    assert measured_flops_per_device([], "float32") is None
+
+
+def test_the_measured_product_has_numbers_of_one_size():
+    with jax.set_mesh(jax.make_mesh((1,), ("measured",), (AxisType.Explicit,))):
+        first = matmul_ceiling._matrices(1, 256, "float32")
+        last = matmul_ceiling._products(first)
+    for matrix in (first, last):
+        assert 0.3 < 16 * float(jnp.std(matrix)) < 3
 
 
 @pytest.mark.gpu
