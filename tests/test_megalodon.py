@@ -199,6 +199,15 @@ def test_a_stream_cut_anywhere_gives_the_logits_of_the_whole(
     assert int(cache.length) == done
 
 
+def test_one_text_is_read_in_pieces_as_long_as_a_chunk(one_device_mesh: Mesh) -> None:
+    """Of one row in one piece more than the first, a reshape forgets where it lies."""
+    model, ids = shaken(CONFIG), tokens(rows=1)
+    with jax.set_mesh(one_device_mesh):
+        found, cache = decode(model, model.init_cache(1, LENGTH), jnp.asarray(ids[:, :16]))
+    np.testing.assert_allclose(found, logits_of(model, ids)[:, :16], atol=1e-5)
+    assert int(cache.length) == 16
+
+
 def test_a_cache_takes_the_same_room_however_long_texts_become() -> None:
     def size(max_len: int) -> int:
         cache = jax.eval_shape(lambda: shaken(CONFIG).init_cache(1, max_len))

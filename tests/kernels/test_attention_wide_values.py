@@ -1,5 +1,6 @@
 """Heads with values wider than their keys, and values cut over the mesh where heads are few."""
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import jax
@@ -12,7 +13,14 @@ from jaxtyping import Array
 
 from chomp.errors import ConfigError
 from chomp.kernels.attention import AttentionCall, AttentionMask, attention, choose_backend
-from chomp.kernels.attention.chunked import chunked_attention
+from chomp.kernels.attention.chunked import (
+    WIDE,
+    WIDE_MAX_BLOCK,
+    WIDE_SCORE_BYTES,
+    chunked_attention,
+    query_spans,
+    rows_at_once,
+)
 from chomp.kernels.attention.reference import reference_attention
 from chomp.kernels.attention.wide_values import with_wide_values
 from chomp.kernels.kernel_shapes import KernelShapes
@@ -45,6 +53,44 @@ def test_chunked_attention_of_wide_values_is_the_reference(mask: AttentionMask) 
     assert found[0].shape == (BATCH, LENGTH, HEADS, VALUES)
     for mine, theirs in zip(found, expected, strict=True):
         np.testing.assert_allclose(mine, theirs, atol=2e-5)
+
+
+# 40 tokens make a block and a smaller one, 2100 two spans of two blocks and what is left over.
+@pytest.mark.parametrize("length", [40, 2100])
+@pytest.mark.parametrize("has_documents", [False, True])
+def test_values_many_times_as_wide_as_keys_go_by_larger_blocks_and_are_the_reference(
+    length: int, has_documents: bool
+) -> None:
+    keys = jax.random.split(jax.random.key(0), 4)
+    widths = (4, 4, 4 * WIDE, 4 * WIDE)
+    q, k, v, slope = (
+        jax.random.normal(key, (2, length, 1, width))
+        for key, width in zip(keys, widths, strict=True)
+    )
+    ids = jnp.arange(length)[None] // 17 if has_documents else None
+    mask = AttentionMask.causal(segment_ids=ids)
+
+    def found(attend: Callable[..., Array]) -> list[Array]:
+        @jax.jit
+        def of(q: Array, k: Array, v: Array) -> list[Array]:
+            out, back = jax.vjp(lambda *x: attend(*x, mask), q, k, v)
+            return [out, *back(slope)]
+
+        return of(q, k, v)
+
+    for mine, theirs in zip(found(chunked_attention), found(reference_attention), strict=True):
+        np.testing.assert_allclose(mine, theirs, atol=2e-5)
+
+
+@pytest.mark.parametrize("length", [256, 1024, 4096])
+def test_blocks_of_wide_values_are_few_and_rows_that_go_together_stay_small(length: int) -> None:
+    spans = query_spans(length, is_causal=True, sliding_window=None, is_wide=True)
+    computed = sum(span.block * span.num_blocks * span.num_keys for span in spans)
+    assert (len(spans), computed) == (2, 3 / 4 * length**2)
+    assert max(span.block for span in spans) == min(WIDE_MAX_BLOCK, length // 2)
+    rows = rows_at_once(64, length, 1, spans, is_wide=True)
+    assert 64 % rows == 0
+    assert rows == 1 or 4 * rows * length * min(length, WIDE_MAX_BLOCK) <= WIDE_SCORE_BYTES
 
 
 def test_a_kernel_of_one_width_takes_wide_values_as_several_heads() -> None:

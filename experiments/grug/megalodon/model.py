@@ -1,14 +1,13 @@
 """Megalodon (arXiv 2404.08801): a moving average carries the past, attention looks around a chunk.
 
 Layers are stacked and scanned. The average and the norm over time are in `ema.py` and `norm.py`,
-attention in `chunks.py`. Documents of a row never see each other: averages, norms, positions and
-chunks begin again with each, unless rows come without documents (`data.stream_semantics`).
+attention in `chunks.py`, products with weights in `products.py`. Documents of a row never see each
+other: averages, norms, positions and chunks begin again with each, unless rows come without
+documents (`data.stream_semantics`).
 """
 
 import math
-from collections.abc import Callable
 from typing import Any, NamedTuple
-from zlib import crc32
 
 import equinox as eqx
 import jax
@@ -20,116 +19,42 @@ from jaxtyping import PRNGKeyArray as Key
 
 from chomp.kernels import loss
 from chomp.kernels.attention import AttentionMask, attention
-from chomp.kernels.ema import EmaState
 from chomp.kernels.embedding import embedded
 from chomp.kernels.kernel_shapes import KernelShapes
 from chomp.kernels.norm import rms_norm
 from chomp.kernels.remat import recomputed
 from chomp.kernels.rotary import Angles, rotary_angles, rotate
 from chomp.mesh import BATCH_AXES, abstract_mesh
+from experiments.grug.megalodon.cache import Cache, LayerCache, empty_cache
 from experiments.grug.megalodon.chunks import (
     chunk_attention,
     chunk_mask,
     decoded_attention,
     dropped_attention,
 )
-from experiments.grug.megalodon.config import GrugModelConfig, InitMode
+from experiments.grug.megalodon.config import GrugModelConfig
 from experiments.grug.megalodon.ema import ComplexEma
-from experiments.grug.megalodon.norm import (
-    NormState,
-    Places,
-    RunningSums,
-    TimestepNorm,
-    layer_norm,
+from experiments.grug.megalodon.norm import Places, RunningSums, TimestepNorm, layer_norm
+from experiments.grug.megalodon.products import (
+    COLUMNS,
+    ROWS,
+    activated,
+    biased,
+    dropped,
+    into_columns,
+    made_again,
+    out_of_columns,
+    product,
 )
+from experiments.grug.megalodon.weights import matrices, own_key, table, zeros
 
 # Axes: *L layers, B batch, S sequence, D model width, Z width of queries and keys (H heads of K), E
-# width of values (H heads of W), F FFN width, V vocabulary, R keys kept while decoding. A layer
-# sees no L: a scan takes the arrays of all layers apart.
+# width of values (H heads of W), F FFN width, V vocabulary. A layer sees no L: a scan takes the
+# arrays of all layers apart.
 Tokens = Int[Array, "B S"]
 Hidden = Float[Array, "B S D"]
 Logits = Float[Array, "B S V"]  # always float32
 Mask = AttentionMask | None  # None: causal
-
-# Where activations lie: rows over the batch axes, what is cut of a width over `model`.
-ROWS, COLUMNS = P(BATCH_AXES, None, None), P(BATCH_AXES, None, "model")
-
-
-def _own_key(key: Key, path: str) -> Key:
-    """The key of one weight: no mesh and no other weight can change what it draws."""
-    return jax.random.fold_in(key, crc32(path.encode()))
-
-
-def _weight(
-    key: Key, path: str, shape: tuple[int, ...], spec: P, mode: InitMode
-) -> Float[Array, "L _ _"]:
-    """A matrix of every layer; the last two axes are its inputs and outputs."""
-    own_key, (fan_in, fan_out) = _own_key(key, path), shape[-2:]
-    match mode:
-        case "he":  # Kaiming's for a leak of sqrt(5)
-            return (3 * fan_in) ** -0.5 * jax.random.normal(own_key, shape, out_sharding=spec)
-        case "bert":
-            return 0.02 * jax.random.normal(own_key, shape, out_sharding=spec)
-        case "gaussian":
-            return jax.random.truncated_normal(own_key, -3.0, 3.0, shape, out_sharding=spec)
-    # Xavier's, or as much as `he`, spread evenly.
-    limit = (6 / (fan_in + fan_out)) ** 0.5 if mode == "xavier" else fan_in**-0.5
-    return limit * jax.random.uniform(own_key, shape, minval=-1.0, maxval=1.0, out_sharding=spec)
-
-
-def _table(key: Key, path: str, shape: tuple[int, int], spec: P, width: int) -> Array:
-    own_key = _own_key(key, path)
-    return width**-0.5 * jax.random.truncated_normal(own_key, -3.0, 3.0, shape, out_sharding=spec)
-
-
-def _zeros(*shape: int) -> Array:
-    return jnp.zeros(shape, out_sharding=P(*(None for _ in shape)))
-
-
-def _made_again(make: Callable[..., Any], *given: Array) -> Any:
-    """`make(*given)`, of which the backward pass keeps `given` alone, and weights as they lie.
-
-    For what passes over arrays once or twice: to make that again is cheaper than to keep it, in
-    stacks of all layers.
-    """
-    return jax.checkpoint(make)(*given)
-
-
-# FSDP and tensor parallelism by hand: a weight's shards over `data` are collected for its product,
-# and again in the backward pass; its cut over `model` stays.
-def _product(x: Float[Array, "B S D"], weight: Float[Array, "D E"], cut: P, out: P) -> Array:
-    def product(x: Array) -> Array:
-        return jnp.einsum("bsd,de->bse", x, jax.reshard(weight, cut), out_sharding=out)
-
-    return _made_again(product, x)
-
-
-# Into columns that need no exchange, out of them with a sum.
-def _columns(x: Hidden, weight: Float[Array, "D E"]) -> Float[Array, "B S E"]:
-    return _product(x, weight, P(None, "model"), COLUMNS)
-
-
-def _rows(x: Float[Array, "B S E"], weight: Float[Array, "E D"]) -> Hidden:
-    return _product(jax.reshard(x, COLUMNS), weight, P("model", None), ROWS)
-
-
-def _dropped(x: Array, rate: float, key: Key | None, what: str) -> Array:
-    """`x` with a part of it 0 and the rest as much larger; `what` tells one place from another."""
-    if key is None or rate == 0.0:
-        return x
-    spec = jax.typeof(x).sharding.spec
-    keep = jax.random.bernoulli(_own_key(key, what), 1.0 - rate, x.shape, out_sharding=spec)
-    return jnp.where(keep, x / (1.0 - rate), jnp.zeros_like(x))
-
-
-# In float32: a bias's gradient is a sum over all positions, which bfloat16 gets wrong by 10 % at
-# 8,192 of them and by more at more.
-def _biased(x: Float[Array, "B S E"], bias: Float[Array, " E"]) -> Float[Array, "B S E"]:
-    return x.astype(jnp.float32) + bias[None, None].astype(jnp.float32)
-
-
-def _activated(x: Float[Array, "B S E"], bias: Float[Array, " E"]) -> Float[Array, "B S E"]:
-    return jax.nn.silu(_biased(x, bias)).astype(x.dtype)
 
 
 class Around(NamedTuple):
@@ -154,23 +79,6 @@ class Around(NamedTuple):
             seen = mask.with_sliding_window(cfg.attention_window)
         angles = rotary_angles(turned, width=cfg.inferred_head_dim, theta=cfg.rope_base)
         return Around(known, RunningSums.of(places), reach, seen, angles)
-
-
-class LayerCache(NamedTuple):
-    """What one layer keeps of a stream: the last R keys and values, a norm, an average."""
-
-    keys: Float[Array, "B R H K"]  # turned already
-    values: Float[Array, "B R H W"]
-    norm: NormState
-    ema: EmaState
-
-
-class Cache(NamedTuple):
-    """What the model keeps of streams; the same size however long they are."""
-
-    layers: LayerCache  # every array is [L, ...]
-    final_norm: NormState
-    length: Int[Array, ""]  # tokens so far, of all rows
 
 
 class Attention(eqx.Module):
@@ -199,31 +107,31 @@ class Attention(eqx.Module):
         into, out = P(None, "data", "model"), P(None, "model", "data")
 
         def weight(name: str, fan_in: int, fan_out: int, spec: P) -> Array:
-            return _weight(key, f"attn/{name}", (num, fan_in, fan_out), spec, cfg.init_mode)
+            return matrices(key, f"attn/{name}", (num, fan_in, fan_out), spec, cfg.init_mode)
 
         return Attention(
             norm=TimestepNorm.init(num, d, num_groups=cfg.norm_num_groups, eps=cfg.norm_eps),
-            ema=ComplexEma.init(num, d, cfg.cema_ndim, key=_own_key(key, "ema")),
-            ema_norm=_zeros(num, d) if cfg.norm_affine else None,
+            ema=ComplexEma.init(num, d, cfg.cema_ndim, key=own_key(key, "ema")),
+            ema_norm=zeros(num, d) if cfg.norm_affine else None,
             w_z=weight("w_z", d, z, into),
-            b_z=_zeros(num, z),
-            qk_scale=_zeros(num, 2, z),
-            qk_bias=_zeros(num, 2, z),
+            b_z=zeros(num, z),
+            qk_scale=zeros(num, 2, z),
+            qk_bias=zeros(num, 2, z),
             w_v=weight("w_v", d, e, into),
-            b_v=_zeros(num, e),
+            b_v=zeros(num, e),
             w_r=weight("w_r", d, e, into),
-            b_r=_zeros(num, e),
+            b_r=zeros(num, e),
             w_h1=weight("w_h1", d, d, out),
-            b_h1=_zeros(num, d),
+            b_h1=zeros(num, d),
             w_h2=weight("w_h2", e, d, out),
             cfg=cfg,
         )
 
     def __call__(self, x: Hidden, around: Around, key: Key | None) -> Hidden:
         """The stream with what each position gathered."""
-        u = _made_again(lambda x: self.norm(x, around.sums), x)
-        c = _made_again(lambda u: self.ema(u, around.places), u)
-        m = _made_again(lambda c: self._averaged(c, key), c)
+        u = made_again(lambda x: self.norm(x, around.sums), x)
+        c = made_again(lambda u: self.ema(u, around.places), u)
+        m = made_again(lambda c: self._averaged(c, key), c)
         q, k, v = self._heads(u, m, around.angles)
         return x + self._added(m, self._gathered(q, k, v, around, key), key)
 
@@ -247,7 +155,7 @@ class Attention(eqx.Module):
     def _averaged(self, c: Hidden, key: Key | None) -> Hidden:
         scale = jnp.ones(c.shape[-1]) if self.ema_norm is None else 1.0 + self.ema_norm
         m = rms_norm(c, scale, self.cfg.norm_eps)
-        return _dropped(m, self.cfg.hidden_dropout, key, "averaged")
+        return dropped(m, self.cfg.hidden_dropout, key, "averaged")
 
     def _heads(
         self, u: Hidden, m: Hidden, angles: Angles
@@ -261,16 +169,16 @@ class Attention(eqx.Module):
         def queries_and_keys(z: Array) -> tuple[Array, Array]:
             per_head = (2, 1, 1, cfg.num_heads, width)
             scale, bias = (x.reshape(per_head) for x in (1.0 + self.qk_scale, self.qk_bias))
-            z = jnp.reshape(_biased(z, self.b_z), by_head, out_sharding=specs[0])
+            z = jnp.reshape(biased(z, self.b_z), by_head, out_sharding=specs[0])
             z = z * jax.lax.rsqrt(jnp.mean(jnp.square(z), axis=-1, keepdims=True) + cfg.norm_eps)
             # Both are divided by sqrt(K); kernels do that to scores too, so queries are not.
             q = (z * scale[0] + bias[0] * width**0.5).astype(m.dtype)
             k = (z * scale[1] * width**-0.5 + bias[1]).astype(m.dtype)
             return rotate(q, angles), rotate(k, angles)
 
-        z = _product(m, self.w_z, P(None, specs[0][2]), P(BATCH_AXES, None, specs[0][2]))
-        q, k = _made_again(queries_and_keys, z)
-        v = _made_again(lambda v: _activated(v, self.b_v), _columns(u, self.w_v))
+        z = product(m, self.w_z, P(None, specs[0][2]), P(BATCH_AXES, None, specs[0][2]))
+        q, k = made_again(queries_and_keys, z)
+        v = made_again(lambda v: activated(v, self.b_v), into_columns(u, self.w_v))
         return q, k, jnp.reshape(v, by_head, out_sharding=specs[1])
 
     def _gathered(
@@ -279,7 +187,7 @@ class Attention(eqx.Module):
         cfg = self.cfg
         if key is not None and cfg.attention_dropout > 0.0:
             rate, mode = cfg.attention_dropout, cfg.attention_dropout_mode
-            key, block = _own_key(key, "scores"), cfg.sliding_window
+            key, block = own_key(key, "scores"), cfg.sliding_window
             return dropped_attention(q, k, v, around.reach, block, rate=rate, mode=mode, key=key)
         if cfg.attention_window is not None:
             return attention(q, k, v, around.mask, backend=cfg.attention)
@@ -289,13 +197,12 @@ class Attention(eqx.Module):
         """What the sub-layer adds to the stream: the average itself, and gated attention."""
 
         def gated(r: Array, o: Array) -> Hidden:
-            o = o * _activated(r, self.b_r)
-            return _rows(_dropped(o, self.cfg.dropout, key, "o"), self.w_h2)
+            o = jnp.reshape(o, r.shape, out_sharding=COLUMNS) * activated(r, self.b_r)
+            return out_of_columns(dropped(o, self.cfg.dropout, key, "o"), self.w_h2)
 
-        r = _columns(m, self.w_r)
-        o = _made_again(gated, r, jnp.reshape(o, r.shape, out_sharding=COLUMNS))
-        h = _biased(_rows(m, self.w_h1), self.b_h1) + o.astype(jnp.float32)
-        return _dropped(h.astype(m.dtype), self.cfg.dropout, key, "h")
+        o = made_again(gated, into_columns(m, self.w_r), o)
+        h = biased(out_of_columns(m, self.w_h1), self.b_h1) + o.astype(jnp.float32)
+        return dropped(h.astype(m.dtype), self.cfg.dropout, key, "h")
 
 
 class FFN(eqx.Module):
@@ -316,16 +223,16 @@ class FFN(eqx.Module):
         into, out = P(None, "data", "model"), P(None, "model", "data")
 
         def weight(name: str, fan_in: int, fan_out: int, spec: P) -> Array:
-            return _weight(key, f"ffn/{name}", (num, fan_in, fan_out), spec, cfg.init_mode)
+            return matrices(key, f"ffn/{name}", (num, fan_in, fan_out), spec, cfg.init_mode)
 
         shrinking = 0.1 * 0.5 ** jnp.arange(num, dtype=jnp.float32)
         return FFN(
-            norm_scale=_zeros(num, d) if cfg.norm_affine else None,
-            norm_bias=_zeros(num, d) if cfg.norm_affine else None,
+            norm_scale=zeros(num, d) if cfg.norm_affine else None,
+            norm_bias=zeros(num, d) if cfg.norm_affine else None,
             w_1=weight("w_1", d, f, into),
             w_2=weight("w_2", f, d, out),
             w_3=weight("w_3", d, f, into) if cfg.swiglu else None,
-            rescale=_zeros(num, d) + shrinking[:, None] if cfg.rescale_nffn else None,
+            rescale=zeros(num, d) + shrinking[:, None] if cfg.rescale_nffn else None,
             cfg=cfg,
         )
 
@@ -337,15 +244,17 @@ class FFN(eqx.Module):
             bias = jnp.zeros(y.shape[-1]) if self.norm_bias is None else self.norm_bias
             return layer_norm(y, scale, bias, self.cfg.norm_eps)
 
-        def product(*hidden: Array) -> Hidden:
+        def gated(*hidden: Array) -> Hidden:
             active = jax.nn.silu(hidden[0])
             active = active * hidden[1] if len(hidden) == 2 else active
-            return _rows(_dropped(active, self.cfg.hidden_dropout, key, "ffn hidden"), self.w_2)
+            return out_of_columns(
+                dropped(active, self.cfg.hidden_dropout, key, "ffn hidden"), self.w_2
+            )
 
         into = (self.w_1,) if self.w_3 is None else (self.w_1, self.w_3)
-        y = _made_again(normed, y)
-        hidden = _made_again(product, *(_columns(y, weight) for weight in into))
-        added = _dropped(hidden, self.cfg.dropout, key, "ffn")
+        y = made_again(normed, y)
+        hidden = made_again(gated, *(into_columns(y, weight) for weight in into))
+        added = dropped(hidden, self.cfg.dropout, key, "ffn")
         if self.rescale is None:
             return added
         return (added.astype(jnp.float32) * self.rescale[None, None]).astype(added.dtype)
@@ -384,9 +293,9 @@ class Transformer(eqx.Module):
         v, d = cfg.vocab_size, cfg.model_dim
         head = None
         if not cfg.share_emb:
-            head = _table(key, "lm_head", (d, cfg.num_logits), P("data", "model"), d)
+            head = table(key, "lm_head", (d, cfg.num_logits), P("data", "model"), d)
         return Transformer(
-            token_embed=_table(key, "token_embed", (v, d), P("model", "data"), d),
+            token_embed=table(key, "token_embed", (v, d), P("model", "data"), d),
             blocks=Block(Attention.init(cfg, key=key), FFN.init(cfg, key=key)),
             final_norm=TimestepNorm.init(d, num_groups=cfg.norm_num_groups, eps=cfg.norm_eps),
             lm_head=head,
@@ -421,8 +330,8 @@ class Transformer(eqx.Module):
         """Hidden state of every position, ready for the head; with a key, under dropout."""
         cfg, mask = self.cfg, mask or AttentionMask.causal()
         around = Around.of(cfg, mask, token_ids.shape[1])
-        x = _dropped(self._embedded(token_ids), cfg.dropout, key, "embedding")
-        keys = None if key is None else jax.random.split(_own_key(key, "layers"), cfg.num_layers)
+        x = dropped(self._embedded(token_ids), cfg.dropout, key, "embedding")
+        keys = None if key is None else jax.random.split(own_key(key, "layers"), cfg.num_layers)
 
         def layer(x: Hidden, own: tuple[Block, Key | None]) -> tuple[Hidden, None]:
             return own[0](x, around, own[1]), None
@@ -467,30 +376,14 @@ class Transformer(eqx.Module):
 
     def init_cache(self, batch_size: int, max_len: int) -> Cache:
         """An empty cache; beyond a chunk it takes no more room, however long texts become."""
-        cfg = self.cfg
-        num, dtype = cfg.num_layers, self.token_embed.dtype
-        specs = KernelShapes.of(cfg, seq_len=1).attention_specs(jax.sharding.get_abstract_mesh())
-        kept = min(cfg.sliding_window, max_len)
-
-        def ring(width: int, spec: P) -> Array:
-            empty = jnp.zeros((num, batch_size, kept, cfg.num_heads, width), dtype)
-            return jax.reshard(empty, P(None, *spec))
-
-        def placed(state: Any, *front: int) -> Any:
-            spec = P(*(None for _ in front), BATCH_AXES)
-            empty = jax.tree.map(lambda x: jnp.zeros((*front, *x.shape), x.dtype), state)
-            return jax.tree.map(
-                lambda x: jax.reshard(x, P(*spec, *(None,) * (x.ndim - len(spec)))), empty
-            )
-
         attn = jax.tree.map(lambda x: x[0], self.blocks.attn)  # one layer is like the others
-        layers = LayerCache(
-            keys=ring(cfg.inferred_head_dim, specs[0]),
-            values=ring(cfg.value_head_dim, specs[1]),
-            norm=placed(attn.norm.empty_state(batch_size), num),
-            ema=placed(attn.ema.empty_state(batch_size), num),
+        return empty_cache(
+            self.cfg,
+            attn.norm.empty_state(batch_size),
+            attn.ema.empty_state(batch_size),
+            num_kept=min(self.cfg.sliding_window, max_len),
+            dtype=self.token_embed.dtype,
         )
-        return Cache(layers, placed(self.final_norm.empty_state(batch_size)), jnp.int32(0))
 
     def decode_step(self, cache: Cache, token_ids: Tokens) -> tuple[Logits, Cache]:
         """Logits after each of S new tokens, and the cache with them."""
@@ -499,9 +392,14 @@ class Transformer(eqx.Module):
         num = (length - 1) // kept
         cache, hidden = self._continued(cache, token_ids[:, : length - num * kept])
         if num:
-            pieces = token_ids[:, length - num * kept :].reshape(batch, num, kept).swapaxes(0, 1)
-            cache, rest = jax.lax.scan(lambda *piece: self._continued(*piece), cache, pieces)
-            rest = rest.swapaxes(0, 1).reshape(batch, num * kept, -1)
+            # Where they lie is said: of one row in one piece the reshape would forget it.
+            pieces = jnp.reshape(
+                token_ids[:, length - num * kept :], (batch, num, kept), out_sharding=ROWS
+            )
+            cache, rest = jax.lax.scan(
+                lambda *piece: self._continued(*piece), cache, pieces.swapaxes(0, 1)
+            )
+            rest = jnp.reshape(rest.swapaxes(0, 1), (batch, num * kept, -1), out_sharding=ROWS)
             hidden = jnp.concatenate([hidden, rest], axis=1)
         return self._unembed(hidden), cache
 

@@ -29,7 +29,8 @@ class RunningSums(eqx.Module):
     Which positions add up is the same in every layer: it is made once for a batch.
     """
 
-    count: Float[Array, "#B S 1"]  # tokens of the document so far
+    share: Float[Array, "#B S 1"]  # 1 / n, n tokens of the document being there so far
+    ratio: Float[Array, "#B S 1"]  # n / (n - 1)
     within: Float[Array, "#B N M M"]  # of a block: the earlier one is in the later one's document
     carried: Float[Array, "#B N N"]  # the open end of an earlier block reaches into a later one
     reached: Float[Array, "#B N M 1"]  # the position's document began before its block
@@ -50,7 +51,9 @@ class RunningSums(eqx.Module):
         carried = (behind >= 0) & (last[..., None] >= behind)
         reached = (blocks > here[None, None])[..., None]
         count = (jnp.asarray(places) + 1).astype(jnp.float32)[..., None]
-        return RunningSums(count, *(x.astype(jnp.float32) for x in (within, carried, reached)))
+        ratio = count / jnp.maximum(count - 1.0, 1.0)
+        sums = (x.astype(jnp.float32) for x in (within, carried, reached))
+        return RunningSums(1.0 / count, ratio, *sums)
 
     def __call__(self, x: Float[Array, "B S G"]) -> Float[Array, "B S G"]:
         """Sums of x over each document up to each position, itself included."""
@@ -97,11 +100,10 @@ class TimestepNorm(eqx.Module):
     def __call__(self, x: Float[Array, "B S D"], sums: RunningSums) -> Float[Array, "B S D"]:
         """Every token by its own document up to itself."""
         mean, spread = self._of_tokens(x)
-        average = sums(mean) / sums.count
+        average = sums(mean) * sums.share
         # Welford's step: how far a token is from the average with it, times its distance from the
         # average without it, which is n / (n - 1) of the former.
-        ratio = sums.count / jnp.maximum(sums.count - 1.0, 1.0)
-        variance = sums(spread + jnp.square(mean - average) * ratio) / sums.count
+        variance = sums(spread + jnp.square(mean - average) * sums.ratio) * sums.share
         return self._normalised(x, average, variance)
 
     def continued(

@@ -34,6 +34,12 @@ MIN_BLOCK, MAX_BLOCK = 32, 128
 # heads and 256 tokens took 30 ms one by one, 26 by twos and by fours, 31 by eights and 39 ms all
 # at once, forward and backward on two CPU cores (2026-11-15).
 SCORE_BYTES = 4 * 2**20
+# Where values are `WIDE` times as wide as keys or more, a score is little beside its products. Two
+# spans, up to 1024 tokens of one block each, compute 3/4 of a causal square, and are no slower: 298
+# ms of CPU against 310 (two rows of 1024, keys of 256, values of 2048, forward and backward), and
+# 497 against 517 for one of 2048; they compile in 0.6 s against 1.8. Not under a window, of which
+# long blocks see too much: 1139 ms against 1029 for 4096 tokens under one of 1024 (2026-11-16).
+WIDE, WIDE_NUM_SPANS, WIDE_MAX_BLOCK, WIDE_SCORE_BYTES = 4, 2, 512, 8 * 2**20
 
 # A position: known while tracing in a span of one block, a loop's variable in one of several.
 Position = int | Int[Array, ""]
@@ -100,10 +106,13 @@ def chunked_attention(
     return _attention(mask.with_segment_ids(None), q, k, v, ids)
 
 
-def query_spans(length: int, *, is_causal: bool, sliding_window: int | None) -> tuple[Span, ...]:
+def query_spans(
+    length: int, *, is_causal: bool, sliding_window: int | None, is_wide: bool = False
+) -> tuple[Span, ...]:
     """The blocks of a row of `length` queries, with the keys that some query of each may see."""
-    block = min(length, max(MIN_BLOCK, min(MAX_BLOCK, length // NUM_SPANS)))
-    num_blocks = max(1, length // (block * NUM_SPANS))
+    most, parts = (WIDE_MAX_BLOCK, WIDE_NUM_SPANS) if is_wide else (MAX_BLOCK, NUM_SPANS)
+    block = min(length, max(MIN_BLOCK, min(most, length // parts)))
+    num_blocks = max(1, length // (block * parts))
     spans: list[Span] = []
     start = 0
     while start < length:
@@ -120,12 +129,15 @@ def query_spans(length: int, *, is_causal: bool, sliding_window: int | None) -> 
     return tuple(spans)
 
 
-def rows_at_once(batch: int, length: int, heads: int, spans: tuple[Span, ...]) -> int:
+def rows_at_once(
+    batch: int, length: int, heads: int, spans: tuple[Span, ...], *, is_wide: bool = False
+) -> int:
     """How many rows of the batch go through together, a divisor of it."""
+    most, block = (WIDE_SCORE_BYTES, WIDE_MAX_BLOCK) if is_wide else (SCORE_BYTES, MAX_BLOCK)
     # XLA for CPU runs spans of one block side by side, the blocks of a longer one in turn.
-    queries = length if all(span.num_blocks == 1 for span in spans) else MAX_BLOCK
+    queries = length if all(span.num_blocks == 1 for span in spans) else block
     row_bytes = 4 * heads * queries * length
-    return max(rows for rows in divisors(batch) if rows == 1 or rows * row_bytes <= SCORE_BYTES)
+    return max(rows for rows in divisors(batch) if rows == 1 or rows * row_bytes <= most)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -167,9 +179,11 @@ _attention.defvjp(_forward, _backward)
 
 def _over_rows(of_row: Callable[..., Any], mask: AttentionMask, rows: Any, *rest: Array) -> Any:
     """`of_row` of every row of the batch: some together, one group after the other."""
-    batch, length, heads, _ = rows.q.shape
-    spans = query_spans(length, is_causal=mask.is_causal, sliding_window=mask.sliding_window)
-    together = rows_at_once(batch, length, heads, spans)
+    batch, length, heads, width = rows.q.shape
+    window = mask.sliding_window
+    is_wide = window is None and rows.v.shape[3] >= WIDE * width
+    spans = query_spans(length, is_causal=mask.is_causal, sliding_window=window, is_wide=is_wide)
+    together = rows_at_once(batch, length, heads, spans, is_wide=is_wide)
     run = functools.partial(of_row, mask, spans)
     if together == batch:
         return jax.vmap(run)(rows, *rest)
