@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from chomp.kernels.projection import projections, side_by_side
+from chomp.kernels.projection import projection, projections, side_by_side
 from chomp.mesh import BATCH_AXES
 
 B, S, D, WIDTHS = 4, 3, 8, (6, 2, 4)
@@ -49,6 +49,24 @@ def test_projections_and_their_gradients_equal_products_in_float64(run, mesh_nam
             slopes = [jax.reshard(slope, P(BATCH_AXES, None, "model")) for slope in rest[3:]]
             found = jax.jit(results)(x, weights, slopes)
     for array, exact in zip(found, expected(), strict=True):
+        np.testing.assert_allclose(array, exact, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("mesh_name", ["one_device_mesh", "eight_device_mesh"])
+def test_a_product_out_of_cut_columns_is_added_up_over_the_devices(mesh_name, request):
+    x, weight, slope = arrays()[4], arrays()[1].T, arrays()[0]  # [B, S, E] by [E, D]
+
+    def total(x, weight):
+        out = projection(x, weight, out_sharding=P(BATCH_AXES, None, None))
+        return jnp.sum(out * slope), out
+
+    with jax.set_mesh(request.getfixturevalue(mesh_name)):
+        cut = jax.reshard(jnp.asarray(x), P(BATCH_AXES, None, "model"))
+        placed = jax.reshard(jnp.asarray(weight), P("model", None))
+        slope = jax.reshard(jnp.asarray(slope), P(BATCH_AXES, None, None))
+        gradients, out = jax.jit(jax.grad(total, argnums=(0, 1), has_aux=True))(cut, placed)
+    expected = x @ weight, slope @ weight.T, np.einsum("bse,bsd->ed", x, slope)
+    for array, exact in zip((out, *gradients), expected, strict=True):
         np.testing.assert_allclose(array, exact, rtol=1e-5, atol=1e-5)
 
 

@@ -24,7 +24,7 @@ from chomp.kernels.attention import AttentionMask, Backend, KeyValueCache, atten
 from chomp.kernels.attention.mask import PAD_SEGMENT
 from chomp.kernels.embedding import embedded
 from chomp.kernels.norm import rms_norm
-from chomp.kernels.projection import projections
+from chomp.kernels.projection import projection, projections
 from chomp.kernels.remat import Remat, recomputed
 from chomp.kernels.rotary import Angles, require_pairs, rotary_angles, rotate
 from chomp.mesh import BATCH_AXES, abstract_mesh
@@ -138,7 +138,7 @@ def _columns(x: Hidden, *weights: Array) -> tuple[Float[Array, "B S _"], ...]:
 
 
 def _rows(x: Float[Array, "B S W"], weight: Array) -> Hidden:
-    return jnp.einsum("bsw,wd->bsd", x, jax.reshard(weight, P("model", None)), out_sharding=ROWS)
+    return projection(x, jax.reshard(weight, P("model", None)), out_sharding=ROWS)
 
 
 class Attention(eqx.Module):
