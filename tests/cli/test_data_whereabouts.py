@@ -191,6 +191,28 @@ def test_a_run_folder_tells_what_was_seen_and_what_is_to_come(built: Path, chomp
     assert "step 20, to come" in chomp("data", "where", "run", "--step", "20").out
 
 
+def test_a_run_below_the_folder_it_was_started_in_is_asked_from_anywhere(
+    built: Path, chomp: Chomp, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    run = run_data(GivenConfig(path="launch.py"))
+    path = write_run_folder(run, built / "run")
+    here = chomp("data", "where", str(path), "--step", "3")
+    assert "above the run" not in here.out
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    told = chomp("data", "where", str(path), "--step", "3")
+    assert told.code == 0, told.err
+    assert cells(told.out) == cells(here.out)
+    store = run.data.components["poems"].train_store
+    assert f"{store} is not in this folder, but above the run: {built / str(store)}" in told.out
+    # A run whose stores are nowhere above it is told where to ask.
+    lost = write_run_folder(run, tmp_path / "lost")
+    assert (
+        "in the folder the run was started from"
+        in chomp("data", "where", str(lost), "--step", "3").err
+    )
+
+
 def test_rows_of_a_stream_say_that_nothing_is_kept_of_it(built: Path, chomp: Chomp):
     stream = ("-o", "data.components.notes.stream={}")
     assert chomp("data", "build", "launch.py", *stream).code == 0

@@ -12,7 +12,8 @@ import pytest
 
 from chomp.cli.main import exit_code
 from chomp.ledger.curves import curve_of
-from chomp.ledger.result_file import RESULTS, read_results
+from chomp.ledger.kept_results import read_results
+from chomp.ledger.result_file import RESULTS
 from chomp.report.record import read_record
 from experiments.grug.base.train import GrugEvalConfig, run_grug
 from tests import tiny
@@ -160,6 +161,14 @@ def test_one_launch_file_is_compared_with_itself_at_another_setting(launches, ch
     assert [seed["seed"] for seed in result["seeds"]] == [0, 1, 2]
     # Where the runs lie on this machine is not told.
     assert str(launches) not in json.dumps(result)
+
+
+def test_one_launch_file_on_both_sides_may_run_in_other_processes(launches, chomp):
+    options = ("--seeds", "1", "--set-variant", "gain=-0.08", "--on", "process")
+    told = chomp("compare", "plain.py", "plain.py", *options)
+    assert told.code == 0, told.err
+    assert outputs(launches) == ["plain"] * 2
+    assert "cannot tell" in told.out
 
 
 def test_the_same_setting_on_both_sides_is_refused_before_anything_runs(launches, chomp):
@@ -416,6 +425,29 @@ def test_a_template_that_changed_since_is_named(checkout, chomp):
     assert (
         "experiments/grug/base has changed since it was measured" in chomp("variant", "ledger").out
     )
+
+
+def test_a_template_against_itself_is_a_row_that_shows_the_fields(checkout, chomp):
+    """A shorter run of one recipe: no verdict, where each was, and what was set."""
+    grug = checkout.root / "outputs/grug"
+    for name, steps in (("long", 100), ("short", 70)):
+        for seed in (0, 1, 2):
+            config = config_of(seed, trainer__steps=steps)
+            end = 4.0 + seed / 100 - 0.1 * (name == "short") * (1 + seed / 100)
+            make_run(grug / f"{name}-{seed}", seed=seed, end=end, config=config, steps=steps)
+    told = chomp("compare", str(grug / "long-*"), str(grug / "short-*"), "--save")
+    assert "cannot tell: the base had done 70 % of its schedule there" in told.out
+    chomp("variant", "ledger")
+    page = checkout.read("docs/reports/ledger.md")
+    assert (
+        "| base, trainer.steps=70 | cannot tell (base at 70 % of its schedule, variant at 100 %) | "
+        "base, trainer.steps=100 | 3 | **-" in page
+    )
+    assert "Cannot tell: the base had done 70 % of its schedule there, the variant all" in page
+    assert "- What changed: `trainer.steps: 100 → 70`" in page
+    shown = checkout.read("docs/reports/ledger.html")
+    assert "What changed: <code>trainer.steps: 100 → 70</code>" in shown
+    assert "base at 70 % of its schedule, variant at 100 %" in shown
 
 
 @pytest.fixture

@@ -76,11 +76,53 @@ def test_speeds_that_vary_from_seed_to_seed_are_said(grug, tmp_path):
 
 
 def test_the_budget_that_is_asked_for_decides(grug, tmp_path):
-    make_pairs(grug, flops_a_token=2 * 6e6)
-    assert compared("base", "moe", tmp_path, at="tokens").verdict.word == "better"
+    make_side(grug, "base", BASE)
+    for seed, end in BASE.items():
+        # Half of the steps at twice the FLOPs: both are at their ends at equal FLOPs.
+        half = {"config": config_of(seed, trainer__steps=50), "steps": 50}
+        make_side(grug, "moe", {seed: end + seed / 1000}, flops_a_token=2 * 6e6, **half)
     by_flops = compared("base", "moe", tmp_path, at="flops")
-    assert by_flops.verdict.word == "worse"
     assert by_flops.deciding.budget == "flops"
+    assert by_flops.verdict.word == "worse"
+    assert compared("base", "moe", tmp_path, at="tokens").verdict.word == "cannot tell"
+
+
+def test_a_shorter_run_of_the_same_recipe_is_not_called_better(grug, tmp_path):
+    """At its end its learning rate is down, and that of a longer run is not yet."""
+    make_side(grug, "base", BASE)
+    for seed, end in BASE.items():
+        short = config_of(seed, trainer__steps=70)
+        # Below the long run's curve at its end, as a schedule that ends there makes it.
+        ends = {seed: loss_after(70, end) - 0.1 + seed / 1000 - loss_after(70, 0.0)}
+        make_side(grug, "short", ends, config=short, steps=70)
+    found = compared("base", "short", tmp_path)
+    assert found.deciding.statistics is not None
+    assert found.deciding.statistics.p < 0.001
+    assert found.verdict.word == "cannot tell"
+    assert found.verdict.text.startswith(
+        "cannot tell: the base had done 70 % of its schedule there, the variant all of it, and a "
+        "learning rate that falls makes a difference by itself; train both for as many tokens. "
+        "Measured there: -"
+    )
+    assert "95 % interval" in found.verdict.text
+    assert found.deciding.progress == ((0.7, 1.0),) * 4
+
+
+def test_a_variant_that_gets_less_far_in_equal_flops_is_not_called_worse(grug, tmp_path):
+    make_pairs(grug, flops_a_token=2 * 6e6)
+    by_flops = compared("base", "moe", tmp_path, at="flops")
+    assert by_flops.verdict.word == "cannot tell"
+    assert "the base had done all of its schedule there, the variant 50 %" in by_flops.verdict.text
+    assert "train both for as many FLOPs" in by_flops.verdict.text
+    # Where it does not decide it takes nothing away.
+    assert compared("base", "moe", tmp_path, at="tokens").verdict.word == "better"
+
+
+def test_schedules_that_are_a_step_apart_are_no_reason(grug, tmp_path):
+    make_pairs(grug, seconds_a_step=0.1015)
+    by_time = compared("base", "moe", tmp_path, at="time")
+    assert by_time.deciding.progress[0] == pytest.approx((1.0, 0.985), abs=0.001)
+    assert by_time.verdict.word == "better"
 
 
 def test_a_training_loss_is_the_mean_over_the_end_of_the_budget(tmp_path):
@@ -365,6 +407,7 @@ def test_held_out_text_without_a_hash_is_compared_by_config_and_that_is_said(gru
     [
         ({"derived__data__held_out_hashes": {"code": "bb"}}, "held-out data of code"),
         ({"eval__max_eval_batches": 2}, "evaluated rows: all -> 64"),
+        ({"eval": None}, "evaluated rows: all -> none"),
         ({"trainer__seq_len": 64}, "train.seq_len, the context of evaluation: 128 -> 64"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Paired statistics against scipy, against formulas by hand, and by simulation."""
+"""Paired statistics against scipy and against formulas by hand."""
 
 import itertools
 import math
@@ -8,14 +8,7 @@ import pytest
 from scipy import stats
 
 from chomp.errors import ConfigError
-from chomp.ledger.statistics import (
-    MOST_SEEDS,
-    detectable_effect,
-    paired_statistics,
-    power_of,
-    seeds_needed,
-    sign_flip_p,
-)
+from chomp.ledger.statistics import LEVEL, paired_statistics, sign_flip_p
 
 
 def samples(count: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
@@ -95,36 +88,7 @@ def test_what_cannot_be_paired_is_refused(base, variant):
         paired_statistics(base, variant)
 
 
-@pytest.mark.parametrize(("standardized", "power", "expected"), [(0.5, 0.8, 34), (1.0, 0.9, 13)])
-def test_seeds_needed_are_those_of_the_tables(standardized, power, expected):
-    # G*Power 3.1, t test of the difference from constant, two-sided, alpha 0.05: n = 34 and 13.
-    assert seeds_needed(1.0, standardized, power=power) == expected
-
-
-def test_power_is_that_of_the_noncentral_t():
-    for count, standardized in [(2, 1.0), (3, 2.0), (10, 0.4)]:
-        limit, shift = stats.t.ppf(0.975, count - 1), standardized * math.sqrt(count)
-        theirs = stats.nct.sf(limit, count - 1, shift) + stats.nct.cdf(-limit, count - 1, shift)
-        assert power_of(count, standardized) == pytest.approx(theirs, rel=1e-6)
-
-
-def test_power_never_falls_as_the_effect_grows():
-    found = [power_of(5, effect) for effect in np.linspace(0, 60, 200)]
-    assert all(after >= before - 1e-9 for before, after in itertools.pairwise(found))
-    assert found[0] == pytest.approx(0.05)
-    assert found[-1] == pytest.approx(1.0)
-
-
-def test_the_detectable_effect_is_found_with_that_power_and_a_smaller_one_is_not():
-    found = detectable_effect(0.3, 4)
-    assert power_of(4, found / 0.3) == pytest.approx(0.8, abs=1e-6)
-    assert seeds_needed(0.3, found) == 4
-    assert seeds_needed(0.3, 0.9 * found) > 4
-
-
-def test_what_no_number_of_seeds_tells_is_none():
-    assert seeds_needed(1.0, 0.0) is None
-    assert seeds_needed(1.0, 0.01) is None  # 78,000
-    assert seeds_needed(0.0, 0.0) is None
-    assert seeds_needed(0.0, 0.1) == 2
-    assert power_of(MOST_SEEDS, 0.01) < 0.8
+def test_the_level_keeps_nearly_every_thousand_changes_that_do_nothing_within_fifty():
+    assert stats.binom.sf(50, 1000, LEVEL) < 0.01
+    # And what an interval of 95 % would call does not: nearly every second thousand has more.
+    assert stats.binom.sf(50, 1000, 0.05) > 0.4

@@ -416,6 +416,29 @@ def test_paper_is_light_has_every_section_open_and_every_chart_drawn(two_runs):
     assert two_runs.value("document.querySelector('.controls').checkVisibility()") is True
 
 
+def test_paper_has_every_run_and_every_number_of_them_since_it_does_not_scroll(page, tmp_path):
+    runs = [made.run(index, name=f"a-name-of-some-length ({index})") for index in range(6)]
+    opened(page, tmp_path, made.payload(*runs))
+    page.send("Emulation.setEmulatedMedia", media="print")
+    settle(page)
+    lists = "[...document.querySelectorAll('.runs, #legend')].map((each) => each.scrollWidth)"
+    assert max(page.value(lists)) <= 700
+    page.send("Emulation.setEmulatedMedia", media="screen")
+
+
+def test_a_phone_has_a_number_beside_a_long_name(page, tmp_path):
+    page.look(width=390, height=800)
+    runs = [
+        made.run(0, name="a-name-that-is-longer-than-a-phone-is-wide-and-has-no-blank"),
+        made.run(1),
+    ]
+    opened(page, tmp_path, made.payload(*runs))
+    settle(page)
+    place = "document.querySelector('.runs tbody td').getBoundingClientRect()"
+    assert page.value(f"{place}.right") <= 390
+    assert page.value(f"{place}.height") < 200  # and the name does not stand on end
+
+
 def test_printing_to_a_file_draws_every_chart_first(two_runs):
     assert two_runs.send("Page.printToPDF")["data"].startswith("JVBERi0")  # %PDF-
     undrawn = "[...chompReport.charts.values()].filter((chart) => !chart.plot).length"

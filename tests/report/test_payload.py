@@ -3,14 +3,21 @@
 import base64
 import json
 import re
+import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+import chomp
+from chomp.executor.status import StepInfo, write_info
 from chomp.report.payload import page_payload
 from chomp.report.record import read_record
 from chomp.report.run_payload import MAX_POINTS, run_payload
 from chomp.report.run_texts import MAX_SAMPLE_CHARACTERS
+from chomp.variants.archive import read_archive
+from chomp.variants.checkout import checkout_root
+from chomp.variants.compared_variants import lines_beyond_name
 from tests.report.recorded_run import CONFIG, RecordedRun
 
 
@@ -38,12 +45,33 @@ def test_a_short_run_is_there_point_by_point(tmp_path):
     assert "loss" not in payload["series"]  # the short key of the same value
 
 
-def test_constants_are_two_points_and_still_count_their_rows(tmp_path):
-    payload = part(RecordedRun(tmp_path).attempt(0, 40))
+@pytest.mark.parametrize("points", [220_000, 2000])
+def test_a_line_is_drawn_row_by_row_where_all_fits_and_by_some_rows_where_not(tmp_path, points):
+    run = RecordedRun(tmp_path, log_every=1).attempt(0, 300, loss=lambda step: 5 - step / 100)
+    payload = part(run, points=points)
+    rows = len(curve(payload, "optim/learning_rate")[0])
+    assert rows == (300 if points > 2000 else 100)
+    assert payload["series"]["optim/learning_rate"]["count"] == 300
+    # However straight it is: of a loss every row is news, and its buckets are of equal count.
+    steps, values = curve(payload, "train/loss")
+    assert len(steps) > 200
+    assert values == pytest.approx(5 - steps / 100)
+
+
+def test_a_schedule_keeps_its_corners_and_the_mean_of_all_its_rows(tmp_path):
+    lines = [
+        {"step": step, "attempt": 1, "time": 1e9 + step, "optim/learning_rate": min(step, 37) / 37}
+        for step in range(5000)
+    ]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    payload = run_payload(read_record(str(tmp_path)))
     steps, values = curve(payload, "optim/learning_rate")
-    assert steps.tolist() == [1, 39]
-    assert values == pytest.approx([1e-3, 1e-3])
-    assert payload["series"]["optim/learning_rate"]["count"] == 20
+    assert {0, 37, 4999} <= set(steps.tolist())
+    assert np.interp(np.arange(5000), steps, values) == pytest.approx(
+        np.minimum(np.arange(5000), 37) / 37
+    )
+    _, means = curve(payload, "optim/learning_rate", "mean_step", "mean")
+    assert means[0] == pytest.approx(np.minimum(np.arange(50), 37).mean() / 37)
 
 
 def test_a_long_run_is_thinned_within_its_points_and_its_spike_is_named(tmp_path):
@@ -76,6 +104,44 @@ def test_evaluations_are_a_tree_of_tags_with_their_last_numbers(tmp_path):
     assert tags["web/en"]["last"] == {"loss": 3.25, "bpb": 1.25, "loss_stderr": 0.1}
 
 
+def test_a_run_without_a_config_is_said_to_be_unknown_and_has_no_differences(tmp_path):
+    known = RecordedRun(tmp_path / "known").attempt(0, 4)
+    for config, why in ((None, "there is no config_resolved.json"), ([1, 2], "holds [1, 2]")):
+        unknown = part(RecordedRun(tmp_path / f"unknown{config}", config=config).attempt(0, 4))
+        assert any(why in problem for problem in unknown["problems"]), unknown["problems"]
+        assert unknown["config"] == []
+        notes = page_payload([part(known), unknown])["notes"]
+        assert notes == [f"Of {unknown['name']} the config is unknown: it may be anything."]
+
+
+def test_a_file_in_this_folder_is_a_run_with_the_folders_name(tmp_path, monkeypatch):
+    RecordedRun(tmp_path / "by_itself", config=None).attempt(0, 4).written()
+    monkeypatch.chdir(tmp_path / "by_itself")
+    for given in ("metrics.jsonl", "."):
+        assert run_payload(read_record(given))["name"] == "by_itself"
+
+
+def test_tokens_processed_and_tokens_trained_on_are_two_numbers(tmp_path):
+    line = {"step": 0, "attempt": 1, "time": 1.0, "throughput/total_tokens": 64, "tokens_seen": 60}
+    (tmp_path / "metrics.jsonl").write_text(json.dumps(line) + "\n")
+    payload = page_payload([run_payload(read_record(str(tmp_path)))])
+    facts = dict(payload["runs"][0]["facts"])
+    assert (facts["tokens processed"], facts["tokens trained on"]) == ("64", "60")
+    labels = {column["label"]: column["key"] for column in payload["columns"]}
+    assert payload["runs"][0]["numbers"][labels["tokens trained on"]] == 60
+
+
+@pytest.mark.parametrize("is_below", [True, False])
+def test_the_command_for_a_step_works_from_anywhere(tmp_path, monkeypatch, is_below):
+    start = tmp_path / "a start"
+    run = RecordedRun(start / "outputs/run" if is_below else tmp_path / "run").attempt(0, 4)
+    (start / "outputs/tokens/code-abc").mkdir(parents=True)
+    monkeypatch.chdir(start)
+    command = part(run)["where_command"]
+    # Stores above the run are found by the command itself; others only where it was started.
+    assert command.startswith("chomp data where " if is_below else f"cd '{start}' && chomp data ")
+
+
 @pytest.mark.parametrize(("starts", "second"), [([0, 20], 20), ([], 21)])
 def test_mixture_stages_begin_where_the_config_says_and_tell_what_they_read(
     tmp_path, starts, second
@@ -87,9 +153,10 @@ def test_mixture_stages_begin_where_the_config_says_and_tell_what_they_read(
     first, later = mixture["stages"]
     assert (first["first_step"], first["weights"]) == (0, {"code": 0.7, "prose": 0.3})
     assert (later["first_step"], later["weights"]) == (second, {"code": 0.5, "prose": 0.5})
-    # Of `code` alone the epochs are logged: a tenth of one for each step.
-    assert first["epochs"] == {"code": pytest.approx(0.1 * second)}
-    assert later["epochs"] == {"code": pytest.approx(0.1 * (40 - second))}
+    # Of `code` alone the epochs are logged: a tenth of one for each step, whatever its weight. So
+    # what lies between two rows is shared as no mixture would.
+    assert first["epochs"] == {"code": pytest.approx(0.1 * second, abs=0.02)}
+    assert later["epochs"] == {"code": pytest.approx(0.1 * (40 - second), abs=0.02)}
 
 
 def test_samples_tell_the_prompt_from_what_was_written(tmp_path):
@@ -127,6 +194,20 @@ def test_the_template_is_compared_with_base_and_code_in_it_is_only_text(tmp_path
     assert template["files"] == [{"path": "model.py", "lines": 1}]
     assert "<h3>model.py</h3>" in template["html"]
     assert "<script" not in template["html"]
+
+
+def test_a_templates_lines_are_counted_as_the_ledger_counts_them(tmp_path):
+    root = checkout_root(Path(chomp.__file__).parent)
+    shutil.copytree(root / "experiments/grug/moe", tmp_path / "template")
+    config = {"<module>": "experiments.grug.moe.launch"}
+    info = StepInfo(
+        name="grug/moe", identity="0", values={}, fn="train", config=config, description="",
+        dependencies=[], output_path=str(tmp_path), sources={}, started=0.0,
+    )  # fmt: skip
+    write_info(str(tmp_path), info)
+    note = part(RecordedRun(tmp_path).attempt(0, 4))["template"]["note"]
+    added, deleted = lines_beyond_name(root, read_archive(root), "moe")
+    assert f"+{added:,} -{deleted:,} lines of Python, but for its own name" in note
 
 
 def test_a_template_that_several_runs_share_is_in_the_page_once(tmp_path):
@@ -197,7 +278,20 @@ def test_what_is_easily_overlooked_is_said_in_words(tmp_path):
     assert "different data (data.components.code.train_store)" in notes
     assert "different seeds (trainer.seed)" in notes
     assert "different tokenizers" in notes
-    assert "other was not evaluated" in notes
+    assert "Not evaluated: other." in notes
+
+
+def test_a_run_whose_evaluation_is_not_finite_was_evaluated(tmp_path):
+    runs = [
+        RecordedRun(tmp_path / name, config={**CONFIG, "run_id": name}).attempt(0, 4)
+        for name in ("good", "bad", "none")
+    ]
+    runs[0].evaluation(3, loss=1.0)
+    runs[1].evaluation(3, loss=None, loss__nonfinite="nan")
+    assert page_payload([part(run) for run in runs])["notes"] == [
+        "Not evaluated: none.",
+        "Evaluated, with a loss that is not finite: bad.",
+    ]
 
 
 @pytest.mark.parametrize(

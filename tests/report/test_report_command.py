@@ -72,6 +72,7 @@ def test_somebody_elses_page_is_left_alone(run, tmp_path, capsys):
         (["{run}", "{run}/../run"], "twice"),
         (["{run}", "{run}/metrics.jsonl"], "twice"),
         (["{run}/nothing"], "does not exist"),
+        (["{run}/.."], "which is no run folder but holds 1"),
         (["{run}", "--against", "{run}/samples"], "no config_resolved.json"),
         (["{run}", "--profile"], "a run without a trace"),
     ],

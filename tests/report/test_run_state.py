@@ -57,14 +57,16 @@ def test_a_finished_run_is_running_again_once_another_process_holds_it(tmp_path)
 
 
 def test_a_lock_left_by_a_killed_process_is_no_sign_of_life(tmp_path):
-    run = RecordedRun(tmp_path).attempt(0, 4, outcome=None).written()
+    run = RecordedRun(tmp_path).attempt(0, 4, outcome=None)
+    folder = run.written()
     program = (
         "import os, sys; from chomp.storage import Lease; "
         "Lease.acquire(sys.argv[1], timeout_s=0.0); os.kill(os.getpid(), 9)"
     )
     subprocess.run([sys.executable, "-c", program, str(tmp_path / LOCK)], env=os.environ)
     assert (tmp_path / LOCK).exists()
-    assert run_state(read_record(run)) == "stopped"
+    assert run_state(read_record(folder)) == "stopped"
+    assert run_state(read_record(folder), now_s=run.now + 1) == "stopped"  # fresh as its lines are
 
 
 def test_a_run_that_logged_nothing_is_empty_unless_it_failed(tmp_path):

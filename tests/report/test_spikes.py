@@ -52,6 +52,44 @@ def test_gaps_are_no_spikes_and_hide_none():
     assert [spike.step for spike in spikes(steps, values)] == [9000]
 
 
+NOISES = {
+    "normal": lambda draw, size: draw.normal(size=size),
+    "laplace": lambda draw, size: draw.laplace(size=size) / 2**0.5,
+    "gumbel": lambda draw, size: draw.gumbel(size=size) / 1.2825,
+    "t5": lambda draw, size: draw.standard_t(5, size=size) / (5 / 3) ** 0.5,
+    "t3": lambda draw, size: draw.standard_t(3, size=size) / 3**0.5,
+}
+
+
+# The seed decides every number; the bounds are the table's at 200 runs, with room.
+@pytest.mark.parametrize(
+    ("noise", "most_with_one", "least_found"),
+    [("normal", 2, 198), ("laplace", 6, 175), ("gumbel", 12, 190), ("t5", 24, 160), ("t3", 65, 70)],
+)
+def test_what_a_run_does_all_the_time_is_no_spike(noise, most_with_one, least_found):
+    draw = np.random.default_rng(11)
+    runs = 3.0 + 0.1 * NOISES[noise](draw, (200, 2000))
+    assert sum(bool(spikes(np.arange(2000), values)) for values in runs) <= most_with_one
+    runs[:, 1234] = 3.0 + 12 * 0.1
+    told = [[spike.step for spike in spikes(np.arange(2000), values)] for values in runs]
+    assert sum(1234 in each for each in told) >= least_found
+
+
+def test_two_rows_on_end_are_a_spike_where_one_alone_is_the_runs_habit():
+    draw = np.random.default_rng(3)
+    values = 3.0 + 0.1 * NOISES["t5"](draw, 2000)
+    values[1500] = 3.7
+    assert spikes(np.arange(2000), values) == []
+    values[1501] = 3.75
+    assert [spike.step for spike in spikes(np.arange(2000), values)] == [1501]
+
+
+def test_one_batch_that_was_easy_hides_no_spike():
+    steps, values = falling_loss(2000)
+    values[[400, 1500]] += -2.4, 0.5
+    assert [spike.step for spike in spikes(steps, values)] == [15000]
+
+
 @pytest.mark.parametrize("rows", [100, 200, 2000])
 def test_runs_of_nothing_but_noise_hardly_ever_have_one(rows):
     draw = np.random.default_rng(7)

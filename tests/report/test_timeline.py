@@ -74,6 +74,26 @@ def test_the_waterfall_sums_to_the_wall_clock_of_all_attempts(tmp_path):
     assert parts["other"] == pytest.approx(2 * SET_UP_SECONDS)
 
 
+def test_what_follows_the_last_row_is_named_and_a_last_evaluation_is_not_in_it(tmp_path):
+    run = RecordedRun(tmp_path).attempt(0, 8, outcome=None).evaluation(7, loss=3.0).pause(30.0)
+    run.save(8)
+    parts = by_label(read_record(run.written()))
+    assert parts["eval"] == pytest.approx(1.0)
+    assert parts["after the last row"] == pytest.approx(30.0)
+    assert parts["other"] == pytest.approx(SET_UP_SECONDS)
+
+
+@pytest.mark.parametrize("mixed", ["twice", "backwards"])
+def test_lines_that_are_there_twice_or_out_of_order_tell_the_same_times(tmp_path, mixed):
+    run = RecordedRun(tmp_path).attempt(0, 20)
+    straight = by_label(read_record(run.written()))
+    lines = (tmp_path / "metrics.jsonl").read_text().splitlines(keepends=True)
+    begin, *rows, end = lines
+    rows = rows[:4] + rows[2:] if mixed == "twice" else [rows[0], *rows[:0:-1]]
+    (tmp_path / "metrics.jsonl").write_text("".join([begin, *rows, end]))
+    assert by_label(read_record(str(tmp_path))) == pytest.approx(straight)
+
+
 def test_an_attempt_that_says_not_where_it_began_is_judged_by_its_other_lines(tmp_path):
     run = RecordedRun(tmp_path).attempt(0, 10, outcome=None)
     record = read_record(run.attempt(8, 20).written())  # no line tells of a checkpoint

@@ -1,9 +1,12 @@
 """What an operation spends its time on, by its program and by the names that kernels have."""
 
+from dataclasses import replace
+
 import pytest
 
 from chomp.report.trace.kinds import category_of
-from chomp.report.trace.program import Instruction
+from chomp.report.trace.program import Instruction, Programs
+from chomp.report.trace.wire import message_class
 
 
 def instruction(opcode: str, scope: str = "", fused: str = "", target: str = "") -> Instruction:
@@ -81,3 +84,27 @@ def test_a_collective_and_a_loop_stay_what_they_are_in_any_scope():
     assert category_of("x", instruction("all-reduce", "jvp(attention)/add")) == "collectives"
     assert category_of("x", instruction("while", "jvp(loss)/while")) == "other"
     assert category_of("MemcpyH2D", None, "jvp(attention)/add") == "copies"
+
+
+def test_a_collective_of_one_device_by_itself_only_moves_numbers():
+    alone = replace(instruction("all-reduce"), is_alone=True)
+    assert category_of("all-reduce.1", alone) == "copies"
+    assert category_of("all-reduce.1", instruction("all-reduce")) == "collectives"
+
+
+@pytest.mark.parametrize(
+    ("groups", "per_group", "is_alone"),
+    [([[0]], 0, True), ([[0], [1]], 0, True), ([[0, 1]], 0, False), ([], 0, False), ([], 1, True)],
+)
+@pytest.mark.parametrize("is_new", [True, False])
+def test_the_groups_of_a_collective_say_whether_anything_is_sent(
+    groups, per_group, is_alone, is_new
+):
+    hlo = message_class("Hlo")()
+    made = hlo.hlo_module.computations.add(id=1).instructions.add(name="r", opcode="all-reduce")
+    for group in groups:
+        sent = (made.device_list if is_new else made).replica_groups.add()
+        sent.replica_ids.extend(group)
+    made.device_list.iota.num_devices_per_group = per_group
+    found = Programs({7: ("jit_f", hlo.SerializeToString())}).instruction(7, "jit_f", "r")
+    assert found.is_alone is is_alone

@@ -199,3 +199,13 @@ def test_wrong_arguments_are_told_in_three_parts(
     told = capsys.readouterr().err
     for words in (*faults, "Allowed: ", "Fix: "):
         assert words in told
+
+
+def test_a_folder_of_runs_is_not_waited_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "metrics.jsonl").touch()
+    assert exit_code(["watch", str(tmp_path)]) == 2
+    told = capsys.readouterr().err
+    assert f"{tmp_path}, which is no run folder but holds 2. Allowed: the folder of one" in told
+    assert f"Fix: name one of them, such as {tmp_path}/two." in told

@@ -2,6 +2,10 @@
 
 import io
 import json
+import os
+import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -9,10 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
+from chomp.executor.status import LOCK
 from chomp.report.watch.parts import SPARKS, Page, one_line
 from chomp.report.watch.text_canvas import ASCII, BRAILLE
 from chomp.report.watch.view import view
 from chomp.report.watch.watched_run import WatchedRun
+from chomp.storage import Lease
 from chomp.tracking import JsonlTracker, with_short_keys
 
 TOTAL = 400
@@ -146,6 +152,36 @@ def test_the_legend_has_no_evaluations_where_there_are_none(tmp_path: Path):
 def test_a_folder_without_a_record_waits_and_says_so(tmp_path: Path):
     text = shown(watched(tmp_path), 80)
     assert "waiting: there is no line in metrics.jsonl yet" in text
+
+
+def test_a_run_whose_process_is_gone_is_killed_at_once_until_another_goes_on(tmp_path: Path):
+    write_attempt(tmp_path, 1, range(3))
+    run = watched(tmp_path)
+    assert "running" in shown(run, 80)
+    locked_and_killed(tmp_path / LOCK)
+    run.look()
+    head, progress, *_ = shown(run, 80).splitlines()
+    assert "killed: its process is gone" in head
+    assert "ETA -" in progress
+    # A process of another machine cannot be asked for.
+    content = (tmp_path / LOCK).read_text()
+    (tmp_path / LOCK).write_text(content.replace(socket.gethostname(), "elsewhere"))
+    run.look()
+    assert "running" in shown(run, 80)
+    (tmp_path / LOCK).write_text(content)
+    with Lease.acquire(tmp_path / LOCK, timeout_s=0.0):
+        run.look()
+        assert "running" in shown(run, 80)
+
+
+def locked_and_killed(path: Path) -> None:
+    """What a process leaves that is killed while it holds a lock."""
+    program = (
+        "import os, sys; from chomp.storage import Lease; "
+        "Lease.acquire(sys.argv[1], timeout_s=0.0); os.kill(os.getpid(), 9)"
+    )
+    subprocess.run([sys.executable, "-c", program, str(path)], env=os.environ)
+    assert path.exists()
 
 
 def test_how_a_run_is_shows_in_its_first_line(tmp_path: Path):

@@ -249,6 +249,8 @@ def test_diff_counts_the_lines_of_each_file_and_writes_a_page(mine: Checkout, ch
     assert table["README.md"][0] == "added"
     assert "__init__.py" not in table
     assert "Report: report/index.html" in told.out
+    # As the list counts: not what only says its name, and no README.
+    assert "Lines of Python, but for its own name: +2 -0" in told.out
 
     checkout.commit()
     assert chomp("new", "second", "--from", "mine", *PURPOSE, "--no-check").code == 0

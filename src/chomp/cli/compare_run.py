@@ -90,7 +90,7 @@ def _with_looks(comparison: Comparison) -> Comparison:
     """The comparison with earlier looks at its seeds, as far as a checkout keeps them."""
     from chomp.errors import ConfigError
     from chomp.ledger.earlier_looks import earlier_looks
-    from chomp.ledger.result_file import readable_results
+    from chomp.ledger.kept_results import readable_results
 
     try:
         root = _checkout()

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from chomp.cli.evaluated_config import require_evaluated
 from chomp.cli.given_config import GivenConfig
 from chomp.cli.own_config import own_config, with_own_overrides
+from chomp.cli.rounded_vocabulary import with_rounded_vocabulary
 from chomp.cli.template_folder import LAUNCH_FILE, known_template
 from chomp.errors import ConfigError, message, require
 
@@ -32,6 +33,7 @@ _STEPS = "steps"
 _DRY_RUN = "dry_run"
 _CONFIG_SUFFIX = "LaunchConfig"
 _TEMPLATE_KEY = "template"
+_CONTENT = "__launch_file_content__"  # in a loaded module: what it was loaded from
 RUN_CLASS = "GrugRunConfig"  # as templates call the config of a run
 _BASE = "experiments/grug/base"
 
@@ -41,6 +43,7 @@ class Launch:
     """A launch file with the config that it is to make steps of."""
 
     path: str  # of the launch file
+    source: str  # of the config: the same, or a YAML file
     config: Any  # its own, or that of a YAML file; after overrides
     steps_of: Callable[[Any], Iterable[ExecutorStep]]
     dry_run: DryRun | None  # None: the launch file has none
@@ -51,7 +54,9 @@ class Launch:
         """The steps, of which the last is the run; with further overrides. Nothing is planned."""
         from chomp.config import apply_overrides
 
-        found = list(self.steps_of(apply_overrides(self.config, overrides)))
+        config = apply_overrides(self.config, overrides)
+        with _told_of(self.source):
+            found = list(self.steps_of(config))
         require(
             bool(found),
             given=f"{self.path}, whose {_STEPS} gives no step",
@@ -73,28 +78,49 @@ def loaded_launch(given: GivenConfig) -> Launch:
     launch_file = _launch_file(given, _taken_template(content, source=given.path))
     module = loaded_module(launch_file)
     cls = launch_class(module, launch_file)
-    config, run_dir = own_config(cls, content, source=given.path)
-    config = with_own_overrides(config, given.overrides)
-    require_evaluated(config)
+    said = own_config(cls, content, source=given.path)
+    config = with_own_overrides(said.config, given.overrides)
+    config = with_rounded_vocabulary(config, said.vocab_multiple)
+    with _told_of(given.path):
+        require_evaluated(config)
     return Launch(
         path=launch_file,
+        source=given.path,
         config=config,
         steps_of=_steps_of(module, launch_file),
         dry_run=getattr(module, _DRY_RUN, None),
-        run_dir=run_dir,
+        run_dir=said.run_dir,
         run_class=getattr(module, RUN_CLASS, None),
     )
 
 
+@contextmanager
+def _told_of(source: str) -> Iterator[None]:
+    """Let an error about several fields together say which file they are of."""
+    try:
+        yield
+    except ConfigError as error:
+        raise type(error)(f"{source}: {error}") from error
+
+
 def loaded_module(path: str) -> ModuleType:
-    """A Python file as a module, run now; not as `__main__`, so it launches nothing."""
+    """A Python file as a module, run now; not as `__main__`, so it launches nothing.
+
+    A file that was loaded before and has not changed is the same module: steps of both are sent to
+    other processes by the names of their functions, which a second one would take from the first.
+    """
     location = Path(path).resolve()
     # Its own name by its place: two launch files of one process must not be one module.
     name = f"launch_file_{hashlib.sha256(str(location).encode()).hexdigest()[:12]}"
+    content = location.read_bytes()
+    known = sys.modules.get(name)
+    if known is not None and vars(known).get(_CONTENT) == content:
+        return known
     spec = importlib.util.spec_from_file_location(name, location)
     assert spec is not None, "a file whose name ends in .py has a loader"
     assert spec.loader is not None, "a file whose name ends in .py has a loader"
     module = importlib.util.module_from_spec(spec)
+    vars(module)[_CONTENT] = content
     sys.modules[name] = module  # where dataclasses look up their annotations
     try:
         with _searched_first(location.parent, _package_root(location.parent)):

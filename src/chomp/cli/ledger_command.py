@@ -84,7 +84,7 @@ def _print_rows(rows: "list[LedgerRow]") -> None:
             parameters_text(row),
             str(len(result.seeds)) if result else "-",
             *(difference_text(row, budget) for budget in BUDGETS),
-            f"{row.word} ({row.look})" if row.look else row.word,
+            f"{row.word} ({row.caveat})" if row.caveat else row.word,
             result.day if result else "-",
         )
     print_table(table)

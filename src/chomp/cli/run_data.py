@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from chomp.cli.given_config import GivenConfig
 from chomp.cli.launch_files import launch_steps
+from chomp.cli.terminal import say
 from chomp.errors import ConfigError, message
 
 if TYPE_CHECKING:  # for annotations alone
@@ -115,8 +116,9 @@ def _data_of_run_folder(given: GivenConfig) -> RunData:
         source=f"{location}, trainer",
     )
     data = config_from_mapping(LmDataConfig, sections.get("data", {}), source=f"{location}, data")
+    data = _with_reached_stores(_with_run_tokenizer(data, given.path), given.path)
     return replace(
-        _run_data(given, _with_run_tokenizer(data, given.path), facts),
+        _run_data(given, data, facts),
         completed_steps=completed_steps(given.path),
     )
 
@@ -147,6 +149,32 @@ def _run_data(given: GivenConfig, data: LmDataConfig, trainer: TrainerFacts) -> 
         total_steps=trainer.steps,
         seed=trainer.seed if trainer.data_seed is None else trainer.data_seed,
     )
+
+
+def _with_reached_stores(data: LmDataConfig, run_folder: str) -> LmDataConfig:
+    """The data with stores that are not below this folder found from above the run, loudly."""
+    from chomp.tracking.run_paths import reached_path
+
+    found: dict[str, str] = {}
+
+    def reached(path: str | None) -> str | None:
+        place = None if path is None else reached_path(path, run_folder)
+        if path is not None and place is not None and place != path:
+            found[path] = place
+        return place
+
+    components = {
+        name: replace(
+            component,
+            train_store=reached(component.train_store),
+            validation_store=reached(component.validation_store),
+        )
+        for name, component in data.components.items()
+    }
+    tokenizer = replace(data.tokenizer, path=reached(data.tokenizer.path))
+    for path, place in found.items():
+        say(f"{path} is not in this folder, but above the run: {place}", style="yellow")
+    return replace(data, components=components, tokenizer=tokenizer)
 
 
 def _with_run_tokenizer(data: LmDataConfig, run_folder: str) -> LmDataConfig:

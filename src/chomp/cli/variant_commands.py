@@ -136,16 +136,25 @@ def _diff(name: str, against: str | None, out: str | None) -> int:
     from chomp.launch.launching import outputs_folder
     from chomp.storage import join
     from chomp.variants.archive import read_archive
-    from chomp.variants.compared_variants import origin_of, variant_changes
+    from chomp.variants.compared_variants import (
+        lines_beyond_renaming,
+        origin_of,
+        variant_changes,
+    )
     from chomp.variants.diff_report import write_report
+    from chomp.variants.renamed_source import Renaming
 
     root = _root()
     archive = read_archive(root)
-    changes = variant_changes(root, archive, name, against=against or origin_of(archive, name))
+    other = against or origin_of(archive, name)
+    changes = variant_changes(root, archive, name, against=other)
     # Among the outputs, which git ignores.
     folder = Path(out or join(outputs_folder(None), "grug-diff", name))
     page = write_report(changes, folder)
     _print_changes(changes)
+    # As the ledger and the pages of runs count, which have no README.
+    added, deleted = lines_beyond_renaming(changes, Renaming(other, name))
+    say(f"Lines of Python, but for its own name: +{added:,} -{deleted:,}")
     say(f"Report: {page}")
     return 0
 

@@ -59,12 +59,20 @@ def watch_run(
     from chomp.report.watch.loops import watch
     from chomp.storage import is_folder, is_local
     from chomp.tracking import names
+    from chomp.tracking.run_files import is_run_folder, run_folders_in
 
     require(
         is_local(run) and is_folder(run),
         given=f"{run}, which is no folder of this machine",
         allowed="the folder of a run, which need not have logged anything yet",
         fix="correct the path; `chomp launch` and `chomp train` print it at the start",
+    )
+    others = [] if is_run_folder(run) else run_folders_in(run)
+    require(
+        not others,
+        given=f"{run}, which is no run folder but holds {len(others)}",
+        allowed="the folder of one run",
+        fix=f"name one of them, such as {others[-1]}" if others else "",
     )
     long_names = {short: name for name, short in names.SHORT_KEYS.items()}
     drawn = [long_names.get(name, name) for name in metrics] or [names.TRAIN_LOSS]

@@ -153,6 +153,8 @@ def _scored_settings(data: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _evaluated_rows(run: MeasuredRun) -> int | str:
+    if "eval" in run.config and run.config["eval"] is None:
+        return "none"
     settings = run.config.get("eval") or {}
     batches = settings.get("max_eval_batches")
     return "all" if batches is None else batches * settings.get("eval_batch_size", 1)

@@ -2,7 +2,7 @@
 
 One budget, named before looking, gives the verdict; the other two are shown beside it and decide
 nothing. With three chances a change that does nothing would be called better or worse not once in
-twenty times but up to once in seven (docs/decisions/0013).
+thirty times but up to once in ten (docs/decisions/0013).
 """
 
 import itertools
@@ -12,16 +12,13 @@ from dataclasses import dataclass
 
 from chomp.errors import require
 from chomp.launch.sweep_table import DEFAULT_METRIC, LOWEST
-from chomp.ledger.curves import BUDGETS, Budget, Curve, curve_of
+from chomp.ledger.curves import BUDGETS, UNITS, Budget, Curve, curve_of
 from chomp.ledger.found_runs import Side, differing_fields
 from chomp.ledger.measured_run import MeasuredRun
 from chomp.ledger.pairing import Pair, paired
+from chomp.ledger.schedules import progress_at, progress_notes, why_undecided
 from chomp.ledger.statistics import CONFIDENCE, PairedStatistics, paired_statistics
 from chomp.ledger.verdict import SMALLEST_PERCENT, Verdict, undecided, verdict_of
-
-# A schedule that ends later is not at its end yet; within this of each other nobody would notice.
-_PROGRESS_SLACK = 0.02
-_UNITS: dict[Budget, str] = {"tokens": "tokens", "flops": "FLOPs", "time": "seconds"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +41,7 @@ class AtBudget:
     spent: tuple[float, ...] = ()  # by pair: the most that both of its runs reach; empty: none
     base: tuple[float, ...] = ()
     variant: tuple[float, ...] = ()
+    progress: tuple[tuple[float, float], ...] = ()  # by pair: share of its steps each had done
     statistics: PairedStatistics | None = None  # of the finite pairs; None: there are none
     notes: tuple[str, ...] = ()
 
@@ -64,6 +62,7 @@ class Comparison:
     budgets: tuple[AtBudget, ...]  # the deciding one first
     verdict: Verdict
     notes: tuple[str, ...]
+    diverged: tuple[str, ...]  # runs that ended because they were not finite, in words
     changes: tuple[tuple[str, object, object], ...]  # config fields: name, base's, variant's
     looks: tuple[str, ...] = ()  # what is kept of earlier looks at these runs, in words
 
@@ -77,7 +76,7 @@ def spent_text(budget: Budget, spent: Sequence[float]) -> str:
     """What pairs had spent, with its unit; a range where they differ."""
     digits = ",.0f" if budget == "tokens" else ".3g"
     ends = dict.fromkeys(f"{end:{digits}}" for end in (min(spent), max(spent))) if spent else {}
-    return f"{' to '.join(ends)} {_UNITS[budget]}" if ends else "-"
+    return f"{' to '.join(ends)} {UNITS[budget]}" if ends else "-"
 
 
 def compare(base: Side, variant: Side, question: Question) -> Comparison:
@@ -96,6 +95,7 @@ def compare(base: Side, variant: Side, question: Question) -> Comparison:
         budgets=budgets,
         verdict=_verdict(budgets[0], found.diverged, found.pairs, question),
         notes=found.notes,
+        diverged=found.diverged,
         changes=tuple(differing_fields(*first)) if first else (),
     )
 
@@ -132,16 +132,18 @@ def _at(budget: Budget, pairs: Sequence[Pair], question: Question) -> AtBudget:
         return AtBudget(budget=budget, notes=(_no_value(budget, spent, pairs, curves),))
     base, variant = ([_number(both[side]) for both in values] for side in (0, 1))
     finite = [both for both in zip(base, variant, strict=True) if all(map(math.isfinite, both))]
+    progress = progress_at(spent, curves)
     return AtBudget(
         budget=budget,
         spent=tuple(spent),
         base=tuple(base),
         variant=tuple(variant),
+        progress=progress,
         statistics=paired_statistics(*zip(*finite, strict=True), confidence=question.confidence)
         if finite
         else None,
         notes=(
-            *_progress_notes(budget, spent, curves),
+            *progress_notes(budget, progress),
             *_left_out_notes(spent, pairs, curves),
             *_overlap_notes(budget, pairs),
         ),
@@ -170,7 +172,7 @@ def _no_value(
     curves: Sequence[tuple[Curve, Curve]],
 ) -> str:
     """Which run has no value at the budget, and what would give it one."""
-    unit = _UNITS[budget]
+    unit = UNITS[budget]
     for at, pair, both in zip(spent, pairs, curves, strict=True):
         for run, curve in zip((pair.base, pair.variant), both, strict=True):
             if not curve.spent.size:
@@ -181,30 +183,6 @@ def _no_value(
                     f"and its partner ends at {at:.4g}; evaluate on the way (eval.steps_per_eval)"
                 )
     raise AssertionError("asked only where some value is missing")
-
-
-def _progress_notes(
-    budget: Budget, spent: Sequence[float], curves: Sequence[tuple[Curve, Curve]]
-) -> list[str]:
-    """Whether runs are read before their end, where a learning rate that falls is not down yet."""
-    done = [
-        (both[0].progress_at(at), both[1].progress_at(at))
-        for at, both in zip(spent, curves, strict=True)
-    ]
-    leads = [base - variant for base, variant in done]
-    widest = max(map(abs, leads))
-    if widest <= _PROGRESS_SLACK:
-        return []
-    unit = _UNITS[budget]
-    if min(leads) < -_PROGRESS_SLACK and max(leads) > _PROGRESS_SLACK:
-        return [
-            f"at equal {unit} the two runs of a pair are up to {100 * widest:.0f} % of their "
-            "schedule apart, now one ahead and now the other: their speed varied"
-        ]
-    behind, other = ("base", "variant") if max(leads) <= _PROGRESS_SLACK else ("variant", "base")
-    sides = sorted(math.fsum(side) / len(done) for side in zip(*done, strict=True))
-    far, near = (f"{100 * share:.0f} %" for share in sides)
-    return [f"at equal {unit} the {behind} is {far} through its schedule and the {other} {near}"]
 
 
 def _left_out_notes(
@@ -242,7 +220,7 @@ def _overlap_notes(budget: Budget, pairs: Sequence[Pair]) -> list[str]:
 def _verdict(
     deciding: AtBudget, diverged: Sequence[str], pairs: Sequence[Pair], question: Question
 ) -> Verdict:
-    """The verdict of the deciding budget; none where a run has no finite end.
+    """The verdict of the deciding budget; none where a run has no finite end, or ends elsewhere.
 
     The mean of those that went well would say nothing of a change that diverges now and then.
     """
@@ -256,6 +234,9 @@ def _verdict(
         return undecided("; ".join(not_finite), statistics)
     if statistics is None:
         return undecided("; ".join(deciding.notes) or "there is no value to compare", None)
+    why = why_undecided(deciding.budget, deciding.progress)
+    if why is not None:
+        return undecided(why, statistics, beside="Measured there")
     return verdict_of(
         statistics,
         best=question.best,

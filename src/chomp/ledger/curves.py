@@ -18,6 +18,7 @@ from chomp.tracking import names
 
 Budget = Literal["tokens", "flops", "time"]
 BUDGETS: tuple[Budget, ...] = get_args(Budget)
+UNITS: dict[Budget, str] = {"tokens": "tokens", "flops": "FLOPs", "time": "seconds"}
 
 # A training loss is of one batch; the mean over this share of the budget, up to its end, is taken.
 SMOOTHED_SHARE = 0.05

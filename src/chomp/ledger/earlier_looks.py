@@ -36,8 +36,9 @@ def _told(result: Result, count: int, *, is_same_question: bool) -> str:
     which = f"with {seeds} of these {count} seeds" if seeds < count else f"with these {count} seeds"
     if is_same_question:
         return (
-            f"looked at before {which}: after a second look one change in eleven that does nothing "
-            "is called better or worse, not one in twenty; --first-seed takes new seeds alone"
+            f"looked at before {which}: after a second look one change in sixteen that does "
+            "nothing is called better or worse, not one in thirty; --first-seed takes new seeds "
+            "alone"
         )
     return (
         f"looked at before {which}, {result.metric} at equal {result.at}: {result.word}; to choose "

@@ -16,7 +16,7 @@ from chomp.errors import ConfigError, StorageError, message
 from chomp.executor.status import StepInfo, read_info
 from chomp.ledger.measured_run import MeasuredRun, measured_run
 from chomp.storage import is_folder, join, list_folder, name_of, parent_of
-from chomp.tracking.run_files import is_run_folder
+from chomp.tracking.run_files import is_run_folder, run_folders_in
 from chomp.variants.last_run import RUNS, variant_of
 
 _WILD = "*?["
@@ -102,12 +102,9 @@ def _folders_at(given: str) -> list[str]:
         names = list_folder(folder) if is_folder(folder) else []
         found = [join(folder, name) for name in names if fnmatchcase(name, name_of(given))]
         return [path for path in found if is_folder(path) and is_run_folder(path)]
-    if not is_folder(given):
-        return []
-    if is_run_folder(given):
+    if is_folder(given) and is_run_folder(given):
         return [given]
-    inside = [join(given, name) for name in list_folder(given)]
-    return [path for path in inside if is_folder(path) and is_run_folder(path)]
+    return run_folders_in(given)
 
 
 def _recorded(folder: str) -> tuple[dict[str, StepInfo], list[str]]:

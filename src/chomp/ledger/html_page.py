@@ -28,6 +28,7 @@ from chomp.ledger.table import (
 )
 from chomp.ledger.verdict import p_text
 from chomp.variants.marked_line import escaped
+from chomp.variants.page_style import page_style
 
 GENERATOR = "chomp variant ledger"
 _CODE = re.compile(r"`([^`]+)`")  # in what the archive says, which is Markdown
@@ -47,7 +48,7 @@ def html_page(rows: Sequence[LedgerRow]) -> str:
     return _PAGE.format(
         policy=f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'",
         generator=GENERATOR,
-        style=_source("ledger_page.css"),
+        style=page_style(_source("ledger_page.css")),
         words="\n".join(f"<p>{escaped(text)}</p>" for text in introduction(rows)),
         scale=f"{scale:.2g}",
         headings="".join(_heading(text) for text in _HEADINGS),
@@ -93,7 +94,7 @@ def _row(row: LedgerRow, index: int, scale: float) -> str:
         (
             row.word,
             f'<span class="badge {row.word.replace(" ", "-")}">{row.word}</span>'
-            + (f"<small>{row.look}</small>" if row.look else ""),
+            + (f"<small>{escaped(row.caveat)}</small>" if row.caveat else ""),
         ),
         (row.against, escaped(row.against)),
         (seeds or "", str(seeds) if seeds else "-"),

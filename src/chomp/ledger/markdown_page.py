@@ -49,7 +49,7 @@ def markdown_page(rows: Sequence[LedgerRow]) -> str:
 def _cells(row: LedgerRow) -> Iterator[str]:
     result = row.result
     yield _plain(row.title)
-    yield f"{row.word} ({row.look})" if row.look else row.word
+    yield f"{row.word} ({row.caveat})" if row.caveat else row.word
     yield _plain(row.against)
     yield "-" if result is None else str(len(result.seeds))
     for budget in BUDGETS:
@@ -67,7 +67,7 @@ def _section(row: LedgerRow, result: Result) -> Iterator[str]:
     yield f"{_plain(result.verdict[:1].upper() + result.verdict[1:])}"
     yield ""
     if row.purpose:
-        yield f"- What changed: {row.purpose}"  # Markdown already, as the archive is
+        yield f"- What changed: {row.purpose}"
     if result.changes:
         fields = [f"{code_text(each.field)}" for each in result.changes[:_FIELDS_SHOWN]]
         more = len(result.changes) - len(fields)

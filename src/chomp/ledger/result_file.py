@@ -1,7 +1,8 @@
 """A comparison as a file of the repository: what was compared, what came out, and what made it.
 
-The ledger is made from these files alone, so they hold all that it shows. They name runs by their
-folders' last names: where these lie on somebody's machine is nobody else's business.
+The ledger is made from these files alone, so they hold all that it shows, and all that the verdict
+was made of (`kept_results` reads them). They name runs by their folders' last names: where these
+lie on somebody's machine is nobody else's business.
 """
 
 import math
@@ -11,15 +12,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from chomp.config import Config, config_from_mapping, config_to_mapping, fingerprint
-from chomp.errors import ChompError, ConfigError, message
+from chomp.config import Config, config_to_mapping, fingerprint
 from chomp.ledger.comparison import AtBudget, Comparison
 from chomp.ledger.curves import Budget
 from chomp.ledger.found_runs import Side
 from chomp.ledger.shareable import shareable, side_name
 from chomp.ledger.statistics import PairedStatistics
 from chomp.ledger.verdict import Word
-from chomp.storage import json_text, make_folder, read_json, write_text_atomic
+from chomp.storage import json_text, make_folder, write_text_atomic
 from chomp.tracking import names
 
 RESULTS = "docs/reports/results"
@@ -57,6 +57,8 @@ class BudgetFacts(Config):
     spent: tuple[float, ...] = ()  # by pair
     base: tuple[float | None, ...] = ()  # by pair; null: not finite
     variant: tuple[float | None, ...] = ()
+    # By pair: the shares of their schedules that base and variant had done; early files have none.
+    progress: tuple[tuple[float, float], ...] = ()
     statistics: PairedStatistics | None = None  # of the finite pairs
     notes: tuple[str, ...] = ()
 
@@ -95,6 +97,7 @@ class Result(Config):
     word: Word
     verdict: str
     notes: tuple[str, ...] = ()
+    diverged: tuple[str, ...] = ()  # runs that ended because they were not finite, in words
     looks: int = 0  # earlier ones at these runs that were kept, each a chance to be wrong
 
     @property
@@ -160,6 +163,7 @@ def result_of(comparison: Comparison, around: Circumstances) -> Result:
         word=comparison.verdict.word,
         verdict=shareable(comparison.verdict.text),
         notes=tuple(map(shareable, (*comparison.notes, *comparison.looks))),
+        diverged=tuple(map(shareable, comparison.diverged)),
         looks=len(comparison.looks),
     )
 
@@ -191,43 +195,6 @@ def result_name(result: Result) -> str:
     return f"{'--'.join(sides)}--{fingerprint(what)[:8]}.json"
 
 
-def read_results(root: Path) -> list[Result]:
-    """The results of a checkout, the newest first; `ChompError` for a file that is none."""
-    return _newest_first([_read(path) for path in _files(root)])
-
-
-def readable_results(root: Path) -> tuple[list[Result], list[str]]:
-    """The results that can be read, the newest first, and a word on each file that cannot."""
-    found, problems = [], []
-    for path in _files(root):
-        try:
-            found.append(_read(path))
-        except ChompError:
-            problems.append(f"{RESULTS}/{path.name} cannot be read: what it tells is not known")
-    return _newest_first(found), problems
-
-
-def _files(root: Path) -> list[Path]:
-    return sorted((root / RESULTS).glob("*.json"))
-
-
-def _newest_first(results: Sequence[Result]) -> list[Result]:
-    return sorted(results, key=lambda result: result.made, reverse=True)
-
-
-def _read(path: Path) -> Result:
-    content = read_json(path)
-    if not isinstance(content, dict) or content.get("format") != FORMAT:
-        raise ConfigError(
-            message(
-                given=f"{path}, which is no result of format {FORMAT}",
-                allowed="what chomp compare --save has written",
-                fix="make it again, or remove the file",
-            )
-        )
-    return config_from_mapping(Result, content, source=str(path))
-
-
 def _side(side: Side, overrides: Sequence[str]) -> SideFacts:
     run = side.runs[0]
     summary = run.record.summary
@@ -247,6 +214,7 @@ def _budget(found: AtBudget) -> BudgetFacts:
         spent=found.spent,
         base=tuple(map(_finite, found.base)),
         variant=tuple(map(_finite, found.variant)),
+        progress=found.progress,
         statistics=found.statistics,
         notes=found.notes,
     )

@@ -9,18 +9,19 @@ difference. Nothing here knows what the numbers are.
 # ruff: noqa: PLC0415
 # scipy takes a quarter of a second to import, and `chomp --help` must answer at once.
 
-import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from chomp.config import Config
 from chomp.errors import require
 
+# Of the intervals that are shown.
 CONFIDENCE = 0.95
-POWER = 0.8
-# More pairs than anybody runs: beyond, the answer is "too many".
-MOST_SEEDS = 1000
+# The p that better or worse takes. Of 1,000 changes that do nothing at most 50 are to be called so,
+# in nearly every such thousand and not on average: at 0.05 there are more in 46 of 100 thousands,
+# at 0.035 in 0.6 (binomial, more than 50 of 1,000; 0.036 is the last with less than one in 100).
+LEVEL = 0.035
 # 2^16 sign patterns take a twentieth of a second.
 MOST_FLIPPED = 16
 
@@ -114,49 +115,6 @@ def sign_flip_p(differences: Sequence[float]) -> float | None:
     return float(numpy.mean(numpy.abs(sums) >= seen))
 
 
-def power_of(count: int, standardized: float, *, alpha: float = 1 - CONFIDENCE) -> float:
-    """How likely a paired t test of `count` pairs finds a true mean of that many deviations.
-
-    Of the noncentral t distribution, both sides.
-    """
-    freedom = count - 1
-    shift = min(abs(standardized) * math.sqrt(count), _CERTAIN)
-    limit = t_quantile(freedom, 1 - alpha / 2)
-    wrong_side = _noncentral_below(freedom, shift, -limit)
-    return 1.0 - _noncentral_below(freedom, shift, limit) + wrong_side
-
-
-def seeds_needed(
-    deviation: float, effect: float, *, power: float = POWER, alpha: float = 1 - CONFIDENCE
-) -> int | None:
-    """The fewest pairs that find a true difference of `effect` with this power.
-
-    `deviation` is that of the differences; None where it takes more than `MOST_SEEDS`.
-    """
-    if deviation == 0:
-        return 2 if effect else None
-    standardized = abs(effect) / deviation
-
-    def is_enough(count: int) -> bool:
-        return power_of(count, standardized, alpha=alpha) >= power
-
-    return _first_true(is_enough, 2, MOST_SEEDS)
-
-
-def detectable_effect(
-    deviation: float, count: int, *, power: float = POWER, alpha: float = 1 - CONFIDENCE
-) -> float:
-    """The smallest true difference that `count` pairs find with this power."""
-    low, high = 0.0, 1.0
-    while power_of(count, high, alpha=alpha) < power:
-        low, high = high, 2 * high
-    for _ in itertools.repeat(None, 40):  # to 12 digits
-        middle = (low + high) / 2
-        is_found = power_of(count, middle, alpha=alpha) >= power
-        low, high = (low, middle) if is_found else (middle, high)
-    return high * deviation
-
-
 def t_quantile(freedom: int, probability: float) -> float:
     """The value below which Student's t lies with that probability."""
     from scipy import special
@@ -170,25 +128,3 @@ def t_tail(freedom: int, value: float) -> float:
 
     # Of the other tail, which keeps its digits where 1 - x would lose them.
     return float(special.stdtr(freedom, -value))
-
-
-def _noncentral_below(freedom: int, shift: float, value: float) -> float:
-    from scipy import special
-
-    below = float(special.nctdtr(freedom, shift, value))
-    # Far out, scipy 1.17 gives NaN for some of what is below 1e-40.
-    return 0.0 if math.isnan(below) else below
-
-
-# A noncentrality at which the power is 1 to a dozen digits, even with one degree of freedom.
-_CERTAIN = 100.0
-
-
-def _first_true(holds: Callable[[int], bool], low: int, high: int) -> int | None:
-    """The first whole number in the range from which on `holds`; None: it never does."""
-    if not holds(high):
-        return None
-    while low < high:
-        middle = (low + high) // 2
-        low, high = (low, middle) if holds(middle) else (middle + 1, high)
-    return low

@@ -10,14 +10,18 @@ from pathlib import Path
 
 from chomp.ledger.comparison import spent_text
 from chomp.ledger.curves import BUDGETS, Budget
-from chomp.ledger.result_file import BudgetFacts, Result, read_results
+from chomp.ledger.kept_results import read_results
+from chomp.ledger.result_file import BudgetFacts, ChangeFacts, Result, SideFacts
+from chomp.ledger.schedules import are_apart, mean_progress
 from chomp.ledger.statistics import PairedStatistics
 from chomp.ledger.verdict import amount_text
 from chomp.variants.archive import read_archive
 from chomp.variants.checkout import BASE
+from chomp.variants.diff_summary import code_text
 
 NOT_MEASURED = "not measured"
 NOT_LISTED = "not in the archive"
+_FIELDS_SHOWN = 6
 
 
 @dataclass(frozen=True)
@@ -26,21 +30,22 @@ class LedgerRow:
 
     variant: str
     status: str  # by the archive
-    purpose: str
+    purpose: str  # Markdown, as the archive is
     result: Result | None
 
     @property
     def title(self) -> str:
         """The variant, and the fields that were set for it alone."""
-        overrides = () if self.result is None else self.result.variant.overrides
-        return ", ".join([self.variant, *overrides])
+        if self.result is None:
+            return self.variant
+        return ", ".join([self.variant, *_set_fields(self.result, self.result.variant)])
 
     @property
     def against(self) -> str:
         """The base, likewise."""
         if self.result is None:
             return "-"
-        return ", ".join([self.result.base.variant, *self.result.base.overrides])
+        return ", ".join([self.result.base.variant, *_set_fields(self.result, self.result.base)])
 
     @property
     def word(self) -> str:
@@ -48,10 +53,16 @@ class LedgerRow:
         return NOT_MEASURED if self.result is None else self.result.word
 
     @property
-    def look(self) -> str:
-        """Which look at its runs gave the verdict, where that was not the first."""
-        looks = 0 if self.result is None else self.result.looks
-        return f"look {looks + 1} at these runs" if looks else ""
+    def caveat(self) -> str:
+        """What goes with the verdict: schedules that were not equal, a look that was not the first.
+
+        Empty for most.
+        """
+        if self.result is None:
+            return ""
+        looks = self.result.looks
+        told = [_schedules_text(self.result), f"look {looks + 1} at these runs" if looks else ""]
+        return "; ".join(filter(None, told))
 
 
 def ledger_rows(root: Path) -> list[LedgerRow]:
@@ -66,7 +77,9 @@ def ledger_rows(root: Path) -> list[LedgerRow]:
         status = entry.get("Status") if entry else NOT_LISTED
         purpose = entry.get("Purpose") if entry else ""
         own = [result for result in results if result.variant.variant == name]
-        rows += [LedgerRow(name, status, purpose, result) for result in own]
+        rows += [
+            LedgerRow(name, status, _settings_changed(result) or purpose, result) for result in own
+        ]
         # Base is what others are measured against; it has rows where its settings were.
         if not own and name != BASE:
             rows.append(LedgerRow(name, status, purpose, None))
@@ -141,10 +154,48 @@ def introduction(rows: Sequence[LedgerRow]) -> list[str]:
         "bold, which was named before looking, and of no other. A verdict from a later look at "
         "runs that were looked at already says so, and is worth less.",
         "Differences are between runs with the same seed, the same data and the same order. Of "
-        "changes that do nothing, one in twenty is called better or worse all the same: "
+        "changes that do nothing, one in thirty is called better or worse all the same: "
         f"{measured} {'row' if measured == 1 else 'rows'} here, so look at sizes, and repeat with "
         "new seeds what matters. A small run says little about a large one.",
     ]
+
+
+def _settings_changed(result: Result) -> str:
+    """What changed where a template was compared with itself; empty where another one was.
+
+    What the archive says of the template is no change then.
+    """
+    if result.base.variant != result.variant.variant:
+        return ""
+    fields = [code_text(_change_text(each)) for each in result.changes[:_FIELDS_SHOWN]]
+    more = len(result.changes) - len(fields)
+    told = [*fields, *([f"{more} more"] if more else [])]
+    if result.base.template_hash != result.variant.template_hash:
+        told.insert(0, "the template's own source")
+    return ", ".join(told) or "nothing that the runs recorded"
+
+
+def _change_text(change: ChangeFacts) -> str:
+    return f"{change.field}: {change.base} → {change.variant}"
+
+
+def _set_fields(result: Result, side: SideFacts) -> Sequence[str]:
+    """What sets a side apart: its overrides, or what differs where both are one template."""
+    is_told = result.base.overrides or result.variant.overrides
+    if is_told or result.base.variant != result.variant.variant:
+        return side.overrides
+    is_base = side is result.base
+    shown = result.changes[:_FIELDS_SHOWN]
+    return [f"{each.field}={each.base if is_base else each.variant}" for each in shown]
+
+
+def _schedules_text(result: Result) -> str:
+    """How far each side was where it was compared, where that is no fair place."""
+    deciding = result.at_budget(result.at)
+    if deciding is None or not are_apart(deciding.progress):
+        return ""
+    base, variant = (f"{100 * share:.0f} %" for share in mean_progress(deciding.progress))
+    return f"base at {base} of its schedule, variant at {variant}"
 
 
 def _at(row: LedgerRow, budget: Budget) -> BudgetFacts | None:

@@ -1,18 +1,25 @@
 """What paired statistics mean, in words: better, worse, no difference, or cannot tell.
 
-One test decides, the t test of the budget that was named before looking: its interval excludes 0 or
+One test decides, the t test of the budget that was named before looking: its p reaches the level or
 it does not. What follows from that is said with the size of the difference, and where nothing can
 be told, with the number of seeds that would.
 """
 
 import math
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from chomp.errors import require
 from chomp.launch.sweep_table import HIGHEST, LOWEST
-from chomp.ledger.statistics import PairedStatistics, detectable_effect, seeds_needed
+from chomp.ledger.power import (
+    MOST_SEEDS,
+    detectable_effect,
+    seeds_needed,
+    seeds_to_show_none,
+)
+from chomp.ledger.statistics import LEVEL, PairedStatistics
 
 Word = Literal["better", "worse", "no difference", "cannot tell"]
 
@@ -46,6 +53,27 @@ def best_of(metric: str, given: str | None) -> str:
     return given or LOWEST
 
 
+def word_of(
+    statistics: PairedStatistics,
+    *,
+    best: str = LOWEST,
+    smallest_percent: float = SMALLEST_PERCENT,
+) -> Word:
+    """The word that differences from the base give a variant."""
+    low, high = statistics.low, statistics.high
+    if low is None or high is None:
+        return "cannot tell"
+    # 0 where the base is 0: percent mean nothing there, and only equality is no difference.
+    limit = abs(statistics.base_mean) * smallest_percent / 100
+    if -limit <= low and high <= limit:
+        return "no difference"
+    if not _has_spread(statistics):
+        return "cannot tell"
+    if statistics.p is None or statistics.p > level_of(statistics):
+        return "cannot tell"
+    return "better" if (statistics.mean < 0) == (best == LOWEST) else "worse"
+
+
 def verdict_of(
     statistics: PairedStatistics,
     *,
@@ -53,30 +81,34 @@ def verdict_of(
     smallest_percent: float = SMALLEST_PERCENT,
     new_seed: int | None = None,
 ) -> Verdict:
-    """The verdict on a variant by its differences from the base.
+    """The word, and the sentence that goes with it.
 
     `new_seed`: the first that no pair has, for the advice on a new test.
     """
-    low, high = statistics.low, statistics.high
-    if low is None or high is None:
-        return Verdict("cannot tell", _one_seed(statistics))
-    # 0 where the base is 0: percent mean nothing there, and only equality is no difference.
-    limit = abs(statistics.base_mean) * smallest_percent / 100
-    if -limit <= low and high <= limit:
-        return Verdict("no difference", _no_difference(statistics, smallest_percent))
-    if high - low <= _SAME * abs(statistics.mean):
-        return Verdict("cannot tell", _no_spread(statistics))
-    if low <= 0 <= high:
-        return Verdict("cannot tell", _cannot_tell(statistics, smallest_percent, new_seed))
-    word: Word = "better" if (high < 0) == (best == LOWEST) else "worse"
+    word = word_of(statistics, best=best, smallest_percent=smallest_percent)
+    if word == "no difference":
+        return Verdict(word, _no_difference(statistics, smallest_percent))
+    if word == "cannot tell":
+        if statistics.low is None:
+            return Verdict(word, _one_seed(statistics))
+        if not _has_spread(statistics):
+            return Verdict(word, _no_spread(statistics))
+        return Verdict(word, _cannot_tell(statistics, smallest_percent, new_seed))
     told = f"{word}: {difference_text(statistics)}, p {p_text(statistics.p)}."
     return Verdict(word, " ".join([told, *_few_seeds(statistics)]))
 
 
-def undecided(reason: str, statistics: PairedStatistics | None) -> Verdict:
-    """No verdict, for a reason that comes before any statistics."""
-    others = "" if statistics is None else f" Of the others: {difference_text(statistics)}."
-    return Verdict("cannot tell", f"cannot tell: {reason}.{others}")
+def undecided(
+    reason: str, statistics: PairedStatistics | None, *, beside: str = "Of the others"
+) -> Verdict:
+    """No verdict, for a reason that comes before any statistics; `beside` leads these in."""
+    measured = "" if statistics is None else f" {beside}: {difference_text(statistics)}."
+    return Verdict("cannot tell", f"cannot tell: {reason}.{measured}")
+
+
+def level_of(statistics: PairedStatistics) -> float:
+    """The p that better or worse takes; never more than the interval beside it allows."""
+    return min(LEVEL, 1 - statistics.confidence)
 
 
 def difference_text(statistics: PairedStatistics) -> str:
@@ -113,6 +145,12 @@ def p_text(p: float | None) -> str:
     return "< 0.0001" if p < 1e-4 else f"{p:.2g}"
 
 
+def _has_spread(statistics: PairedStatistics) -> bool:
+    """Whether the differences differ, by more than the digits of a subtraction."""
+    low, high = statistics.low, statistics.high
+    return low is not None and high is not None and high - low > _SAME * abs(statistics.mean)
+
+
 def _one_seed(statistics: PairedStatistics) -> str:
     return (
         f"cannot tell: {difference_text(statistics)}, and one pair has no interval: how much two "
@@ -133,7 +171,8 @@ def _no_spread(statistics: PairedStatistics) -> str:
     """A metric of few values, as an accuracy of few questions, makes such differences by chance."""
     return (
         f"cannot tell: {amount_text(statistics, statistics.mean)} in each of {statistics.count} "
-        "seeds, the same to the last digit: how much two runs differ by chance is unknown."
+        "seeds, the same to the last digit: how much two runs differ by chance is unknown. Two "
+        "more seeds may show it, or a metric of finer values."
     )
 
 
@@ -147,40 +186,90 @@ def _few_seeds(statistics: PairedStatistics) -> list[str]:
 def _cannot_tell(
     statistics: PairedStatistics, smallest_percent: float, new_seed: int | None
 ) -> str:
-    deviation, count = statistics.deviation, statistics.count
+    """Why nothing is told, and what would: at least one number of seeds."""
+    deviation, count, level = statistics.deviation, statistics.count, level_of(statistics)
     assert deviation is not None, "an interval has one"
-    alpha = 1 - statistics.confidence
-    limit = abs(statistics.base_mean) * smallest_percent / 100
-    # The size that was seen first, of which the advice is.
-    sizes = {"this size": statistics.mean} if abs(statistics.mean) >= limit else {}
-    if statistics.base_mean:
-        usual = abs(statistics.base_mean) * _USUAL_PERCENT / 100
-        sizes[f"{_USUAL_PERCENT:g} %"] = usual
-    needed = {size: seeds_needed(deviation, each, alpha=alpha) for size, each in sizes.items()}
+    sizes = _sizes(statistics, smallest_percent)
+    needed = {
+        size: seeds_needed(deviation, each, pilot=count, level=level)
+        for size, each in sizes.items()
+    }
     told = [seeds_text(each, count, size) for size, each in needed.items()]
-    least = amount_text(statistics, detectable_effect(deviation, count, alpha=alpha))
+    least = deviation * detectable_effect(count, pilot=count, level=level)
     return " ".join(
         [
-            f"cannot tell: {difference_text(statistics)}.",
+            f"cannot tell: {difference_text(statistics)}, p {p_text(statistics.p)}.",
+            *_almost(statistics, level),
             *_few_seeds(statistics),
-            f"An effect of {'; one of '.join(told)}.",
-            *_advice(next(iter(needed.values())), count, new_seed),
-            f"These {count} tell {least.removeprefix('+')} four times in five.",
+            *([f"An effect of {'; one of '.join(told)}."] if told else []),
+            *_advice(list(needed.values()), statistics, smallest_percent, new_seed),
+            f"These {count} tell {amount_text(statistics, least).removeprefix('+')} four times in "
+            "five.",
         ]
     )
+
+
+def _sizes(statistics: PairedStatistics, smallest_percent: float) -> dict[str, float]:
+    """The effects that numbers of seeds are told for: the one that was seen, and the usual one."""
+    limit = abs(statistics.base_mean) * smallest_percent / 100
+    sizes = {"this size": statistics.mean} if abs(statistics.mean) >= limit else {}
+    if statistics.base_mean and smallest_percent <= _USUAL_PERCENT:
+        usual = abs(statistics.base_mean) * _USUAL_PERCENT / 100
+        sizes[f"{_USUAL_PERCENT:g} %"] = usual
+    return sizes
 
 
 def seeds_text(needed: int | None, count: int, size: str) -> str:
     """How many seeds a test takes that tells an effect of some size; `count` have been run."""
     if needed is None:
-        return f"{size} takes more than 1,000 seeds"
+        return f"{size} takes more than {MOST_SEEDS:,} seeds"
     if needed <= count:
         return f"{size} would have been told"
     return f"{size} takes about {needed:,} seeds"
 
 
-def _advice(needed: int | None, count: int, new_seed: int | None) -> list[str]:
-    """The options of a test on new seeds alone: more of the old ones would be a second look."""
-    if needed is None or needed <= count or new_seed is None:
+def _almost(statistics: PairedStatistics, level: float) -> list[str]:
+    """What is to be said where an interval excludes 0, as 95 % are shown and more is asked for."""
+    low, high = statistics.low, statistics.high
+    if low is None or high is None or low <= 0 <= high:
         return []
-    return [f"Test it on {needed:,} new ones: --seeds {needed} --first-seed {new_seed}."]
+    return [
+        f"The interval excludes 0, but better or worse takes a p of at most {level:g}: of 1,000 "
+        "changes that do nothing at most 50 are to be called so."
+    ]
+
+
+def _advice(
+    needed: Sequence[int | None],
+    statistics: PairedStatistics,
+    smallest_percent: float,
+    new_seed: int | None,
+) -> list[str]:
+    """The options of a test on new seeds alone: more of the old ones would be a second look."""
+    count = statistics.count
+    if all(each is not None and each <= count for each in needed):
+        # All that is large would have been told: what is left is to show that nothing is there.
+        return [_to_show_none(statistics, smallest_percent, new_seed)]
+    first = needed[0]
+    if first is None or first <= count or new_seed is None:
+        return []
+    return [f"Test it on {first:,} new ones: --seeds {first} --first-seed {new_seed}."]
+
+
+def _to_show_none(
+    statistics: PairedStatistics, smallest_percent: float, new_seed: int | None
+) -> str:
+    assert statistics.deviation is not None, "an interval has one"
+    needed = seeds_to_show_none(
+        statistics.deviation,
+        abs(statistics.base_mean) * smallest_percent / 100,
+        pilot=statistics.count,
+        confidence=statistics.confidence,
+    )
+    number = f"more than {MOST_SEEDS:,}" if needed is None else f"about {needed:,}"
+    is_advice = needed is not None and new_seed is not None
+    options = f": --seeds {needed} --first-seed {new_seed}" if is_advice else ""
+    return (
+        f"That nothing beyond {smallest_percent:g} % is there takes {number} new seeds to show"
+        f"{options}."
+    )

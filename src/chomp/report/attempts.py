@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from chomp.report.columns import Columns, Logged
+from chomp.report.columns import MAX_TIME_S, Columns, Logged
 from chomp.tracking import Row, names, summary_of
 
 # Axes: N rows.
@@ -132,9 +132,11 @@ def _times(own: Logged, said: Sequence[tuple[int, Row]]) -> Float[np.ndarray, " 
     """When an attempt's own lines were written, up to the one that tells its end."""
     end = max((line for _, line in _ends(said)), default=None)
     told = [
-        float(row["time"])
+        float(time)
         for line, row in said
-        if isinstance(row.get("time"), int | float) and (end is None or line <= end)
+        if isinstance(time := row.get("time"), int | float)
+        and abs(time) < MAX_TIME_S
+        and (end is None or line <= end)
     ]
     times = np.append(own.times, told)
     return times[np.isfinite(times)]
@@ -151,6 +153,7 @@ def _first_step(
     """The first step that an attempt did, from its rows of training."""
     if not trained.steps.size:
         return None
+    trained = trained.at(np.argsort(trained.steps, kind="stable"))  # lines may be out of order
     first = int(trained.steps[0])
     gaps = np.diff(trained.steps)
     every = max(1, int(np.median(gaps))) if gaps.size else log_every

@@ -29,10 +29,13 @@ _BLOCK_BYTES = 1 << 17
 
 # As far as a page's 32 bits count; beyond that lies no run.
 _MAX_STEP = 2.0**31
+# The year 10000, after which no calendar of a computer has a date.
+MAX_TIME_S = 253402300800.0
 
 _SHORTENED = {name: short for name, short in SHORT_KEYS.items() if short != name}
 
 _Layout = tuple[str, ...]
+_NUMBERS = {int, float}
 
 
 @dataclass(frozen=True)
@@ -190,9 +193,12 @@ def _block(rows: Sequence[Row], lines: Int[np.ndarray, " N"]) -> Block:
     names = _numeric_names(rows[0])
     picked = map(itemgetter(*names), rows) if len(names) > 1 else ((row["step"],) for row in rows)
     try:
-        # Four times as fast as a list of lists; null and most texts are errors.
+        # Four times as fast as a list of lists; null and most texts are errors. A text like "7"
+        # is not, so that steps are looked at before.
+        if not set(map(type, map(itemgetter("step"), rows))) <= _NUMBERS:
+            raise TypeError
         flat = np.fromiter(chain.from_iterable(picked), np.float64, count=len(names) * len(rows))
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         flat = np.array([_number(row[name]) for row in rows for name in names], np.float64)
     return Block(names, flat.reshape(len(rows), len(names)).T, lines)
 
@@ -211,7 +217,8 @@ def _numeric_names(row: Row) -> _Layout:
 def _joined(blocks: Sequence[Block]) -> tuple[Block, list[int]]:
     """One block of all, each column in one piece, and the lines that are left out of it.
 
-    Those have a step that is no number, or that no run comes to.
+    Those have a step that is no whole number, or that no run comes to. A time of no calendar is as
+    good as none.
     """
     names, size = blocks[0].names, sum(block.lines.size for block in blocks)
     values, lines = np.empty((len(names), size)), np.empty(size, np.int64)
@@ -219,7 +226,11 @@ def _joined(blocks: Sequence[Block]) -> tuple[Block, list[int]]:
     for block in blocks:
         begin, end = end, end + block.lines.size
         values[:, begin:end], lines[begin:end] = block.values, block.lines
-    is_step = np.abs(values[names.index("step")]) < _MAX_STEP  # nor is NaN
+    steps = values[names.index("step")]
+    is_step = (np.abs(steps) < _MAX_STEP) & (steps == np.floor(steps))  # nor is NaN
+    if "time" in names:
+        times = values[names.index("time")]
+        times[np.abs(times) >= MAX_TIME_S] = np.nan
     left_out = lines[~is_step].tolist()
     if left_out:
         values, lines = values[:, is_step], lines[is_step]
@@ -235,8 +246,11 @@ def _in_one(parts: Sequence[np.ndarray], kind: type[np.generic]) -> np.ndarray:
 
 
 def _is_number_or_null(value: Any) -> bool:
-    return value is None or type(value) in (int, float)
+    return value is None or type(value) in _NUMBERS
 
 
 def _number(value: Any) -> float:
-    return float(value) if type(value) in (int, float) else float("nan")
+    try:
+        return float(value) if type(value) in _NUMBERS else float("nan")
+    except OverflowError:  # a whole number of more digits than a float can stand for
+        return float("nan")

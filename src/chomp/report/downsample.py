@@ -60,9 +60,9 @@ def bucket_means(
         return Curve(steps, values)
     is_there = ~np.isnan(values)
     counts = np.add.reduceat(is_there.astype(np.float64), edges)
-    sums = np.add.reduceat(np.where(is_there, values, 0.0), edges)
-    with np.errstate(invalid="ignore"):  # 0/0: a bucket of nothing but gaps is one itself
-        means = sums / counts
+    # 0/0: a bucket of nothing but gaps is one itself. A sum beyond all numbers is infinite.
+    with np.errstate(invalid="ignore", over="ignore"):
+        means = np.add.reduceat(np.where(is_there, values, 0.0), edges) / counts
     last = np.append(edges[1:], values.size) - 1
     return Curve((steps[edges] + steps[last]) // 2, means)
 
@@ -83,9 +83,10 @@ def straight_pieces(
         return None
     curve = Curve(steps[is_corner], values[is_corner])
     # A gentle bend changes its slope by next to nothing at every point: only this tells.
-    drawn = np.interp(steps, curve.steps, curve.values) if values.size else values
-    allowed = 2 * _STRAIGHT * np.maximum(np.abs(values), np.abs(drawn))
-    return curve if bool(np.all(np.abs(drawn - values) <= allowed)) else None
+    with np.errstate(over="ignore", invalid="ignore"):
+        drawn = np.interp(steps, curve.steps, curve.values) if values.size else values
+        allowed = 2 * _STRAIGHT * np.maximum(np.abs(values), np.abs(drawn))
+        return curve if bool(np.all(np.abs(drawn - values) <= allowed)) else None
 
 
 def _corners(
@@ -95,7 +96,10 @@ def _corners(
     is_corner = np.ones(values.size, bool)
     if values.size > 2:
         widths = np.diff(steps)
-        change = np.abs(np.diff(np.diff(values) / widths)) * np.minimum(widths[1:], widths[:-1])
+        # What is too large for that comes out as no corner, which is found to draw something else.
+        with np.errstate(over="ignore", invalid="ignore"):
+            bends = np.abs(np.diff(np.diff(values) / widths))
+        change = bends * np.minimum(widths[1:], widths[:-1])
         # Not of the whole series: beside one value of 1e8 all others would be a straight line.
         sizes = np.abs(values)
         largest = np.maximum(np.maximum(sizes[:-2], sizes[1:-1]), sizes[2:])

@@ -7,6 +7,10 @@ from jaxtyping import Float, Int
 
 # Axes: N numbers.
 
+# The largest that a 32-bit float can be. What lies beyond is drawn there: as infinity it would be
+# drawn nowhere.
+LARGEST = float(np.finfo(np.float32).max)
+
 
 def packed_steps(steps: Int[np.ndarray, " N"]) -> str:
     """The steps as 32-bit integers."""
@@ -14,6 +18,8 @@ def packed_steps(steps: Int[np.ndarray, " N"]) -> str:
 
 
 def packed_values(values: Float[np.ndarray, " N"]) -> str:
-    """The values as 32-bit floats: seven digits, which is more than a screen can show."""
-    with np.errstate(over="ignore"):  # beyond 3e38 a page shows what it shows for infinity: nothing
-        return base64.b64encode(values.astype("<f4").tobytes()).decode()
+    """The values as 32-bit floats: seven digits, which is more than a screen can show.
+
+    Each is finite, `LARGEST` at most, or NaN.
+    """
+    return base64.b64encode(np.clip(values, -LARGEST, LARGEST).astype("<f4").tobytes()).decode()

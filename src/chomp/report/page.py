@@ -14,6 +14,8 @@ from collections.abc import Mapping
 from importlib.resources import files
 from typing import Any
 
+from chomp.variants.page_style import diff_style
+
 # Tells a page of ours from somebody's, which must not be written over.
 GENERATOR = "chomp report"
 PAYLOAD_VERSION = 1
@@ -91,5 +93,5 @@ def _embedded(payload: Mapping[str, Any]) -> str:
 
 def _diff_style() -> str:
     """The style of a page of differences, for a shadow tree, whose root is its host."""
-    style = files("chomp.variants").joinpath("diff_page.css").read_text(encoding="utf-8")
-    return re.sub(r":root(\[[^\]]*\])?", lambda m: f":host({m[1]})" if m[1] else ":host", style)
+    root = re.compile(r":root(\[[^\]]*\])?")
+    return root.sub(lambda found: f":host({found[1]})" if found[1] else ":host", diff_style())

@@ -65,7 +65,7 @@ def notes(runs: Sequence[Mapping[str, Any]]) -> list[str]:
             "The runs have different tokenizers, so a token is not the same in all of them: "
             "compare bits per byte, not losses."
         )
-    found += _missing(runs, names.EVAL_LOSS, "was not evaluated") + _averaged(runs)
+    found += _unevaluated(runs) + _averaged(runs)
     unknown = [run["name"] for run in runs if not run["config"]]
     if unknown:
         found.append(f"Of {', '.join(unknown)} the config is unknown: it may be anything.")
@@ -91,9 +91,15 @@ def _content(key: str, value: str | None) -> str | None:
     return value.rpartition("/")[2] if value is not None and is_place else value
 
 
-def _missing(runs: Sequence[Mapping[str, Any]], number: str, words: str) -> list[str]:
-    without = [run["name"] for run in runs if run["numbers"].get(number) is None]
-    return [f"{', '.join(without)} {words}."] if 0 < len(without) < len(runs) else []
+def _unevaluated(runs: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Which runs have no evaluation to compare, where others have one, and why."""
+    without = [run for run in runs if run["numbers"].get(names.EVAL_LOSS) is None]
+    if len(without) == len(runs):
+        return []
+    never = [run["name"] for run in without if not run["eval_tags"]]
+    odd = [run["name"] for run in without if run["eval_tags"]]
+    told = [f"Not evaluated: {', '.join(never)}."] if never else []
+    return told + ([f"Evaluated, with a loss that is not finite: {', '.join(odd)}."] if odd else [])
 
 
 def _averaged(runs: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -5,6 +5,7 @@ moment. Only what is no run at all is an exception; everything else that is amis
 `problems`, in words for the reader of a page.
 """
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,7 +17,17 @@ from jaxtyping import Bool, Float, Int
 from chomp.errors import ConfigError, StorageError, message
 from chomp.report.attempts import Attempt, attempts_of, is_abandoned, late_lines
 from chomp.report.columns import Columns, Logged, read_columns
-from chomp.storage import exists, is_folder, join, name_of, normalise, open_stream, parent_of
+from chomp.storage import (
+    exists,
+    is_folder,
+    is_local,
+    join,
+    name_of,
+    normalise,
+    open_stream,
+    parent_of,
+    read_text,
+)
 from chomp.tracking import Row, summary_of
 from chomp.tracking.names import SHORT_KEYS
 from chomp.tracking.run_files import (
@@ -26,12 +37,14 @@ from chomp.tracking.run_files import (
     log_every_in,
     record_in,
     resolved_config,
+    run_folders_in,
 )
 
 # Axes: N rows.
 
 _LINE_KEYS = ("step", "global_step", "attempt", "time")
 _MAX_LINES_NAMED = 5
+_MAX_HELD = 40  # characters of a file that is no config
 _NOTHING = Columns((), (), (), (), (), is_torn=False, num_lines=0)
 
 
@@ -57,7 +70,10 @@ class RunRecord:
     def name(self) -> str:
         """The run's id, or the folder's name where the config has none."""
         run_id = (self.config or {}).get("run_id")
-        return run_id if isinstance(run_id, str) and run_id else name_of(self.folder)
+        if isinstance(run_id, str) and run_id:
+            return run_id
+        # `.` is a folder, and no name.
+        return name_of(os.path.abspath(self.folder) if is_local(self.folder) else self.folder)
 
     @cached_property
     def names(self) -> tuple[str, ...]:
@@ -159,7 +175,11 @@ def _config(run: str) -> tuple[Mapping[str, Any] | None, list[str]]:
         return None, [f"{RESOLVED_CONFIG} cannot be read: {error}"]
     if config:
         return config, []
-    return None, [f"there is no {RESOLVED_CONFIG}: the run's config is unknown"]
+    if not exists(join(run, RESOLVED_CONFIG)):
+        return None, [f"there is no {RESOLVED_CONFIG}: the run's config is unknown"]
+    held = read_text(join(run, RESOLVED_CONFIG)).strip()
+    shown = held if len(held) <= _MAX_HELD else f"{held[:_MAX_HELD]}…"
+    return None, [f"{RESOLVED_CONFIG} holds {shown} and no settings: the run's config is unknown"]
 
 
 def _missing(file: str) -> list[str]:
@@ -207,10 +227,14 @@ def _is_below_newer(rows: Logged) -> Bool[np.ndarray, " N"]:
 
 def _no_run(path: str) -> ConfigError:
     there = "a folder in which no run has begun" if is_folder(path) else "which does not exist"
+    fix = f"give a folder that holds {RESOLVED_CONFIG} or {join('…', METRICS_FILE)}"
+    if runs := run_folders_in(path):
+        there = f"which is no run folder but holds {len(runs)}"
+        fix = f"name them: {join(path, '*')}, or one: {runs[-1]}"
     return ConfigError(
         message(
             given=f"{path}, {there}",
             allowed=f"a run folder, or the path of a {METRICS_FILE}",
-            fix=f"give a folder that holds {RESOLVED_CONFIG} or {join('…', METRICS_FILE)}",
+            fix=fix,
         )
     )

@@ -27,7 +27,8 @@ COLUMNS: tuple[tuple[str, str, str | None], ...] = (
     (names.EVAL_BPB, "eval bits/byte", "lower"),
     (names.TRAIN_LOSS, "train loss", "lower"),
     ("steps", "steps", None),
-    ("tokens", "tokens", None),
+    ("tokens", "tokens processed", None),
+    (names.TOKENS_SEEN, "tokens trained on", None),
     ("flops", "FLOPs", None),
     ("seconds", "time trained [s]", None),
     (names.TOKENS_PER_SECOND, "tokens/s", "higher"),
@@ -51,6 +52,7 @@ def numbers(record: RunRecord) -> dict[str, float | None]:
         names.TRAIN_LOSS: _settled(record, names.TRAIN_LOSS),
         "steps": _num_steps(record),
         "tokens": _last(record, names.TOTAL_TOKENS),
+        names.TOKENS_SEEN: _last(record, names.TOKENS_SEEN),
         "flops": _times(_last(record, names.TOTAL_GFLOPS), 1e9),
         "seconds": trained_seconds(record) or None,
         names.TOKENS_PER_SECOND: _settled(record, names.TOKENS_PER_SECOND),
@@ -60,7 +62,11 @@ def numbers(record: RunRecord) -> dict[str, float | None]:
         names.PARAMETER_COUNT: _number(record.summary.get(names.PARAMETER_COUNT)),
         names.SKIPPED_STEPS: _last(record, names.SKIPPED_STEPS),
     }
-    return {key: None if value is None else round(value, 9) for key, value in found.items()}
+    # JSON has no infinity, which a product of two large numbers is.
+    return {
+        key: None if value is None or not math.isfinite(value) else round(value, 9)
+        for key, value in found.items()
+    }
 
 
 def facts(
@@ -71,7 +77,9 @@ def facts(
         ("template", template),
         ("parameters", _count(cells[names.PARAMETER_COUNT])),
         ("steps", _progress(record, cells["steps"])),
-        ("tokens", _count(cells["tokens"])),
+        # All that went through the model, and those of them that a loss was asked of.
+        ("tokens processed", _count(cells["tokens"])),
+        ("tokens trained on", _count(cells[names.TOKENS_SEEN])),
         ("device", _text(record.summary.get(names.DEVICE_KIND))),
         ("started", _started(record)),
         ("evaluated", AVERAGED if _evaluated(record).endswith(f"/{EMA}") else None),
@@ -106,7 +114,7 @@ def environment(record: RunRecord) -> list[tuple[str, str]]:
 def config_leaves(config: Mapping[str, Any] | None) -> dict[str, str]:
     """Every field of the config as text, by its dotted name, sorted; without what is derived."""
     own = {key: value for key, value in (config or {}).items() if key != DERIVED}
-    return dict(sorted(_leaves(own, "")))
+    return dict(sorted(_leaves(own, ""))) if own else {}
 
 
 def ceiling(record: RunRecord) -> dict[str, float | None]:
@@ -118,7 +126,7 @@ def ceiling(record: RunRecord) -> dict[str, float | None]:
     devices = whole / each if whole and each else told
     return {
         "theoretical_flops": whole,
-        "measured_flops": measured * devices if measured and devices else None,
+        "measured_flops": _number(measured * devices) if measured and devices else None,
     }
 
 

@@ -6,23 +6,25 @@ secrets: a page is made to be sent to somebody.
 
 import os
 import shlex
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from chomp.report import run_facts
-from chomp.report.downsample import bucket_means, downsampled, straight_pieces
+from chomp.report.downsample import Curve, bucket_means, downsampled, straight_pieces
 from chomp.report.evaluations import eval_tags
 from chomp.report.mixture import mixture
-from chomp.report.packed import packed_steps, packed_values
+from chomp.report.packed import LARGEST, packed_steps, packed_values
 from chomp.report.record import RunRecord, Series
 from chomp.report.run_state import run_state
 from chomp.report.run_texts import samples, template_part
 from chomp.report.spikes import spikes
 from chomp.report.timeline import axes, counted, resumes, waterfall
-from chomp.storage import is_local
+from chomp.storage import exists, is_local
 from chomp.tracking import names, without_secrets
-from chomp.tracking.run_files import eval_prefix_in
+from chomp.tracking.run_files import eval_prefix_in, section_in
+from chomp.tracking.run_paths import is_relative, path_above
 
 # A page of under 5 MB holds about this many points: one takes 11 characters, its bucket's mean half
 # as much again. They are shared evenly by the runs of a page, and within a run by weight.
@@ -31,8 +33,12 @@ PAGE_POINTS = 220_000
 MAX_POINTS = 4000
 MIN_POINTS = 100
 _WEIGHTS = {names.TRAIN_LOSS: 4.0, names.GRAD_NORM: 2.0, names.LEARNING_RATE: 2.0}
-# A curve of straight pieces has few corners, and costs nothing beside the others.
+# What a schedule or a counter made is of straight pieces: the corners and a few rows in between are
+# all there is to see of it, as of what never changes. What was measured may look so for a while,
+# but each of its rows is news.
+_DRAWN_BY_CORNERS = (names.LEARNING_RATE, names.TOTAL_TOKENS, names.TOTAL_GFLOPS, "mixture/")
 _MAX_CORNERS = 40
+_MAX_NAMED = 5  # metrics, in one sentence
 
 _GROUPS = (
     ("loss", ("train/loss",)),
@@ -48,6 +54,8 @@ def run_payload(record: RunRecord, *, points: int = PAGE_POINTS) -> dict[str, An
 
     Without `id` and `profile`, which the page as a whole gives it.
     """
+    all_series = {name: record.series(name) for name in record.names}
+    losses = all_series.get(names.TRAIN_LOSS, record.series(names.TRAIN_LOSS))
     template = template_part(record.folder)
     cells = run_facts.numbers(record)
     where = _where_command(record)
@@ -57,7 +65,13 @@ def run_payload(record: RunRecord, *, points: int = PAGE_POINTS) -> dict[str, An
         "folder": record.folder,
         "state": run_state(record),
         "outcome": record.attempts[-1].outcome if record.attempts else None,
-        "problems": [*record.problems, *_begun_before(record), *_nonfinite(record), *unread],
+        "problems": [
+            *record.problems,
+            *_begun_before(record),
+            *_nonfinite(losses),
+            *_beyond(all_series),
+            *unread,
+        ],
         "facts": run_facts.facts(record, cells, template.name),
         "eval_tags": eval_tags(record),
         "mixture": mixture(record),
@@ -66,13 +80,13 @@ def run_payload(record: RunRecord, *, points: int = PAGE_POINTS) -> dict[str, An
         "config": list(run_facts.config_leaves(record.config).items()),
         "environment": run_facts.environment(record),
         "resumes": resumes(record),
-        "spikes": _spikes(record, where),
+        "spikes": _spikes(losses, where),
     }
     others = {
         "template": template.content,  # HTML in part, made of texts without secrets
         "numbers": cells,
         "axes": axes(record),
-        "series": _series(record, points),
+        "series": _series(all_series, eval_prefix_in(record.config), points),
         "waterfall": waterfall(record),
         "ceiling": run_facts.ceiling(record),
         "profile": None,
@@ -80,45 +94,66 @@ def run_payload(record: RunRecord, *, points: int = PAGE_POINTS) -> dict[str, An
     return {**without_secrets(texts), **others}
 
 
-def _series(record: RunRecord, points: int) -> dict[str, Any]:
-    """Every metric as a curve; short ones whole, long ones within their share of the points."""
+def _series(all_series: Mapping[str, Series], eval_prefix: str, points: int) -> dict[str, Any]:
+    """Every metric as a curve: whole if all of them fit, else the long ones within their shares."""
+    curves = _curves(all_series, points)
+    return {name: {"group": _group(name, eval_prefix), **curves[name]} for name in all_series}
+
+
+def _curves(all_series: Mapping[str, Series], points: int) -> dict[str, dict[str, Any]]:
+    sizes = [series.values.size for series in all_series.values()]
+    if sum(sizes) <= points and max(sizes, default=0) <= MAX_POINTS:
+        return {name: _whole(series) for name, series in all_series.items()}
     packed, long = {}, {}
-    for name in record.names:
-        series = record.series(name)
-        corners = straight_pieces(series.steps, series.values, _MAX_CORNERS)
-        if corners is not None:
-            packed[name] = _packed(record, name, series, corners.steps, corners.values)
-        elif series.values.size <= MIN_POINTS:
-            packed[name] = _packed(record, name, series, series.steps, series.values)
+    for name, series in all_series.items():
+        if series.values.size <= MIN_POINTS:
+            packed[name] = _whole(series)
+        elif (corners := _corners(name, series)) is not None:
+            packed[name] = _thinned(series, corners, MIN_POINTS)
         else:
             long[name] = series
     weight = sum(_WEIGHTS.get(name, 1.0) for name in long)
     for name, series in long.items():
         share = int(points * _WEIGHTS.get(name, 1.0) / weight)
-        packed[name] = _thinned(record, name, series, min(max(share, MIN_POINTS), MAX_POINTS))
-    return {name: packed[name] for name in record.names}
+        limit = min(max(share, MIN_POINTS), MAX_POINTS)
+        curve = downsampled(series.steps, series.values, limit)
+        packed[name] = _thinned(series, curve, limit // 2)
+    return packed
 
 
-def _thinned(record: RunRecord, name: str, series: Series, limit: int) -> dict[str, Any]:
-    curve = downsampled(series.steps, series.values, limit)
-    packed = _packed(record, name, series, curve.steps, curve.values)
+def _corners(name: str, series: Series) -> Curve | None:
+    """The corners of a curve of straight pieces, with rows in between for whoever points at it.
+
+    None where that would not be all of it.
+    """
+    is_level = bool(np.all(series.values == series.values[0]))
+    if not is_level and not name.startswith(_DRAWN_BY_CORNERS):
+        return None
+    corners = straight_pieces(series.steps, series.values, _MAX_CORNERS)
+    if corners is None:
+        return None
+    spread = np.linspace(0, series.steps.size - 1, MIN_POINTS).round().astype(np.int64)
+    kept = np.union1d(spread, np.searchsorted(series.steps, corners.steps))
+    return Curve(series.steps[kept], series.values[kept])
+
+
+def _whole(series: Series) -> dict[str, Any]:
+    return _packed(series, Curve(series.steps, series.values))
+
+
+def _thinned(series: Series, curve: Curve, buckets: int) -> dict[str, Any]:
+    """Some points of a series, with the means of all its rows for a smoothed curve."""
+    packed = _packed(series, curve)
     if curve.steps.size == series.steps.size:
         return packed
-    means = bucket_means(series.steps, series.values, limit // 2)
-    return {
-        **packed,
-        "mean_step": packed_steps(means.steps),
-        "mean": packed_values(means.values),
-    }
+    means = bucket_means(series.steps, series.values, buckets)
+    return {**packed, "mean_step": packed_steps(means.steps), "mean": packed_values(means.values)}
 
 
-def _packed(
-    record: RunRecord, name: str, series: Series, steps: np.ndarray, values: np.ndarray
-) -> dict[str, Any]:
+def _packed(series: Series, curve: Curve) -> dict[str, Any]:
     return {
-        "group": _group(name, eval_prefix_in(record.config)),
-        "step": packed_steps(steps),
-        "value": packed_values(values),
+        "step": packed_steps(curve.steps),
+        "value": packed_values(curve.values),
         "count": int(series.steps.size),
     }
 
@@ -129,14 +164,29 @@ def _group(name: str, prefix: str) -> str:
     return next((group for group, starts in _GROUPS if name.startswith(starts)), "other")
 
 
-def _nonfinite(record: RunRecord) -> list[str]:
-    series = record.series(names.TRAIN_LOSS)
-    bad = series.steps[~np.isfinite(series.values)]
+def _nonfinite(losses: Series) -> list[str]:
+    bad = losses.steps[~np.isfinite(losses.values)]
     if not bad.size:
         return []
     steps = counted(bad.size, "logged step", "logged steps")
     first = f": {bad[0]:,}" if bad.size == 1 else f", the first of them {bad[0]:,}"
     return [f"the loss was not finite at {steps}{first}"]
+
+
+def _beyond(all_series: Mapping[str, Series]) -> list[str]:
+    """Which metrics have values that are larger than a page can draw, and the first of each."""
+    found = []
+    for name, series in all_series.items():
+        is_beyond = np.abs(series.values) > LARGEST
+        if is_beyond.any():
+            at = int(np.argmax(is_beyond))
+            steps = counted(int(is_beyond.sum()), "logged step", "logged steps")
+            found.append(f"{name} at {steps} ({series.values[at]:g} at step {series.steps[at]:,})")
+    if not found:
+        return []
+    more = f" and {len(found) - _MAX_NAMED:,} more metrics" if len(found) > _MAX_NAMED else ""
+    told = f"{', '.join(found[:_MAX_NAMED])}{more}"
+    return [f"larger than the {LARGEST:.1e} that it is drawn as: {told}"]
 
 
 def _begun_before(record: RunRecord) -> list[str]:
@@ -152,11 +202,20 @@ def _where_command(record: RunRecord) -> str | None:
         return None
     # A page is read elsewhere than where it was asked for.
     folder = os.path.abspath(record.folder) if is_local(record.folder) else record.folder
-    return f"chomp data where {shlex.quote(folder)} --step {{step}}"
+    command = f"chomp data where {shlex.quote(folder)} --step {{step}}"
+    return f"cd {shlex.quote(os.getcwd())} && {command}" if _is_only_found_here(record) else command
 
 
-def _spikes(record: RunRecord, where: str | None) -> list[dict[str, Any]]:
-    series = record.series(names.TRAIN_LOSS)
+def _is_only_found_here(record: RunRecord) -> bool:
+    """Whether a store of the run is found from here, and would not be found from elsewhere."""
+    components = section_in(section_in(record.config, "data"), "components")
+    stores = [section_in(components, name).get("train_store") for name in components]
+    relative = [store for store in stores if isinstance(store, str) and is_relative(store)]
+    return any(exists(path) and path_above(path, record.folder) is None for path in relative)
+
+
+def _spikes(losses: Series, where: str | None) -> list[dict[str, Any]]:
+    values = np.clip(losses.values, -LARGEST, LARGEST)  # as high as the curve is drawn
     return [
         {
             "step": spike.step,
@@ -165,5 +224,5 @@ def _spikes(record: RunRecord, where: str | None) -> list[dict[str, Any]]:
             # Not `format`: a folder's name may have braces of its own.
             "command": None if where is None else where.replace("{step}", str(spike.step)),
         }
-        for spike in spikes(series.steps, series.values)
+        for spike in spikes(losses.steps, values)
     ]

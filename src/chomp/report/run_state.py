@@ -21,7 +21,7 @@ def run_state(record: RunRecord, *, now_s: float | None = None) -> State:
 
     A process that is seen to run counts first: it may be an attempt that has not logged a line.
     Then what the last attempt said of its own end. One that said nothing is running while its lines
-    are fresh; else it was stopped from outside.
+    are fresh and its process is not seen to be gone; else it was stopped from outside.
     """
     last = record.attempts[-1] if record.attempts else None
     outcome = None if last is None else last.outcome
@@ -31,12 +31,24 @@ def run_state(record: RunRecord, *, now_s: float | None = None) -> State:
         ended: State = "stopped" if outcome in STOPS else "failed"
         return "finished" if outcome == FINISHED else ended
     now_s = time.time() if now_s is None else now_s
-    if last is not None and now_s - last.last_time < FRESH_S:
+    if last is not None and now_s - last.last_time < FRESH_S and not is_killed(record.folder):
         return "running"
     status = _status(record.folder)
     if status is not None and status.state in ("SUCCESS", "FAILED"):
         return "finished" if status.state == "SUCCESS" else "failed"
     return "stopped" if record.columns.blocks else "empty"
+
+
+def is_killed(folder: str) -> bool:
+    """Whether a process of this machine held the run's lock and is gone without letting go of it.
+
+    False whenever that cannot be told: no lock, another machine, another container.
+    """
+    try:
+        holder = Lease.holder(join(folder, LOCK))
+    except StorageError:
+        return False
+    return holder is not None and holder.process.is_surely_dead()
 
 
 def _status(folder: str) -> StepStatus | None:

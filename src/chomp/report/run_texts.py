@@ -13,10 +13,12 @@ from chomp.storage import is_folder, is_local, join, name_of, read_text
 from chomp.tracking import redacted
 from chomp.tracking.run_files import SAMPLE_MARK, TEMPLATE, samples_in
 from chomp.variants.checkout import BASE, checkout_root, variant_path
+from chomp.variants.compared_variants import lines_beyond_renaming
 from chomp.variants.diff_report import CONTEXT_LINES
 from chomp.variants.diff_rows import rows_html
 from chomp.variants.file_changes import FileChange, FolderChanges, folder_changes
 from chomp.variants.marked_line import escaped
+from chomp.variants.renamed_source import Renaming
 
 # A page is for looking: more texts, or longer ones, are in the folder. Of each prompt and of each
 # continuation so many characters.
@@ -81,18 +83,26 @@ def template_part(folder: str) -> TemplatePart:
         for file in changes.files
         if file.right
     ]
-    return TemplatePart(name, content | _difference(changes, against))
+    return TemplatePart(name, content | _difference(changes, name, against))
 
 
-def _difference(changes: FolderChanges, against: str) -> dict[str, Any]:
+def _difference(changes: FolderChanges, name: str | None, against: str) -> dict[str, Any]:
     if changes.is_empty:
         return {"note": f"equal to {against} of this checkout"}
     changed = [file for file in changes.files if file.status != "unchanged" and not file.is_binary]
     html = "".join(map(_file_html, changed))
-    told = f"+{changes.added_lines:,} -{changes.deleted_lines:,} lines against {against}"
+    told = f"{_lines_told(changes, name)} against {against}"
     if len(html) > MAX_DIFF_CHARACTERS:
         return {"note": f"{told}: too much for this page; `chomp variant diff` shows all of it"}
     return {"html": html, "note": told}
+
+
+def _lines_told(changes: FolderChanges, name: str | None) -> str:
+    """How many lines differ, counted as the ledger does where the variant's name is known."""
+    if name is None:
+        return f"+{changes.added_lines:,} -{changes.deleted_lines:,} lines of Python"
+    added, deleted = lines_beyond_renaming(changes, Renaming(BASE, name))
+    return f"+{added:,} -{deleted:,} lines of Python, but for its own name,"
 
 
 def _file_html(file: FileChange) -> str:

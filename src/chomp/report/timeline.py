@@ -1,5 +1,6 @@
 """How a run went on in time: what a step is in tokens, FLOPs and seconds, and where time went."""
 
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -8,7 +9,7 @@ from jaxtyping import Bool, Float, Int
 
 from chomp.report.attempts import Attempt
 from chomp.report.columns import Logged
-from chomp.report.packed import packed_steps, packed_values
+from chomp.report.packed import LARGEST, packed_steps, packed_values
 from chomp.report.record import RunRecord, Series
 from chomp.tracking import names
 from chomp.tracking.run_files import FINISHED, eval_prefix_in
@@ -26,6 +27,7 @@ _PHASES = {
     "checkpoint": names.CHECKPOINT_TIME,
     "compile": names.COMPILE_TIME,
 }
+_AFTER = "after the last row"
 
 
 def axes(record: RunRecord) -> dict[str, Any]:
@@ -77,21 +79,27 @@ def paused_seconds(record: RunRecord) -> float:
 def waterfall(record: RunRecord) -> list[dict[str, Any]]:
     """Seconds of each kind over all attempts, steps that were done twice included.
 
-    They sum to the wall clock of the attempts, from first line to last. `other` is what no line
-    accounts for: setting up before the first step, and whatever followed the last line.
+    They sum to the wall clock of the attempts, from first line to last. What follows the last row
+    of training (a last sample, a last checkpoint) no row accounts for, so it is a kind of its own,
+    but for evaluations, which tell their time. `other` is what remains: setting up before the first
+    step, and whatever else no line tells of.
     """
     wall = sum(attempt.last_time - attempt.first_time for attempt in record.attempts)
     if not np.isfinite(wall) or not record.columns.blocks:
         return []
     seconds = {"step": _step_seconds(record)}
-    seconds |= {label: _sum(record, name) for label, name in _PHASES.items()}
-    prefix = eval_prefix_in(record.config)
-    seconds["eval"] = _sum(
-        record, f"{prefix}/total_time", f"{prefix}/ema/total_time", names.LM_EVAL_TOTAL_TIME
-    )
+    seconds |= {label: _sum(_within(record, name)) for label, name in _PHASES.items()}
+    evals = [_within(record, name) for name in _eval_times(record)]
+    seconds["eval"] = sum(map(_sum, evals))
+    seconds[_AFTER] = _seconds_after(record, evals)
     seconds["other"] = max(0.0, wall - sum(seconds.values()))
-    order = ("step", "loading", "hooks", "eval", "checkpoint", "compile", "other")
-    return [{"label": label, "seconds": round(seconds[label], 6)} for label in order]
+    order = ("step", "loading", "hooks", "eval", "checkpoint", "compile", _AFTER, "other")
+    return [
+        # JSON has no infinity, which times that are no times may sum to, and no time is negative.
+        {"label": label, "seconds": round(min(max(seconds[label], 0.0), LARGEST), 6)}
+        for label in order
+        if label != _AFTER or round(seconds[label], 3)
+    ]
 
 
 def _rows_in_time(record: RunRecord) -> tuple[Logged, Float[np.ndarray, " N"]]:
@@ -123,7 +131,7 @@ def _knots(rows: Logged) -> Int[np.ndarray, " M"]:
 
 def _on_axis(series: Series, steps: Int[np.ndarray, " M"], unit: float) -> str | None:
     """What was spent by each step; past the last row it goes on as before it."""
-    is_there = np.isfinite(series.values)
+    is_there = np.abs(series.values) <= LARGEST / unit  # what is larger, or no number, is no place
     if not is_there.any():
         return None
     known, spent = series.steps[is_there], series.values[is_there]
@@ -134,21 +142,59 @@ def _on_axis(series: Series, steps: Int[np.ndarray, " M"], unit: float) -> str |
     return packed_values(values * unit)
 
 
-def _sum(record: RunRecord, *logged: str) -> float:
-    rows = [record.in_time(name) for name in logged]
-    return float(sum(np.nansum(each.values[_is_within(record, each)]) for each in rows))
+def _eval_times(record: RunRecord) -> tuple[str, ...]:
+    prefix = eval_prefix_in(record.config)
+    return f"{prefix}/total_time", f"{prefix}/ema/total_time", names.LM_EVAL_TOTAL_TIME
+
+
+def _told(record: RunRecord, name: str) -> Logged:
+    """The rows of a metric in its attempts' time: by attempt, then by step, and each step once.
+
+    A line that is in the file twice tells of its time once.
+    """
+    rows = record.in_time(name)
+    later, on = np.diff(rows.attempts), np.diff(rows.steps)
+    if not np.all((later > 0) | ((later == 0) & (on > 0))):  # as they are in nearly all records
+        rows = rows.at(np.lexsort((rows.lines, rows.steps, rows.attempts)))
+        is_next = (np.diff(rows.attempts) > 0) | (np.diff(rows.steps) > 0)
+        rows = rows.at(np.append(is_next, True))
+    return rows
+
+
+def _within(record: RunRecord, name: str) -> Logged:
+    rows = _told(record, name)
+    return rows.at(_is_within(record, rows))
+
+
+def _sum(rows: Logged) -> float:
+    with np.errstate(over="ignore"):
+        return float(np.nansum(rows.values))
 
 
 def _step_seconds(record: RunRecord) -> float:
-    """Seconds per step times the steps of each line."""
-    rows = record.in_time(names.DURATION)
-    seconds = np.zeros(rows.steps.size)
+    """Seconds per step times the steps of each row."""
+    rows = _told(record, names.DURATION)
+    counts = np.zeros(rows.steps.size)
     for attempt in record.attempts:
         if attempt.first_step is not None:
             is_own = rows.attempts == attempt.number
-            counts = np.diff(rows.steps[is_own], prepend=attempt.first_step - 1)
-            seconds[is_own] = rows.values[is_own] * counts
-    return float(np.nansum(seconds[_is_within(record, rows)]))
+            counts[is_own] = np.diff(rows.steps[is_own], prepend=attempt.first_step - 1)
+    with np.errstate(over="ignore", invalid="ignore"):
+        return float(np.nansum((rows.values * counts)[_is_within(record, rows)]))
+
+
+def _seconds_after(record: RunRecord, evals: Sequence[Logged]) -> float:
+    """Seconds from the last row of training of each attempt to its last line, without `evals`."""
+    training = record.in_time(names.DURATION)
+    seconds = 0.0
+    for attempt in record.attempts:
+        ends = training.times[training.attempts == attempt.number]
+        if not np.isfinite(ends).any():
+            continue
+        end = float(np.nanmax(ends))
+        own = (rows.at((rows.attempts == attempt.number) & (rows.times > end)) for rows in evals)
+        seconds += max(0.0, attempt.last_time - end - sum(map(_sum, own)))
+    return seconds
 
 
 def _is_within(record: RunRecord, rows: Logged) -> Bool[np.ndarray, " N"]:

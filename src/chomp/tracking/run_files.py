@@ -83,6 +83,12 @@ def is_run_folder(folder: StrPath) -> bool:
         return False
 
 
+def run_folders_in(folder: StrPath) -> list[str]:
+    """The run folders right inside of a folder, by name; none where it is no folder."""
+    inside = [join(folder, name) for name in list_folder(folder)] if is_folder(folder) else []
+    return [path for path in inside if is_folder(path) and is_run_folder(path)]
+
+
 def sample_file(step: int) -> str:
     """The name of the sample made after `step` steps, inside the folder of samples."""
     return f"step-{step}.txt"

@@ -16,12 +16,12 @@ from chomp.errors import LaunchError, message
 from chomp.tracking import names
 from chomp.tracking.histogram import histograms_of
 from chomp.tracking.protocol import MetricValue, flat_metrics
+from chomp.tracking.run_files import FINISHED
 
 # What W&B itself waits for an upload at the end, less than the run would wait for it: what is left
 # then lies in W&B's own folder, and its `wandb sync` sends it.
 _UPLOAD_TIMEOUT_S = 45.0
 _MAX_ARTIFACT_NAME = 128
-FINISHED = "finished"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -71,13 +71,17 @@ def lines_beyond_name(root: Path, archive: Archive, name: str) -> tuple[int, int
 
 
 def lines_beyond_renaming(changes: FolderChanges, renaming: Renaming) -> tuple[int, int]:
-    """Lines added and deleted by changes of Python files, but for what a renaming does to them."""
+    """Lines added and deleted in Python files, but for what a renaming does to them.
+
+    The one count of how far a variant is from another: of pages, the ledger and every table.
+    """
+    python = [file for file in changes.files if file.path.endswith(".py")]
     before = {
         file.path: Content(_renamed(file.left, renaming, file.path))
-        for file in changes.files
+        for file in python
         if file.left is not None
     }
-    after = {file.path: file.right for file in changes.files if file.right is not None}
+    after = {file.path: file.right for file in python if file.right is not None}
     # Counted as everywhere else; only what is on the left is another text.
     files = changed_files(before, after)
     return sum(file.added_lines for file in files), sum(file.deleted_lines for file in files)

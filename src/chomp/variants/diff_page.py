@@ -15,6 +15,7 @@ from chomp.variants.diff_rows import rows_html
 from chomp.variants.file_changes import STATUSES, FileChange, FolderChanges
 from chomp.variants.file_content import Content
 from chomp.variants.marked_line import escaped
+from chomp.variants.page_style import diff_style
 
 # Tells a page of ours from somebody's, which must not be written over.
 GENERATOR = "chomp grug_dir_diff"
@@ -39,7 +40,7 @@ def diff_page(
         counters="\n".join(_counters(changes)),
         table=_table(shown, anchors),
         sections="\n".join(sections),
-        style=_source("diff_page.css"),
+        style=diff_style(),
         script=script,
     )
 

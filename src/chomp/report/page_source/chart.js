@@ -46,17 +46,22 @@ const linearTicks = (min, max, most) => {
   const raw = (max - min) / most;
   const unit = 10 ** Math.floor(Math.log10(raw));
   const step = [1, 2, 2.5, 5, 10].map((factor) => factor * unit).find((size) => size >= raw);
+  const [first, last] = [Math.ceil(min / step), Math.floor(max / step)];
+  // Beyond that a count does not rise by adding one.
+  if (!Number.isSafeInteger(first) || !Number.isSafeInteger(last)) return [];
   const ticks = [];
-  for (let at = Math.ceil(min / step); at * step <= max; at += 1) {
-    ticks.push(Number((at * step).toPrecision(12)));
-  }
+  for (let at = first; at <= last; at += 1) ticks.push(Number((at * step).toPrecision(12)));
   return ticks;
 };
+
+// Less than what a page's 32-bit numbers can tell apart: the rounding of a mean, and no height.
+const FLAT = 1e-9;
 
 /** The y range: what is in sight with a little air; always some height. */
 const valueRange = (isLog, include) => (plot, low, high) => {
   if (low === null || !Number.isFinite(low)) return isLog ? [0.1, 10] : [0, 1];
   for (const value of include()) {
+    if (isLog && value <= 0) continue; // for which a logarithm has no place
     low = Math.min(low, value);
     high = Math.max(high, value);
   }
@@ -64,7 +69,8 @@ const valueRange = (isLog, include) => (plot, low, high) => {
     const air = Math.max((high / low) ** 0.05, 1.02);
     return [low / air, high * air];
   }
-  const air = high > low ? 0.06 * (high - low) : Math.abs(high) * 0.1 || 0.5;
+  const isFlat = high - low <= FLAT * Math.max(Math.abs(low), Math.abs(high));
+  const air = isFlat ? Math.abs(high) * 0.1 || 0.5 : 0.06 * (high - low);
   // Counts, rates and shares do not fall below zero, and neither does the room below them.
   return [low >= 0 ? Math.max(0, low - air) : low - air, high + air];
 };

@@ -7,7 +7,7 @@ const runById = new Map(runs.map((run) => [run.id, run]));
 
 const AXES = {
   step: { label: "steps" },
-  tokens: { label: "tokens" },
+  tokens: { label: "tokens processed" },
   flops: { label: "FLOPs" },
   seconds: { label: "time trained" },
 };
@@ -112,7 +112,10 @@ const spanOfRuns = (shown, axis) => {
     last = Math.max(last, knots[knots.length - 1]);
   }
   if (first > last) return null;
-  if (first === last) return { min: first - 0.5, max: last + 0.5 };
+  if (first === last) {
+    const air = Math.max(0.5, 1e-6 * Math.abs(first)); // beside a large number a half is nothing
+    return { min: first - air, max: last + air };
+  }
   // A record that begins near the beginning is shown from zero.
   return { min: first > 0 && first < 0.5 * last ? 0 : first, max: last };
 };

@@ -69,7 +69,7 @@ const mixtureCharts = (run) => [
 ];
 
 const stageTable = (run) => {
-  const { stages, components } = run.mixture;
+  const { stages, components, note } = run.mixture;
   const read = components.filter((name) => stages.some((stage) => name in stage.epochs));
   const head = ["stage", numberHead("from step"),
     ...components.map((component) => numberHead(componentName(components, component))),
@@ -79,7 +79,8 @@ const stageTable = (run) => {
     ...components.map((component) => numberCell(shareWords(stage.weights[component] ?? 0))),
     ...read.map((component) => numberCell(shortNumber(stage.epochs[component], 3))),
   ]));
-  return scrollingTable(head, rows);
+  const table = scrollingTable(head, rows);
+  return note ? make("div", {}, noteBox(note), table) : table;
 };
 
 const componentName = (components, component, more = "") => {
@@ -104,7 +105,7 @@ const fillData = (body) => {
   }
   const found = chartsOf([
     ["packing_utilization", { title: "packing", isNoisy: true }],
-    ["tokens_seen", { title: "tokens seen" }],
+    ["tokens_seen", { title: "tokens trained on" }],
   ]);
   if (found.length) body.append(chartGrid(found));
   return "no mixture was recorded";
@@ -163,12 +164,14 @@ const fillMemory = (body) => {
 
 const totalSeconds = (run) => run.waterfall.reduce((sum, { seconds }) => sum + seconds, 0);
 
+const partClass = (label) => `part-${label.replaceAll(" ", "-")}`;
+
 /** A run's time as one bar, as long as its share of the longest. */
 const timeBar = (run, longest) => {
   const total = totalSeconds(run);
   const parts = run.waterfall.filter(({ seconds }) => seconds > 0).map(({ label, seconds }) => {
     const title = `${label}: ${duration(seconds)}, ${shareWords(seconds / total)}`;
-    const part = make("i", { class: `part part-${label}`, title });
+    const part = make("i", { class: `part ${partClass(label)}`, title });
     part.style.flexGrow = seconds;
     return part;
   });
@@ -191,7 +194,7 @@ const fillTime = (body) => {
   const longest = Math.max(...timed.map(totalSeconds));
   const labels = [...new Set(timed.flatMap((run) => run.waterfall.map(({ label }) => label)))];
   const rows = labels.map((label) => row([
-    make("th", { scope: "row" }, make("i", { class: `dot part-${label}` }), label),
+    make("th", { scope: "row" }, make("i", { class: `dot ${partClass(label)}` }), label),
     ...timed.flatMap((run) => timeCells(run, label)),
   ]));
   const heads = timed.map((run) => make("th", { scope: "col", class: "figure", colspan: "2" },

@@ -45,7 +45,8 @@ def category_of(name: str, instruction: Instruction | None, scope: str = "") -> 
     scope = instruction.scope if instruction and instruction.scope else scope
     opcode = instruction.opcode if instruction else ""
     if _COLLECTIVE.search(opcode) or _COLLECTIVE.search(name):
-        return "collectives"
+        # One device by itself hands its numbers on: a program for many that ran on one.
+        return "copies" if instruction and instruction.is_alone else "collectives"
     if _HOST_COPY.match(name):
         return "copies"
     if opcode in CONTAINERS:

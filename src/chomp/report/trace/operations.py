@@ -104,7 +104,10 @@ def _cpus(host: Plane, programs: Programs) -> list[Device]:
 
 
 def _cpu_operation(event: Event, line: int, ends: _Ends, programs: Programs) -> Operation:
-    """An operation up to its end, which for a product may come long after its thread went on."""
+    """An operation up to its end, which for a product may come long after its thread went on.
+
+    Part of that it may have waited for other threads: which of their work is whose, no trace says.
+    """
     program_id, name = int(event.stats.get("program_id", 0)), str(event.stats["hlo_op"])
     program = str(event.stats.get("hlo_module", ""))
     instruction = programs.instruction(program_id, program, name)

@@ -28,6 +28,7 @@ class Instruction:
     scope: str  # named scopes and the primitive: "jit(train_step)/jvp(attention)/dot_general"
     opcodes: frozenset[str]  # its own, and those inside of it
     targets: frozenset[str]  # of custom calls: "__cublas$lt$matmul"
+    is_alone: bool = False  # a collective of one device by itself: nothing is sent
 
     @property
     def place(self) -> str:
@@ -104,7 +105,16 @@ def _instruction(found: Any, inside: dict[int, Any]) -> Instruction:
         scope=scopes[0] if scopes else "",
         opcodes=frozenset(part.opcode for part in parts),
         targets=frozenset(part.custom_call_target for part in parts) - {""},
+        is_alone=_is_alone(found),
     )
+
+
+def _is_alone(found: Any) -> bool:
+    """Whether a collective is among groups of one device; without groups it is among all."""
+    groups = [*found.replica_groups, *found.device_list.replica_groups]
+    if found.device_list.iota.num_devices_per_group:
+        return bool(found.device_list.iota.num_devices_per_group == 1)
+    return bool(groups) and all(len(group.replica_ids) == 1 for group in groups)
 
 
 def _fused(found: Any, inside: dict[int, Any]) -> list[Any]:

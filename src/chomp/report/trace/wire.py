@@ -51,7 +51,12 @@ _MESSAGES: dict[str, dict[str, tuple[int, str]]] = {
         "metadata": (7, "OpMetadata"),
         "custom_call_target": (28, "string"),
         "called_computation_ids": (38, "*int64"),
+        "replica_groups": (49, "*ReplicaGroup"),  # until 2025
+        "device_list": (87, "DeviceList"),
     },
+    "ReplicaGroup": {"replica_ids": (1, "*int64")},
+    "DeviceList": {"replica_groups": (1, "*ReplicaGroup"), "iota": (2, "IotaGroups")},
+    "IotaGroups": {"num_groups": (1, "int64"), "num_devices_per_group": (2, "int64")},
     "OpMetadata": {"op_name": (2, "string")},
 }
 _TYPES = {"int64": 3, "uint64": 4, "string": 9, "bytes": 12}  # as descriptor.proto numbers them

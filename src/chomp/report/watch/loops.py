@@ -113,7 +113,8 @@ def _print_lines(watched: _Watched, every_s: float) -> None:
         watched.catch_up()
         page = watched.page()
         # Not the line itself, in which the time left changes while nothing happens.
-        news = (run.attempt, run.completed_steps, run.outcome, run.is_quiet(page.now_s))
+        state = (run.outcome, run.is_killed, run.is_quiet(page.now_s))
+        news = (run.attempt, run.completed_steps, *state)
         if news != told:
             watched.console.print(Text(one_line(run, page)), soft_wrap=True)
             told = news

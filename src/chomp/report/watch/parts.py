@@ -32,9 +32,9 @@ SPARKS = (
 # The same without a curve: these stay or grow.
 _NUMBERS = (
     ("memory", names.PEAK_MEMORY_GB, "{:.1f} GB"),
-    ("tokens so far", names.TOKENS_SEEN, ""),
+    ("tokens trained on", names.TOKENS_SEEN, ""),
 )
-_LABEL_COLUMNS, _VALUE_COLUMNS = 14, 10
+_LABEL_COLUMNS, _VALUE_COLUMNS = 18, 10
 _TAG_COLUMNS = 24
 _ENDED = {FINISHED: ("finished", "green")} | dict.fromkeys(
     STOPS, ("stopped, as it was asked to", "yellow")
@@ -75,6 +75,8 @@ def state_of(run: WatchedRun, page: Page) -> tuple[str, str]:
         return f"waiting: there is no line in {page.shown(run.record_name)} yet", "yellow"
     if run.outcome is not None:
         return _ENDED.get(run.outcome, (f"failed: {page.shown(run.outcome)}", "bold red"))
+    if run.is_killed:
+        return "killed: its process is gone", "bold red"
     if run.is_quiet(page.now_s):
         return f"no line for {told_seconds(run.silent_s(page.now_s) or 0.0)}", "bold yellow"
     return "running", "green"
@@ -166,7 +168,8 @@ def eval_lines(run: WatchedRun, page: Page) -> list[Text]:
     last = run.evaluations[-1]
     before = run.evaluations[-2] if len(run.evaluations) > 1 else {}
     since = f", change since {before['step'] + 1:,}" if before else ""
-    head = Text(f"{run.eval_prefix} after {last['step'] + 1:,} steps{since}", "bold")
+    steps = "1 step" if last["step"] == 0 else f"{last['step'] + 1:,} steps"
+    head = Text(f"{run.eval_prefix} after {steps}{since}", "bold")
     labels = [(_label(tag), tag) for tag in _tags(last, run.eval_prefix)]
     columns = min(_TAG_COLUMNS, max((len(label) for label, _ in labels), default=0))
     lines = [Text(f"{'':<{columns}}  {'loss':>8}  {'bpb':>8}", "dim")]

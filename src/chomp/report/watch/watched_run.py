@@ -12,6 +12,7 @@ from typing import Any
 
 from chomp.errors import StorageError
 from chomp.report.attempts import step_gone_on_from
+from chomp.report.run_state import is_killed
 from chomp.report.watch.followed_file import FollowedFile
 from chomp.report.watch.series import GrowingSeries
 from chomp.storage import join, name_of, read_text
@@ -56,6 +57,7 @@ class WatchedRun:
     config: Mapping[str, Any]  # as the run resolved it; empty where it is not there
     attempt: int  # the newest; 0: none has written a line
     outcome: str | None  # how it ended, as it said itself
+    is_killed: bool  # it said nothing, and its process is gone
     completed_steps: int | None  # as its last row says
     last_line_s: float | None  # when a line was last written, in seconds since 1970
     latest: Row  # the newest value of every name, summaries included
@@ -80,6 +82,7 @@ class WatchedRun:
         self._read_config()
         self._file = FollowedFile(record_in(folder, self.config))
         self._file_problem: str | None = None
+        self.is_killed = False
         self._forget()
 
     def _forget(self) -> None:
@@ -110,6 +113,8 @@ class WatchedRun:
                 self._file = FollowedFile(record_in(self.folder, self.config))
         if not found.has_more:
             self._read_sample()
+        # After the lines: one that says how the run ended comes before its process does.
+        self.is_killed = self.has_begun and self.outcome is None and is_killed(self.folder)
         return found.has_more
 
     @property
@@ -151,7 +156,10 @@ class WatchedRun:
         return None if self.last_line_s is None else max(0.0, now_s - self.last_line_s)
 
     def is_quiet(self, now_s: float) -> bool:
-        """Whether no line came for much longer than lines take to come in this run."""
+        """Whether no line came for much longer than lines take to come in this run.
+
+        All that tells of a process on another machine; on this one, see `is_killed`.
+        """
         silent_s = self.silent_s(now_s)
         usual_s = max(_MIN_QUIET_S, _QUIET_GAPS * self._gap_s)
         return self.outcome is None and silent_s is not None and silent_s > usual_s
@@ -161,7 +169,7 @@ class WatchedRun:
         total, done, pace_s = self.total_steps, self.completed_steps, self._pace.seconds_per_step
         if total is None or done is None or pace_s is None:
             return None
-        if self.outcome is not None or self.is_quiet(now_s):
+        if self.outcome is not None or self.is_killed or self.is_quiet(now_s):
             return None
         return max(0.0, (total - done) * pace_s - (self.silent_s(now_s) or 0.0))
 
@@ -172,7 +180,7 @@ class WatchedRun:
         if lines:
             are = "line is no JSON object and was" if lines == 1 else "lines are no JSON and were"
             told.append(f"{self.record_name}: {lines} {are} left out")
-        if self._file.torn_bytes and self.is_quiet(now_s):
+        if self._file.torn_bytes and (self.is_killed or self.is_quiet(now_s)):
             told.append(f"{self.record_name} ends within a line, as a killed run leaves it")
         skipped = number_in(self.latest, names.SKIPPED_STEPS)
         if skipped is not None and skipped > 0:
