@@ -22,6 +22,7 @@ from chomp.errors import message
 LAYERS = {
     "__init__": -2,
     "errors": -1,
+    "step_options": -1,
     "config": 0,
     "storage": 1,
     "mesh": 1,
@@ -43,6 +44,7 @@ LAYERS = {
 }
 NO_JAX_ROOMS = (
     "errors",
+    "step_options",
     "config",
     "storage",
     "tracking",

@@ -52,6 +52,62 @@ def test_a_secret_is_not_shown(chomp: Chomp, monkeypatch: pytest.MonkeyPatch):
     assert "0123456789abcdef" not in told.out
 
 
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("optim.warmup_steps=30", "optim.warmup_steps=30 in a run of 20 steps"),
+        ("model.vocab_size=100", "data.tokenizer of 257 ids with model.vocab_size=100"),
+        (
+            "data.components={t: {source: {kind: memory, documents: [a]}}}",
+            "eval with 1 document in the config, of which none is held out",
+        ),
+    ],
+)
+def test_what_is_wrong_with_several_fields_together_names_the_file(
+    chomp: Chomp, override: str, words: str
+):
+    told = chomp("config", "show", DEBUG, "-o", override)
+    assert (told.code, told.out) == (2, "")
+    assert f"{DEBUG}: {words}" in told.err
+    assert "Fix: " in told.err
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("train.stps=3", "train.stps is not a known key (did you mean steps?)"),
+        ("optim.lr=abc", "optim.lr='abc' (a string)"),
+        ("optim.lr=-1", "optim: optim.lr=-1.0"),
+        ("train.log_every=0", "train: log_every=0"),
+    ],
+)
+def test_what_is_wrong_with_an_override_is_told_by_the_name_that_was_typed(
+    chomp: Chomp, override: str, words: str
+):
+    told = chomp("config", "show", DEBUG, "-o", override)
+    assert (told.code, told.out) == (2, "")
+    assert words in told.err
+    assert "trainer" not in told.err
+    assert "optimizer" not in told.err
+
+
+def test_a_rounded_vocabulary_is_shown_and_said(
+    chomp: Chomp, tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    text = Path(DEBUG).read_text()
+    for before, after in (
+        ("vocab_size: 257", "vocab_size: 256"),
+        ("{ kind: byte }", "{ kind: byte, vocab_size_multiple: 128 }"),
+    ):
+        assert before in text
+        text = text.replace(before, after)
+    (tmp_path / "mine.yaml").write_text(text)
+    told = chomp("config", "show", str(tmp_path / "mine.yaml"))
+    assert told.code == 0, told.err
+    assert yaml.safe_load(told.out)["model"]["vocab_size"] == 384
+    assert "model.vocab_size is 384, not 256" in caplog.text
+
+
 def test_a_difference_has_the_mark_that_says_what_it_means_for_a_run(chomp: Chomp, folder: Path):
     for name, lines in (("a", ""), ("b", "optim: {lr: 1e-4}\n")):
         (folder / f"{name}.yaml").write_text(

@@ -10,6 +10,7 @@ from chomp.cli.earlier_keys import OF_SOURCES, RULES, Moved
 from chomp.cli.evaluated_config import require_evaluated
 from chomp.cli.own_config import own_config, with_own_overrides
 from chomp.cli.own_spelling import own_content
+from chomp.cli.rounded_vocabulary import with_rounded_vocabulary
 from chomp.config import config_from_mapping, config_to_mapping
 from chomp.errors import ConfigError
 from experiments.grug.base.launch import GrugBaseLaunchConfig
@@ -66,10 +67,11 @@ TAKEN: dict[str, tuple[Any, str, Any, dict[str, Any]]] = {
     "train.generate_temperature": (None, "samples.temperature", 1.0, {}),
     "train.generate_top_k": (None, "samples.top_k", None, {}),
     "train.generate_top_p": (0.5, "samples.top_p", 0.5, {}),
+    "train.allow_cpu": (False, "mesh.allow_cpu", False, {}),
     "train.profile": (True, "trainer.profiler.enabled", True, {}),
     "train.profile_dir": ("traces", "trainer.log_dir", "traces", {}),
     "optim.name": ("muon", "optimizer.name", "muon", {}),
-    "optim.lr": ("3e-3", "optimizer.lr", 3e-3, {}),
+    "optim.lr": (3e-3, "optimizer.lr", 3e-3, {}),
     "optim.weight_decay": (0.2, "optimizer.weight_decay", 0.2, {}),
     "optim.grad_clip_norm": (0, "optimizer.grad_clip_norm", 0.0, {}),
     "optim.warmup_steps": (5, "optimizer.warmup_steps", 5, {}),
@@ -118,7 +120,6 @@ FIXED: dict[str, tuple[Any, Any, str]] = {
     "data.tokenizer.add_bos": (False, True, "data.tokenizer.bos"),
     "data.tokenizer.add_eos": (True, False, "data.train_on_eos=false"),
     "data.tokenizer.max_doc_tokens": (None, 512, "data.packing.long_documents=truncate"),
-    "train.allow_cpu": (False, "never", "JAX_PLATFORMS=cuda"),
     "checkpoint.enabled": (True, False, "checkpoint.save_interval_s=null"),
     "checkpoint.root_dir": (None, "elsewhere", "--run-dir"),
     "checkpoint.async_save": (True, False, "checkpoint.max_staged_bytes"),
@@ -136,21 +137,27 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "data.state_update_interval": (7, "exact position"),
     "data.packing_buffer_docs": (64, "stream.window_documents"),
     "data.grain_prefetch": (2, "8 batches"),
-    "data.device_put": (True, "ahead of the step"),
-    "data.tokenizer.vocab_size_multiple": (128, "model.vocab_size"),
+    "data.device_put": (True, "mesh says where arrays lie"),
     "train.jit": (False, "JAX_DISABLE_JIT=1"),
     "debug.check_device_every": (1, "mesh"),
+}
+
+# Keys that are refused whatever their value, even the first chomp's default -> that default.
+ALWAYS_REFUSED: dict[str, Any] = {
+    "model.backend": "megalodon",
+    "model.max_cache_len": None,
+    "model.cache_unbounded": False,
+    "model.max_positions": 1_000_000,
+    "model.gemm_backend": "default",
+    "data.device_put": False,
+    "train.jit": True,
 }
 
 # The first chomp's defaults of keys without a field of their own, as a file may write them out.
 DEFAULTS: dict[str, Any] = {
     "model": {
         "d_model": 128,
-        "max_cache_len": None,
-        "cache_unbounded": False,
-        "max_positions": 1_000_000,
         "rope_base": None,
-        "gemm_backend": "default",
         "pad_token_id": 0,
         "bos_token_id": 1,
         "eos_token_id": 2,
@@ -174,7 +181,6 @@ DEFAULTS: dict[str, Any] = {
         "packing_max_docs_per_bin": None,
         "grain_prefetch": 0,
         "max_eval_samples": 1000,
-        "device_put": False,
         "tokenizer": {
             "hf_name_or_path": "pszemraj/bytebpe-tokenizer-32k-mlm",
             "hf_use_fast": True,
@@ -188,8 +194,6 @@ DEFAULTS: dict[str, Any] = {
         },
     },
     "train": {
-        "jit": True,
-        "allow_cpu": False,
         "eval_every": 2500,
         "generate_temperature": None,
         "profile": False,
@@ -249,8 +253,10 @@ def at(mapping: Any, path: str) -> Any:
 
 def test_the_tables_name_every_key_once():
     keys = [*TAKEN, *FIXED, *REFUSED, *(f"model.{name}" for name in MEGALODONS_OWN)]
-    assert len(keys) == len(set(keys)) == 127 - 1  # less logging.run_dir, which is an option
-    assert {*RULES, *OF_SOURCES} - {"logging.run_dir"} <= set(keys)
+    # Less the two that say something beside the config: where a run goes, how sizes are rounded.
+    apart = {"logging.run_dir", "data.tokenizer.vocab_size_multiple"}
+    assert len(keys) == len(set(keys)) == 127 - len(apart)
+    assert {*RULES, *OF_SOURCES} - apart <= set(keys)
 
 
 @pytest.mark.parametrize("key", TAKEN)
@@ -285,6 +291,18 @@ def test_a_key_that_was_replaced_is_refused_with_what_replaces_it(key: str):
         parsed(merged(key, value, {}))
     for part in (f"{key} is no key here", words, "Allowed: ", "Fix: "):
         assert part in str(caught.value)
+
+
+@pytest.mark.parametrize("cls", [GrugBaseLaunchConfig, GrugMegalodonLaunchConfig])
+@pytest.mark.parametrize("key", ALWAYS_REFUSED)
+def test_a_key_without_any_meaning_here_is_refused_even_with_its_default(key: str, cls: type):
+    value, words = ALWAYS_REFUSED[key], REFUSED[key][1]
+    with pytest.raises(ConfigError) as caught:
+        parsed(merged(key, value, {}), cls)
+    assert f"{key} is no key here. Allowed: nothing, since" in str(caught.value)
+    assert words in str(caught.value).partition("Fix: ")[2]
+    with pytest.raises(ConfigError, match=f"{key} is no key here"):
+        with_own_overrides(cls(), [f"{key}={str(value).lower()}"])
 
 
 @pytest.mark.parametrize("name", MEGALODONS_OWN)
@@ -494,6 +512,40 @@ def test_a_misspelt_key_of_files_alone_is_told_with_the_right_one(key: str, near
 def test_an_override_of_what_only_files_have_says_what_to_do(text: str, words: str):
     with pytest.raises(ConfigError, match=f"which only a YAML file has.*Fix: .*{words}"):
         with_own_overrides(GrugBaseLaunchConfig(), [text])
+
+
+# ---- A vocabulary of a round size ------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("size", "multiple", "rounded"),
+    [(256, 128, 384), (257, 128, 384), (384, 128, 384), (300, 1, 300), (300, None, 300)],
+)
+def test_a_vocabulary_is_rounded_up_to_the_multiple_and_holds_the_tokenizers_ids(
+    size: int, multiple: int | None, rounded: int, caplog: pytest.LogCaptureFixture
+):
+    tokenizer = {"kind": "byte", "vocab_size_multiple": multiple}
+    content = {"model": {"vocab_size": size}, "data": {"tokenizer": tokenizer}}
+    said = own_config(GrugBaseLaunchConfig, content, source="a file")
+    config = with_rounded_vocabulary(said.config, said.vocab_multiple)
+    assert config.model.vocab_size == rounded
+    told = [f"model.vocab_size is {rounded}, not {size}: rounded up to a multiple of {multiple}"]
+    assert [each in caplog.text for each in told] == [rounded != size]
+
+
+def test_a_vocabulary_that_an_override_gives_is_rounded_up_as_well():
+    content = {"model": {"vocab_size": 300}, "data": {"tokenizer": {"vocab_size_multiple": 64}}}
+    said = own_config(GrugBaseLaunchConfig, content, source="a file")
+    changed = with_own_overrides(said.config, ["model.vocab_size=5000"])
+    assert with_rounded_vocabulary(changed, said.vocab_multiple).model.vocab_size == 5056
+    with pytest.raises(ConfigError, match=r"a YAML file may have.* Fix: use model.vocab_size"):
+        with_own_overrides(said.config, ["data.tokenizer.vocab_size_multiple=64"])
+
+
+@pytest.mark.parametrize("multiple", [0, -1, True, "128", 1.5])
+def test_a_multiple_that_is_no_number_of_ids_is_refused(multiple: Any):
+    with pytest.raises(ConfigError, match=r"vocab_size_multiple=.* Allowed: a whole number of 1"):
+        parsed(merged("data.tokenizer.vocab_size_multiple", multiple, {}))
 
 
 # ---- One text, of which nothing is held out ------------------------------------------------

@@ -3,12 +3,17 @@
 import io
 import json
 import os
+import socket
 import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from chomp.cli.prompts import given_texts
+from chomp.errors import ConfigError
 from tests.cli.conftest import Chomp, Told
 
 MARK = "▸"
@@ -60,23 +65,99 @@ def test_prompts_come_from_arguments_a_file_or_stdin_alike(
     assert texts(written(chomp, "--prompt", "1 + 2 =", "-p", "After", *how)) == texts(found)
 
 
-def test_what_is_piped_in_is_the_prompt_where_no_other_is_given(
-    chomp: Chomp, trained: Path, monkeypatch: pytest.MonkeyPatch
+@contextmanager
+def stdin_of(content: bytes, kind: str) -> Iterator[None]:
+    """Let standard input be a file, a pipe or a socket with this content, or one of the others."""
+    with ExitStack() as stack:
+        opened: Any = None
+        if kind == "file":
+            Path("prompt.txt").write_bytes(content)
+            opened = stack.enter_context(open("prompt.txt", encoding="utf-8"))
+        elif kind == "null":
+            opened = stack.enter_context(open(os.devnull, encoding="utf-8"))
+        elif kind == "pipe":
+            reading, writing = os.pipe()
+            os.write(writing, content)
+            os.close(writing)
+            opened = stack.enter_context(os.fdopen(reading, encoding="utf-8"))
+        elif kind == "socket":
+            near, far = map(stack.enter_context, socket.socketpair())
+            far.sendall(content)
+            far.shutdown(socket.SHUT_WR)
+            opened = stack.enter_context(near.makefile(encoding="utf-8"))
+        elif kind == "closed":
+            with open(os.devnull, encoding="utf-8") as opened:
+                pass
+        patch = stack.enter_context(pytest.MonkeyPatch.context())
+        patch.setattr(sys, "stdin", opened)  # None: the process was started without one
+        yield
+
+
+@pytest.mark.parametrize("kind", ["file", "pipe", "socket"])
+@pytest.mark.parametrize(
+    ("content", "prompt"),
+    [
+        (b"1 + 2 =\n", "1 + 2 ="),
+        (b"After\n\none\n\n", "After\n\none\n"),
+        (b"Afte\xcc\x81r", "Afte\u0301r"),
+    ],
+)
+def test_what_is_on_standard_input_is_one_prompt_where_no_other_is_given(
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    kind: str,
+    content: bytes,
+    prompt: str,
 ):
+    monkeypatch.chdir(tmp_path)
+    with stdin_of(content, kind):
+        assert given_texts([], None) == [prompt]
+    assert "The prompt is read from standard input, to its end" in capsys.readouterr().err
+    with stdin_of(content, kind):
+        assert given_texts(["another"], None) == ["another"]
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("kind", ["file", "pipe"])
+@pytest.mark.parametrize("content", [b"", b"\n"])
+def test_an_empty_standard_input_is_no_prompt_and_that_is_said(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    kind: str,
+    content: bytes,
+):
+    monkeypatch.chdir(tmp_path)
+    with stdin_of(content, kind):
+        assert given_texts([], None) is None
+    assert "standard input is empty" in caplog.text
+
+
+@pytest.mark.parametrize("kind", ["null", "closed", "none"])
+def test_a_standard_input_that_nobody_gave_is_no_prompt(
+    capsys: pytest.CaptureFixture[str], kind: str
+):
+    with stdin_of(b"", kind):
+        assert given_texts([], None) is None
+    assert capsys.readouterr().err == ""
+
+
+def test_a_standard_input_that_cannot_be_read_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
+    with stdin_of(b"", "none"), pytest.raises(ConfigError, match=r"closed\. Allowed: .*--prompt"):
+        given_texts(["-"], None)
+    with stdin_of(b"\xff\xfe", "file"), pytest.raises(ConfigError, match=r"no text: .*utf-8"):
+        given_texts([], None)
+
+
+def test_a_file_on_standard_input_is_gone_on_from(chomp: Chomp, trained: Path):
     how = ["--max-tokens", "4", "--top-k", "1"]
-    expected = texts(written(chomp, "1 + 2 =", *how))
-    for content, is_open in (("1 + 2 =\n", False), ("\n", False), ("", True)):
-        reading, writing = os.pipe()
-        os.write(writing, content.encode())
-        if not is_open:
-            os.close(writing)
-        with os.fdopen(reading) as pipe:
-            monkeypatch.setattr(sys, "stdin", pipe)
-            found = texts(written(chomp, *how))
-        # A pipe without a line, or one that nobody writes to, is no prompt.
-        assert (found == expected) == bool(content.strip())
-        if is_open:
-            os.close(writing)
+    with stdin_of(b"1 + 2 =\n1 +\n", "file"):
+        found = texts(written(chomp, *how))
+    assert found == texts(written(chomp, "1 + 2 =\n1 +", *how))
 
 
 def test_in_a_session_every_line_is_gone_on_from_and_one_that_cannot_be_ends_nothing(

@@ -8,7 +8,11 @@ from pathlib import Path
 
 import pytest
 import yaml
+from hypothesis import given
+from hypothesis import strategies as st
 
+from chomp.cli.given_config import GivenConfig
+from chomp.cli.given_text import given_text
 from chomp.executor import ExecutorStep, plan_steps, run_plan, this_output_path, versioned
 from chomp.hooks.run_folder import RunFolder
 from chomp.storage.secrets import redacted, without_passwords_of, without_secrets
@@ -73,6 +77,30 @@ def files_with_a_secret(folder: Path) -> list[tuple[str, str]]:
         ("postgres://me:12/34@host/db", "postgres://me:<password>@host/db"),
         ("https://me:pa'ss@host", "https://me:<password>@host"),
         ("{'a': 'https://host:x', 'b': 'c@d'}", "{'a': 'https://host:x', 'b': 'c@d'}"),
+        # Blanks belong to it, up to the last @ of the line.
+        ("https://u:p ss@host", "https://u:<password>@host"),
+        ("https://u:p@s s@host/x y", "https://u:<password>@host/x y"),
+        ("no https://u:p\tss @host: ask a.b", "no https://u:<password>@host: ask a.b"),
+        ("https://u:1 2@host", "https://u:1 2@host"),  # may be a port and a mail address
+        ("at s3://u:p s@h\nand a@b", "at s3://u:<password>@h\nand a@b"),
+        ("http://h:80 is up: ask a@b", "http://h:80 is up: ask a@b"),
+        ("ray://h:80: gone, says a@b", "ray://h:80: gone, says a@b"),
+        ("redis://h:6379, a@b", "redis://h:6379, a@b"),
+        ("http://[::1]:80 and a@b", "http://[::1]:80 and a@b"),
+        # What lets in stands in the query too.
+        ("https://a.org/x?token=abcdefgh&y=1", "https://a.org/x?token=<secret>&y=1"),
+        (
+            "https://a.org?y=1&X-Amz-Signature=0a1b#z",
+            "https://a.org?y=1&X-Amz-Signature=<secret>#z",
+        ),
+        ("az://c/x?sv=1&sig=a%3D and more", "az://c/x?sv=1&sig=<secret> and more"),
+        ("https://a.org/x?max_tokens=123456789", "https://a.org/x?max_tokens=123456789"),
+        ("https://a.org/x?sort_key=name&token=", "https://a.org/x?sort_key=name&token="),
+        # Tokens with a form of their own, in any text.
+        (f"tags: [hf_{'aB3' * 12}]", "tags: [<token>]"),
+        (f"ghp_{'aB3' * 12}, glpat-{'x' * 20}", "<token>, <token>"),
+        (f"AKIA{'A1' * 8}", "<token>"),
+        (f"hf_{'a_b' * 12} AKIA-1 sk-short", f"hf_{'a_b' * 12} AKIA-1 sk-short"),
         # What only looks a little like one stays as it is.
         ("redis://host:6379/0", "redis://host:6379/0"),
         ("https://me:@host", "https://me:@host"),
@@ -86,6 +114,22 @@ def test_a_password_in_an_address_is_blotted_out_and_nothing_else(text: str, lef
     assert redacted(text) == (left or text.replace(PASSWORD, "<password>"))
     assert redacted(redacted(text)) == redacted(text)
     assert without_secrets({"a": [text]}) == {"a": [redacted(text)]}
+
+
+SIGNS = st.characters(exclude_categories=["C", "Z"], exclude_characters="'\"")
+NAMES = st.text(SIGNS.filter(lambda sign: sign not in "/?#:@[]<>"), max_size=8)
+# Blanks inside, and a letter first: digits and a blank can be a port.
+PASSWORDS = st.builds("{}{}".format, st.sampled_from("aZé"), st.text(SIGNS | st.just(" ")))
+
+
+@given(NAMES, PASSWORDS.filter(lambda text: "://" not in text), st.sampled_from(["", "/x y"]))
+def test_any_password_on_one_line_goes_whole(user: str, password: str, path: str):
+    address = f"s3://{user}:{password}@host{path}"
+    left = f"s3://{user}:<password>@host{path}"
+    assert redacted(address) == left
+    assert redacted(f"no answer\nfrom {address}\nto a@b") == f"no answer\nfrom {left}\nto a@b"
+    assert redacted(left) == left
+    assert without_secrets([{"a": address}]) == [{"a": left}]
 
 
 def test_a_secret_that_begins_another_leaves_nothing_of_it(monkeypatch: pytest.MonkeyPatch):
@@ -193,3 +237,53 @@ def test_configs_are_shown_and_compared_without_passwords(chomp: Chomp, tmp_path
     assert compared.code == 0, compared.err
     assert "logging.wandb.tags" in compared.out
     assert not [secret for secret in ALL if secret in compared.out]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        {"variables": {"hf_token": "not-in-the-environment"}},
+        {"variables": {"mine": {"api-key": "not-in-the-environment"}}},
+        {"logging": {"wandb": {"api_key": "not-in-the-environment"}}},
+        {"data": {"components": {"a": {"source": {"headers": [{"password": "not-in-the"}]}}}}},
+    ],
+    ids=str,
+)
+def test_a_secret_in_a_file_is_refused_by_its_name_and_not_shown(
+    chomp: Chomp, tmp_path: Path, content: dict[str, object]
+):
+    path = tmp_path / "mine.yaml"
+    path.write_text(yaml.safe_dump(content))
+    run = str(tmp_path / "run")
+    for command in (["config", "show", str(path)], ["train", str(path), "--run-dir", run]):
+        told = chomp(*command)
+        assert told.code == 2
+        assert "which is a secret by its name" in told.err
+        assert "in the environment" in told.err.partition("Fix: ")[2]
+        assert "not-in-the" not in told.err + told.out
+    assert [each.name for each in tmp_path.iterdir()] == ["mine.yaml"]
+
+
+def test_a_special_token_is_no_secret(chomp: Chomp, tmp_path: Path):
+    text = Path(DEBUG).read_text()
+    variables = "variables: {eos_token: endoftextlong, bos_token: <|begin|>, max_tokens: 123456789}"
+    (tmp_path / "mine.yaml").write_text(f"{variables}\n{text}")
+    assert chomp("config", "show", str(tmp_path / "mine.yaml")).code == 0
+
+
+def test_what_a_comment_notes_after_the_name_of_a_secret_is_not_kept(tmp_path: Path):
+    lines = [
+        "# export WANDB_API_KEY=planted-0123456789 before this",
+        "# password: 'planted-0123456789', of me",
+        "template: base # hf-token = planted-0123456789",
+        "# eos_token: endoftextlong, max_tokens=123456789, token: short, a secret: of long ago",
+    ]
+    (tmp_path / "mine.yaml").write_text("\n".join(lines))
+    kept = given_text(GivenConfig(path=str(tmp_path / "mine.yaml")))
+    assert kept is not None
+    assert kept.splitlines() == [
+        "# export WANDB_API_KEY=<WANDB_API_KEY> before this",
+        "# password: '<password>', of me",
+        "template: base # hf-token = <hf-token>",
+        lines[3],
+    ]

@@ -1,5 +1,6 @@
 """`chomp train --allow`: a run goes on in its folder although its schedule has changed."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -59,6 +60,29 @@ def test_every_change_must_be_allowed_and_the_flags_that_are_missing_are_told(
     assert trained(here / "run") == ["100 steps, allowed "]
     assert chomp(*changed, "--allow", "optim.lr").code == 0
     assert trained(here / "run")[1:] == ["200 steps, allowed train.steps,optim.lr"]
+
+
+def test_a_list_that_has_become_shorter_is_offered_by_a_name_that_allow_takes(
+    here: Path, chomp: Chomp
+):
+    command = ["train", "launch.py", "--run-dir", "run"]
+    assert chomp(*command, "-o", "train.batch_size=[[0, 8], [50, 16]]").code == 0
+    told = chomp(*command).err
+    [offered] = set(re.findall(r"--allow (\S+)", told))
+    assert chomp(*command, "--allow", offered).code == 0
+
+
+def test_a_changed_field_that_makes_another_run_is_never_offered_to_allow(here: Path, chomp: Chomp):
+    command = ["train", "launch.py", "--run-dir", "run"]
+    assert chomp(*command).code == 0
+    for more in ([], ["-o", "train.steps=200"]):
+        told = chomp(*command, "-o", "width=9", *more)
+        assert (told.code, told.out) == (1, "")
+        assert "width: 8 there, 9 here" in told.err
+        assert "Fix: choose another --run-dir to start a new run, or set width back" in told.err
+        assert "--allow width" not in told.err
+        assert "--allow trainer.steps" not in told.err  # which alone would not do
+    assert trained(here / "run") == ["100 steps, allowed "]
 
 
 def test_without_a_folder_the_nearest_run_that_may_go_on_is_found(here: Path, chomp: Chomp):

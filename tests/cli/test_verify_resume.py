@@ -96,10 +96,9 @@ def test_a_run_that_is_killed_is_the_unbroken_run(here: Path, chomp: Chomp):
     for run in runs:
         assert tiny.losses(run) == tiny.losses(here / "kept/unbroken")
         assert tiny.receipt(run, 12) == tiny.receipt(here / "kept/unbroken", 12)
-    attempts = [
-        json.loads(line)["attempt"] for line in (runs[0] / "metrics.jsonl").read_text().splitlines()
-    ]
-    assert max(attempts) > 1
+    # In any of them: one that came to its end before its kill was left as it was.
+    rows = [row for run in runs for row in (run / "metrics.jsonl").read_text().splitlines()]
+    assert max(json.loads(row)["attempt"] for row in rows) > 1
 
 
 @pytest.mark.slow

@@ -53,6 +53,9 @@ def value_at(config: object, *names: str | int) -> object:
         ("ema_beta=0.5", ("ema_beta",), 0.5),
         ("jit=false", ("jit",), False),
         ("jit=no", ("jit",), False),
+        ("jit=On", ("jit",), True),
+        ("steps=1_000", ("steps",), 1000),
+        ("steps=007", ("steps",), 7),
         ("run_id=5", ("run_id",), "5"),
         ("run_id=1e3", ("run_id",), "1e3"),
         ("run_id=true", ("run_id",), "true"),
@@ -170,8 +173,8 @@ GOLDEN = {
     ),
     "another kind": (
         ["optim.kind=muon"],
-        "override: 'optim.kind=muon': optimizer.kind='muon' would keep the fields of kind 'adamw'. "
-        "Allowed: another kind only with all of optimizer. Fix: write optimizer={kind: muon, ...}.",
+        "override: 'optim.kind=muon': optim.kind='muon' would keep the fields of kind 'adamw'. "
+        "Allowed: another kind only with all of optim. Fix: write optim={kind: muon, ...}.",
     ),
     "two values for one key": (
         ["steps=3", "num_steps=4"],
@@ -181,8 +184,8 @@ GOLDEN = {
     ),
     "a whole after its part": (
         ["optim.lr=3", "optim={kind: muon}"],
-        "override: 'optim={kind: muon}': optimizer replaces optimizer.lr, which is given before "
-        "it. Allowed: a whole first, then its parts. Fix: put optimizer first.",
+        "override: 'optim={kind: muon}': optim replaces optim.lr, which is given before "
+        "it. Allowed: a whole first, then its parts. Fix: put optim first.",
     ),
     "an unknown key inside a value": (
         ["data.stages.0={starts: 3}"],
@@ -193,6 +196,16 @@ GOLDEN = {
         ["model.hidden_dim=wide"],
         "config with overrides: model.hidden_dim='wide' (a string). Allowed: an integer. "
         "Fix: set model.hidden_dim to an integer.",
+    ),
+    "a wrong type by another spelling": (
+        ["optim.lr=abc"],
+        "config with overrides: optim.lr='abc' (a string). Allowed: a number. "
+        "Fix: set optim.lr to a number.",
+    ),
+    "an unknown key by another spelling": (
+        ["optim.lrr=3"],
+        "override: 'optim.lrr=3': optim.lrr is not a known key (did you mean lr?). Allowed: the "
+        "keys of AdamConfig: kind, lr (or learning_rate, rate), betas. Fix: rename it to lr.",
     ),
     "a null that is not allowed": (
         ["run_id=null"],

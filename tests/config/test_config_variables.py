@@ -107,3 +107,20 @@ def test_a_reference_that_leads_nowhere_is_refused_where_it_stands(content, word
 def test_text_that_only_looks_a_little_like_a_reference_is_text():
     content = {"a": "$variable.x costs $5, {$x} and ${HOME}"}
     assert without_variables(content, source="f") == content
+
+
+@pytest.mark.parametrize("key", ["$variables.a", "x-{$variables.a}", "${variables.a}"])
+@pytest.mark.parametrize(
+    ("place", "told"),
+    [
+        (lambda inner: inner, "the config"),
+        (lambda inner: {"data": {"components": inner}}, "data.components"),
+        (lambda inner: {"tags": [inner]}, "tags.0"),
+        (lambda inner: {"variables": {"a": 1, "b": inner}}, "variables.b"),
+    ],
+)
+def test_a_reference_that_is_a_key_is_refused(key: str, place: Any, told: str):
+    content = {"variables": {"a": "web"}, **place({key: {"weight": 1}})}
+    text = refused(content)
+    assert text.startswith(f"a file: {told}: the key {key!r}. Allowed: variables in values")
+    assert "Fix: write the name itself" in text

@@ -42,16 +42,16 @@ def both(folder: Path) -> list[TrainedTexts]:
 def test_a_document_is_counted_around_and_the_next_long_enough_is_taken(tmp_path: Path):
     one, two, three, four = counted_documents(LENGTHS)
     for texts in both(tmp_path):
-        assert [texts.beginning(2, number) for number in range(5)] == [
+        assert [texts.prompt(2, number) for number in range(5)] == [
             each[:2] for each in (one, two, three, four, one)
         ]
-        assert [texts.beginning(5, number) for number in range(4)] == [two[:5], two[:5], four, four]
+        assert [texts.prompt(5, number) for number in range(4)] == [two[:5], two[:5], four, four]
 
 
 def test_where_none_is_long_enough_a_document_is_all_there_is_of_it_without_its_end(tmp_path: Path):
     one, two, *_ = counted_documents(LENGTHS)
     for texts in both(tmp_path):
-        assert [texts.beginning(7, number) for number in range(2)] == [one, two]
+        assert [texts.prompt(7, number) for number in range(2)] == [one, two]
 
 
 def test_no_held_out_document_of_a_stream_is_among_them():
@@ -62,7 +62,7 @@ def test_no_held_out_document_of_a_stream_is_among_them():
         if is_held_out(document, 0.5)
     }
     texts = texts_of_stream(documents, 0.5)
-    begun = {NUMBERS.decode(texts.beginning(2, number)) for number in range(50)}
+    begun = {NUMBERS.decode(texts.prompt(2, number)) for number in range(50)}
     assert held_out
     assert begun <= set(documents) - held_out
 
@@ -78,16 +78,27 @@ def test_of_a_store_no_more_is_read_than_is_asked_for(tmp_path: Path, monkeypatc
     monkeypatch.setattr(TokenStore, "read", counted)
     texts = texts_of_store(tmp_path)
     assert read == []
-    assert texts.beginning(2, 1) == counted_documents(LENGTHS)[1][:2]
+    assert texts.prompt(2, 1) == counted_documents(LENGTHS)[1][:2]
     assert read == [2]
+
+
+def test_a_tail_is_the_last_tokens_before_the_end_of_the_same_document(tmp_path: Path):
+    one, two, three, _ = counted_documents(LENGTHS)
+    for texts in both(tmp_path):
+        assert [texts.prompt(2, number, is_tail=True) for number in range(3)] == [
+            each[-2:] for each in (one, two, three)
+        ]
+        assert texts.prompt(5, 0, is_tail=True) == two[-5:]
+        assert texts.prompt(7, 0, is_tail=True) == one
+        assert texts.prompt(3, 1, is_tail=True) == two[-3:]  # after more has been read
 
 
 def test_a_longer_beginning_can_be_asked_for_later(tmp_path: Path):
     _, two, *_ = counted_documents(LENGTHS)
     for texts in both(tmp_path):
-        assert [texts.beginning(size, 1) for size in (2, 5, 3)] == [two[:2], two[:5], two[:3]]
+        assert [texts.prompt(size, 1) for size in (2, 5, 3)] == [two[:2], two[:5], two[:3]]
 
 
 def test_documents_without_a_token_begin_nothing():
     with pytest.raises(DataError, match=r"no token.*samples\.max_tokens=0"):
-        texts_of_stream((" ",)).beginning(3)
+        texts_of_stream((" ",)).prompt(3)

@@ -121,7 +121,15 @@ def test_a_store_in_which_nothing_is_predicted_is_a_dataset_without_tokens(
 def test_a_prompt_from_a_store_without_documents_is_refused(tmp_path):
     (void,) = held_out(tmp_path, {"void": []}, seq_len=8)
     with pytest.raises(DataError, match=r"^component 'void', of which no document is held out"):
-        void.beginning(4)
+        void.prompt(4)
+
+
+def test_a_prompt_is_either_end_of_the_first_held_out_document_that_is_long_enough(tmp_path):
+    (texts,) = held_out(tmp_path, {"code": [[1, 2], [3, 4, 5, 6, 7], [8, 9]]}, seq_len=8)
+    for number in (0, 1, 3):
+        assert texts.prompt(3, number) == [3, 4, 5]
+        assert texts.prompt(3, number, is_tail=True) == [5, 6, 7]  # not the token that ends it
+    assert texts.prompt(9, 2) == texts.prompt(9, 2, is_tail=True) == [8, 9]
 
 
 # ---- A real model -------------------------------------------------------------------------------

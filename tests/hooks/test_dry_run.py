@@ -8,8 +8,16 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from chomp.data import LmDataConfig
-from chomp.errors import ConfigError
+from chomp.data import (
+    HuggingFaceSource,
+    JsonlSource,
+    LmComponentConfig,
+    LmDataConfig,
+    TextFormat,
+    TokenizerConfig,
+    source_documents,
+)
+from chomp.errors import ConfigError, DataError
 from chomp.hooks import dry_run
 from chomp.mesh import MeshConfig
 from experiments.grug.base.train import GrugRunConfig, fresh_state, train_step_of
@@ -60,8 +68,57 @@ def test_without_data_the_step_is_compiled_all_the_same_and_it_is_said(data, tmp
     }
     config = tiny.run_config(replace(data, components=nothing), tmp_path / "run")
     text = told(config, is_data_ready=False)
+    assert "The first document of each component can be read." in text
     assert "The data is not built yet, so epochs are not known" in text
     assert "The step compiles in" in text
+
+
+def of_records(text_key: str, folder: Path, tokenizer: TokenizerConfig) -> GrugRunConfig:
+    """A run of records that have their texts under `body`, of which nothing is built."""
+    path = folder / "records.jsonl"
+    path.write_text("".join(f'{{"body": "text {number}"}}\n' for number in range(20)))
+    component = LmComponentConfig(
+        source=JsonlSource(paths=(str(path),)),
+        format=TextFormat(text_key=text_key),
+        train_store=str(folder / "nothing-yet"),
+    )
+    data = LmDataConfig(tokenizer=tokenizer, components={"mine": component})
+    return tiny.run_config(data, folder / "run")
+
+
+@pytest.mark.parametrize("kind", ["byte", "bpe"])
+def test_a_record_that_cannot_be_read_is_refused_as_a_build_would_and_leaves_nothing(
+    tmp_path: Path, kind: str
+):
+    tokenizer = TokenizerConfig(kind=kind)  # type: ignore[arg-type]
+    assert "can be read" in told(of_records("body", tmp_path, tokenizer), is_data_ready=False)
+    config = of_records("nokey", tmp_path, tokenizer)
+    before = tree_of(tmp_path)
+    with pytest.raises(DataError) as caught:
+        told(config, is_data_ready=False)
+    component = config.data.components["mine"]
+    with pytest.raises(DataError) as by_build:
+        list(source_documents(component.source, component.format))
+    assert str(caught.value) == f"component 'mine': {by_build.value}"
+    assert "nokey" in str(caught.value)
+    assert tree_of(tmp_path) == before
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_source_without_a_document_is_refused(tmp_path: Path):
+    config = of_records("body", tmp_path, TokenizerConfig(kind="byte"))
+    (tmp_path / "records.jsonl").write_text("")
+    with pytest.raises(DataError, match=r"component 'mine': no document in "):
+        told(config, is_data_ready=False)
+
+
+def test_what_a_hub_has_is_not_fetched_and_that_is_said(tmp_path: Path):
+    config = of_records("body", tmp_path, TokenizerConfig(kind="byte"))
+    source = HuggingFaceSource(path="nobody/nothing", streaming=True)
+    parts = {**config.data.components, "web": LmComponentConfig(source=source)}
+    config = replace(config, data=replace(config.data, components=parts))
+    text = " ".join(told(config, is_data_ready=False).split())
+    assert "Not tried, since a hub has them and nothing is fetched here: web." in text
 
 
 def test_a_mesh_that_is_not_here_is_told_about_without_a_step(data, tmp_path):

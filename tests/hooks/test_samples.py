@@ -19,7 +19,7 @@ from chomp.config.elsewhere import elsewhere_in
 from chomp.errors import ConfigError
 from chomp.hooks import SamplesConfig
 from chomp.hooks.run_folder import RunFolder
-from chomp.hooks.samples import SampleLengths, Samples
+from chomp.hooks.samples import SampleLengths, Samples, prompt_of_step
 from chomp.kernels.precision import Precision
 from chomp.mesh import BATCH_AXES
 from chomp.tokenize import ByteTokenizer
@@ -63,6 +63,10 @@ def test_what_was_asked_for_is_kept_or_refused_and_the_rest_is_cut(
 ):
     config = SamplesConfig(prompt_tokens=prompt, max_tokens=following)
     max_seq_len = seq_len + more
+    if prompt is not None and prompt > seq_len:
+        with pytest.raises(ConfigError, match=rf"with train\.seq_len={seq_len}\. Allowed: 1 to "):
+            config.resolved(seq_len=seq_len, max_seq_len=max_seq_len, chunk_size=chunk)
+        return
     # A length that was left open takes one token at the least.
     if (prompt or 1) + (following or 1) > max_seq_len:
         with pytest.raises(ConfigError, match=rf"model\.max_seq_len={max_seq_len}"):
@@ -103,6 +107,7 @@ NAMES = {
     "train.generate_top_k": ("samples.top_k", 9),
     "train.generate_top_p": ("samples.top_p", 0.25),
     "train.eval_every": ("eval.steps_per_eval", 3),
+    "train.allow_cpu": ("mesh.allow_cpu", False),
 }
 
 
@@ -151,8 +156,9 @@ class Texts:
     def num_rows(self) -> int:
         return len(self.texts)
 
-    def beginning(self, num_tokens: int, number: int) -> list[int]:
-        return list(self.texts[number % len(self.texts)].encode()[:num_tokens])
+    def prompt(self, num_tokens: int, number: int, *, is_tail: bool) -> list[int]:
+        text = self.texts[number % len(self.texts)].encode()
+        return list(text[-num_tokens:] if is_tail else text[:num_tokens])
 
 
 TRAINED = Texts("rs", "tu", "uv")
@@ -174,13 +180,37 @@ def samples_of(*datasets: Texts, folder: Path, mesh: Mesh, every: int | None = 2
 
 
 def test_the_first_dataset_with_documents_begins_each_sample_by_its_step(tmp_path, one_device_mesh):
-    texts = Texts("abx", "gh", "mn")
+    texts = Texts("ab", "gh", "mn")
     samples = samples_of(Texts(), texts, Texts("zz"), folder=tmp_path, mesh=one_device_mesh)
     written = written_by(samples, (2, 4, 4, 5), folder=tmp_path, mesh=one_device_mesh)
     assert written == {"step-2.txt": "gh▸ijk", "step-4.txt": "mn▸opq", "step-5.txt": "mn▸opq"}
     assert [step for step in range(1, 7) if samples.is_due(step)] == [2, 4, 6]
     kept = [row["name"] for row in read_metrics(tmp_path / "metrics.jsonl")]
     assert kept == ["sample-step-2", "sample-step-4", "sample-step-5"]
+
+
+@pytest.mark.parametrize("every", [1, 2, 10, 100])
+def test_head_and_tail_of_a_document_are_drawn_by_the_step_about_as_often(every: int):
+    def prompts(steps: Sequence[int]) -> list[str]:
+        return [
+            bytes(prompt_of_step(Texts("head-tail"), step, num_tokens=4, every=every)).decode()
+            for step in steps
+        ]
+
+    steps = range(every, 101 * every, every)
+    drawn = prompts(steps)
+    assert set(drawn) == {"head", "tail"}
+    assert 35 <= drawn.count("tail") <= 65
+    # A run that begins again in the middle draws what it would have drawn.
+    assert prompts(steps[40:]) == drawn[40:]
+
+
+def test_a_run_with_one_sample_may_show_either_end():
+    last = [
+        bytes(prompt_of_step(Texts("head-tail"), steps, num_tokens=4, every=None)).decode()
+        for steps in range(1, 101)
+    ]
+    assert set(last) == {"head", "tail"}
 
 
 @pytest.mark.parametrize("datasets", [(), (Texts(), Texts())])
@@ -198,6 +228,42 @@ def test_a_warning_of_training_documents_needs_a_reason(tmp_path, one_device_mes
     with caplog.at_level(logging.WARNING):
         samples_of(Texts("a"), folder=tmp_path, mesh=one_device_mesh)
     assert not caplog.text
+
+
+class Failing(Successor):
+    """A model whose decoding cannot be compiled, as one that does not fit into memory."""
+
+    def decode_step(self, cache: jax.Array, token_ids: jax.Array) -> tuple[jax.Array, jax.Array]:
+        raise RuntimeError("RESOURCE_EXHAUSTED: out of memory")
+
+
+def test_a_sample_that_fails_is_a_warning_and_the_next_is_written(
+    tmp_path, one_device_mesh, caplog
+):
+    samples = samples_of(Texts("ab", "gh", "mn"), folder=tmp_path, mesh=one_device_mesh)
+    broken = {"current": Failing(jnp.float32(9)), "ema": None}
+    with caplog.at_level(logging.WARNING), jax.set_mesh(one_device_mesh):
+        for step in (2, 3):
+            samples(broken, step)
+    told = [record.getMessage() for record in caplog.records]
+    assert len(told) == 2
+    for step, text in zip((2, 3), told, strict=True):
+        assert f"no sample of step {step} (the run goes on without it; {step - 1} so far)" in text
+        assert "RuntimeError: RESOURCE_EXHAUSTED: out of memory" in text
+        assert "samples.max_tokens=0" in text
+    assert [bool(record.exc_info) for record in caplog.records] == [True, False]
+    written = written_by(samples, (4,), folder=tmp_path, mesh=one_device_mesh)
+    assert written == {"step-4.txt": "mn▸opq"}
+
+
+def test_a_sample_that_fails_ends_a_run_of_several_processes_whose_others_would_wait(
+    tmp_path, one_device_mesh, monkeypatch
+):
+    samples = samples_of(Texts("ab", "gh", "mn"), folder=tmp_path, mesh=one_device_mesh)
+    broken = {"current": Failing(jnp.float32(9)), "ema": None}
+    monkeypatch.setattr(jax, "process_count", lambda: 2)  # as JAX says where there are two
+    with jax.set_mesh(one_device_mesh), pytest.raises(RuntimeError, match="RESOURCE_EXHAUSTED"):
+        samples(broken, 2)
 
 
 def written_by(samples: Samples, steps: Sequence[int], *, folder: Path, mesh: Mesh):

@@ -436,7 +436,7 @@ def test_a_process_that_waits_for_another_says_for_whom(
         assert f"being run by process {first.pid} on " in launch("--plan").stdout
         (tmp_path / "go").touch()
         for process in processes:
-            assert "report:" in process.communicate(timeout=60)[0]
+            assert "report:" in process.communicate(timeout=240)[0]
         assert [process.returncode for process in processes] == [0, 0]
     finally:
         for process in processes:

@@ -120,3 +120,10 @@ def test_on_one_device_a_placed_batch_is_whole(one_device_mesh):
     placed = place_batch(rows, one_device_mesh, batch_axis=0)
     assert placed.sharding.spec == batch_spec(2)
     np.testing.assert_array_equal(np.asarray(placed), rows)
+
+
+def test_a_run_that_may_not_take_the_cpu_is_refused_on_one():
+    with pytest.raises(
+        ConfigError, match=r"no device but CPUs.*Allowed: a GPU.*train\.allow_cpu=true"
+    ):
+        create_mesh(MeshConfig(allow_cpu=False))

@@ -188,7 +188,7 @@ def test_of_many_processes_exactly_one_creates_each_file(
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
     (tmp_path / "go").touch()
-    answers = [process.communicate(timeout=20)[0].strip() for process in processes]
+    answers = [process.communicate(timeout=120)[0].strip() for process in processes]
     for number in range(rounds):
         winners = [
             name for name, won in zip(contenders, answers, strict=True) if won[number] == "1"
@@ -214,7 +214,7 @@ def test_of_many_threads_exactly_one_creates_a_file_in_memory(memory_root: str):
 
     def contend(number: int) -> None:
         for round_number in range(20):
-            barrier.wait(timeout=5)
+            barrier.wait(timeout=60)
             if storage.create_exclusive(join(memory_root, f"lock-{round_number}"), b"x"):
                 winners.append(round_number)
 
@@ -237,7 +237,7 @@ def test_lines_of_several_processes_never_mix(
     log = tmp_path / "log"
     processes = [start(APPEND_MANY, log, letter) for letter in "abc"]
     for process in processes:
-        assert process.wait(timeout=20) == 0
+        assert process.wait(timeout=120) == 0
     expected = {f"{letter * 300} {number}" for letter in "abc" for number in range(200)}
     lines = [line for line in log.read_text().splitlines() if line]
     assert set(lines) == expected

@@ -128,7 +128,7 @@ def test_a_full_disk_keeps_the_old_content_and_says_so(
     path = tmp_path / "state"
     path.write_bytes(b"old")
     process = start(LIMITED, 1000, "write_bytes_atomic", repr(str(path)), "bytes(10**6)")
-    text = process.communicate(timeout=20)[0]
+    text = process.communicate(timeout=120)[0]
     assert text.startswith(f"{errno.EFBIG} cannot write {path}: the disk is full")
     assert "MiB free on the filesystem" in text
     assert "nothing was replaced" in text
@@ -143,7 +143,7 @@ def test_a_full_disk_leaves_no_trace_of_what_failed(
     arguments = [str(tmp_path)] if call == "require_writable_folder" else [str(tmp_path / "x")]
     content = [] if call == "require_writable_folder" else ["bytes(2000)"]
     process = start(LIMITED, 1000, call, repr(arguments[0]), *content)
-    assert "the disk is full" in process.communicate(timeout=20)[0]
+    assert "the disk is full" in process.communicate(timeout=120)[0]
     assert os.listdir(tmp_path) == []
 
 
@@ -153,7 +153,7 @@ def test_a_log_line_cut_by_a_full_disk_costs_only_itself(
     log = tmp_path / "log"
     storage.append_line(log, "first")
     process = start(LIMITED, 10, "append_line", repr(str(log)), "'second'*9")
-    assert "cannot append to" in process.communicate(timeout=20)[0]
+    assert "cannot append to" in process.communicate(timeout=120)[0]
     storage.append_line(log, "third")
     lines = log.read_text().splitlines()
     assert lines[0] == "first"

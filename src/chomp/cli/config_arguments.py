@@ -13,10 +13,6 @@ Action = Callable[[], int]
 Config = Annotated[
     str, typer.Argument(metavar="CONFIG", help="A YAML file, a launch file or a run folder.")
 ]
-Overrides = Annotated[
-    list[str] | None,
-    typer.Option("--set", "-o", metavar="KEY=VALUE", help="Change a dotted config field."),
-]
 Prefix = Annotated[
     str | None, typer.Option(help="Where outputs are; default: CHOMP_PREFIX, or outputs/.")
 ]

@@ -8,7 +8,8 @@ from typing import Annotated
 
 import typer
 
-from chomp.cli.config_arguments import Action, Config, Overrides, Template, given_config
+from chomp.cli.config_arguments import Action, Config, Template, given_config
+from chomp.step_options import Overrides
 
 config_app = typer.Typer(
     no_args_is_help=True, help="Configs: show what one comes to, compare two, print the schema."

@@ -44,6 +44,8 @@ to.
 - The mark says what a change means for a run that is continued. *identity*: it is another run.
   *schedule*: the same run, if it is told so (`--allow optim.lr`). *cosmetic*: nothing.
 - Other names work in files and after `-o`; what a run writes down has the field's own name.
+- A text under a key that is a secret by its name (`hf_token`, `api_key`) is refused, in `variables`
+  too: runs keep their files. Secrets belong in the environment.
 """
 _EARLIER = """## Keys of the first chomp
 
@@ -55,7 +57,6 @@ that change nothing here are let through, so that a file may have them written o
 |---|---|"""
 # Keys of which a value is let through for what else the file says.
 _WHERE = {
-    "data.tokenizer.vocab_size_multiple": "`model.vocab_size` is a multiple of it",
     "data.tokenizer.add_eos": "it is `false` with `kind: byte`",
 }
 _PYTHON_WORDS = {"None": "null", "True": "true", "False": "false"}
@@ -133,6 +134,8 @@ def _told(rule: Rule) -> str:
 def _let_through(name: str) -> str:
     """What else decides whether a value is let through, or what it is."""
     key = name.rpartition(".")[2]
+    if key == "vocab_size_multiple":
+        return ", which is rounded up to a multiple of it, and so that it holds the tokenizer's ids"
     if name in _WHERE:
         return f"; let through where {_WHERE[name]}"
     if name.startswith("data.") and key in OF_STREAM:

@@ -34,7 +34,7 @@ _READ_TOGETHER: dict[str, Schema] = {
     "data.retry_delay_sec": {"type": "number"},
     "data.max_eval_samples": {"type": "integer"},
     "data.tokenizer.hf_name_or_path": _TEXT_OR_NULL,
-    "data.tokenizer.vocab_size_multiple": {"type": ["integer", "null"]},
+    "data.tokenizer.vocab_size_multiple": {"type": ["integer", "null"], "minimum": 1},
     "data.tokenizer.add_eos": {"type": "boolean"},
     "model.param_dtype": _TEXT_OR_NULL,
     "model.compute_dtype": _TEXT_OR_NULL,

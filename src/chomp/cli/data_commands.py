@@ -11,12 +11,12 @@ import typer
 from chomp.cli.config_arguments import (
     Action,
     Config,
-    Overrides,
     Prefix,
     Template,
     given_config,
 )
 from chomp.errors import require
+from chomp.step_options import Overrides
 
 data_app = typer.Typer(
     no_args_is_help=True,

@@ -58,9 +58,22 @@ def with_components(data: Content) -> Content:
     return _hugging_face(data) if backend == "hf" else _local_text(data)
 
 
-def with_tokenizer_kind(tokenizer: Content, *, vocab_size: Any) -> Content:
-    """A `tokenizer` section with `hub` or `json` in the place of `hf`, for a model of that size."""
-    left = _without_harmless(tokenizer, vocab_size)
+def taken_multiple(tokenizer: Content) -> int | None:
+    """What the model's vocabulary is to be a multiple of, taken out of a `tokenizer` section."""
+    multiple = tokenizer.pop("vocab_size_multiple", None)
+    is_count = isinstance(multiple, int) and not isinstance(multiple, bool) and multiple >= 1
+    require(
+        multiple is None or is_count,
+        given=f"data.tokenizer.vocab_size_multiple={multiple!r}",
+        allowed="a whole number of 1 or more, or null",
+        fix="write 128, or leave it out to have model.vocab_size as it is",
+    )
+    return multiple
+
+
+def with_tokenizer_kind(tokenizer: Content) -> Content:
+    """A `tokenizer` section with `hub` or `json` in the place of `hf`."""
+    left = _without_harmless(tokenizer)
     name, kind = left.pop("hf_name_or_path", None), left.get("kind")
     if kind != "hf":
         _refuse_unread_name(name, kind)
@@ -149,14 +162,11 @@ def _local_text(data: Content) -> Content:
     return _with_component(data, component, (*_HF, "local_text"))
 
 
-def _without_harmless(tokenizer: Content, vocab_size: Any) -> Content:
+def _without_harmless(tokenizer: Content) -> Content:
     """A `tokenizer` section without defaults that change nothing beside what else is said."""
     left = dict(tokenizer)
     if left.get("kind") == "byte" and left.get("add_eos") is False:
         del left["add_eos"]  # without a `byte_offset` there was no end to add
-    multiple = left.get("vocab_size_multiple") or None
-    if isinstance(multiple, int) and isinstance(vocab_size, int) and vocab_size % multiple == 0:
-        del left["vocab_size_multiple"]  # there is nothing to round up
     return left
 
 

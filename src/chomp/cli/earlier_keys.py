@@ -45,7 +45,6 @@ Rule = Moved | Fixed | Replaced
 _CACHE = Replaced(
     "a cache is made for the text that is asked for, and is as long as it needs to be",
     "use --max-tokens of `chomp generate`, or samples.max_tokens",
-    harmless=(None, False),
 )
 _COMPONENT = "data.components.NAME"
 
@@ -64,12 +63,10 @@ RULES: dict[str, Rule] = {
     "model.max_positions": Replaced(
         "positions are computed and need no table",
         "use train.seq_len, and model.max_seq_len where the template has one",
-        harmless=(1_000_000,),
     ),
     "model.gemm_backend": Replaced(
         "XLA chooses how matrices are multiplied",
         "use train.precision for their dtype, and XLA_FLAGS for XLA itself",
-        harmless=("default",),
     ),
     "model.pad_token_id": Replaced(
         "padding has no token: it has the segment -1 and the weight 0", harmless=(0,)
@@ -123,14 +120,12 @@ RULES: dict[str, Rule] = {
         "up to 8 batches are made ahead of the step that needs them", harmless=(0,)
     ),
     "data.device_put": Replaced(
-        "batches are placed on the devices ahead of the step", harmless=(False,)
+        "batches are placed on the devices ahead of the step",
+        "remove it: mesh says where arrays lie",
     ),
     "data.tokenizer.hf_use_fast": Fixed(True, "a tokenizer is its tokenizer.json", "remove it"),
     "data.tokenizer.hf_trust_remote_code": Fixed(
         False, "code that comes with a tokenizer is never run", "use a tokenizer.json"
-    ),
-    "data.tokenizer.vocab_size_multiple": Replaced(
-        "the model's vocabulary is as large as it is told", "set model.vocab_size to the multiple"
     ),
     "data.tokenizer.auto_set_special_tokens": Fixed(
         True,
@@ -157,13 +152,6 @@ RULES: dict[str, Rule] = {
     "train.jit": Replaced(
         "the step is always compiled",
         "set JAX_DISABLE_JIT=1 in the environment to run it operation by operation",
-        harmless=(True,),
-    ),
-    "train.allow_cpu": Fixed(
-        True,
-        "a run takes the devices that there are",
-        "set JAX_PLATFORMS=cuda in the environment, and JAX refuses to take the CPU",
-        harmless=(False,),
     ),
     "train.profile": Moved("train.profiler.enabled"),
     "train.profile_dir": Moved("train.log_dir"),
@@ -203,6 +191,7 @@ OF_SOURCES: dict[str, str] = {
     "data.text_key": "data.components.text.format.text_key",
     "data.local_text": "data.components.text.source.documents",
     "data.tokenizer.hf_name_or_path": "data.tokenizer.name",
+    "data.tokenizer.vocab_size_multiple": "model.vocab_size",
     "model.param_dtype": "train.precision",
     "model.compute_dtype": "train.precision",
     "logging.run_dir": "--run-dir",

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from chomp.cli.config_arguments import Action, Overrides, Prefix
+from chomp.cli.config_arguments import Action, Prefix
+from chomp.step_options import Overrides
 
 if TYPE_CHECKING:  # for annotations alone
     from chomp.checkpoint.weights_alone import WeightsName
@@ -31,7 +32,8 @@ GENERATE_EXAMPLES = """\b
 Examples:
   chomp generate runs/mine "Once upon a time" --max-tokens 64
   chomp generate runs/mine --prompt "Once upon a time" --top-k 40 --seed 7
-  echo "Once upon a time" | chomp generate runs/mine -
+  chomp generate runs/mine < prompt.txt
+  printf 'Once\nTwice\n' | chomp generate runs/mine -
   chomp generate runs/mine --interactive
   chomp generate runs/mine --file prompts.txt --temperature 0 --json
   chomp generate runs/mine
@@ -147,8 +149,8 @@ def generate(
         list[str] | None,
         typer.Argument(
             metavar="[PROMPT]...",
-            help="Texts to go on from; `-`: the lines of stdin. None: those of a pipe, or else how "
-            "a held-out text begins.",
+            help="Texts to go on from; `-`: the lines of stdin. None: all of a file or pipe on "
+            "stdin as one text, or else a piece of a held-out text.",
         ),
     ] = None,
     prompt: Annotated[

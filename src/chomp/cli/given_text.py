@@ -11,19 +11,21 @@ _HEAD = "# With these options of the command line:"
 def given_text(given: GivenConfig) -> str | None:
     """The file byte for byte, and options that change it as comments at its end; None: no YAML.
 
-    Secrets are blotted out, also passwords that variables put into an address.
+    Secrets are blotted out, also passwords that variables put into an address, and what a comment
+    notes down after the name of one.
     """
     from chomp.config.variables import without_variables
     from chomp.config.yaml_text import parsed_yaml
     from chomp.storage import read_text
-    from chomp.storage.secrets import redacted, without_passwords_of
+    from chomp.storage.secrets import redacted, without_noted_secrets, without_passwords_of
 
     if given.kind() != "YAML file":
         return None
     text = read_text(given.path)
     # Of the file and not of the config, in which an option may have replaced the address.
     content = without_variables(parsed_yaml(text, source=given.path) or {}, source=given.path)
-    return without_passwords_of(content, redacted(_with_comments(text, _options(given))))
+    kept = without_noted_secrets(redacted(_with_comments(text, _options(given))))
+    return without_passwords_of(content, kept)
 
 
 def _options(given: GivenConfig) -> list[str]:

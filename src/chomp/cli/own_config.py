@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from chomp.cli.earlier_overrides import own_override
 from chomp.cli.own_spelling import Content, own_content
@@ -23,16 +23,25 @@ if TYPE_CHECKING:  # for annotations alone
 C = TypeVar("C", bound="ConfigClass")
 
 
-def own_config(cls: type[C], content: Content, *, source: str) -> tuple[C, str | None]:
-    """The launch config that a file's content means, and where its run goes.
+class OwnConfig(NamedTuple, Generic[C]):
+    """The launch config that a file's content means, and what it says beside that.
 
-    Raises `ConfigError` for what cannot be, by the names that the file has.
+    `vocab_multiple` is for the vocabulary as it is after overrides: `with_rounded_vocabulary`.
     """
+
+    config: C
+    run_dir: str | None
+    vocab_multiple: int | None
+
+
+def own_config(cls: type[C], content: Content, *, source: str) -> OwnConfig[C]:
+    """What a file's content means. Raises `ConfigError` for what cannot be, by the file's names."""
     from chomp.config import config_from_mapping
 
     said = own_content(cls, content, source=source)
     with _told_as_given(said.moved):
-        return config_from_mapping(cls, said.config, source=source), said.run_dir
+        config = config_from_mapping(cls, said.config, source=source)
+    return OwnConfig(config, said.run_dir, said.vocab_multiple)
 
 
 def with_own_overrides(config: Any, overrides: Sequence[str]) -> Any:

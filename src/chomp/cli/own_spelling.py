@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from chomp.cli.earlier_data import (
     precision,
+    taken_multiple,
     with_components,
     with_tokenizer_kind,
     without_special_ids,
@@ -21,6 +22,7 @@ from chomp.cli.earlier_data import (
 from chomp.cli.earlier_keys import NULL_IS_DEFAULT, ONLY_EARLIER, RULES, Moved, Rule
 from chomp.cli.earlier_overrides import OF_FILES
 from chomp.cli.earlier_words import has_field, is_taken, refusal, unknown_earlier
+from chomp.cli.secret_keys import refuse_secrets
 from chomp.errors import ConfigError, message, require
 
 Content = dict[str, Any]
@@ -30,12 +32,14 @@ T = TypeVar("T")
 class FileContent(NamedTuple):
     """What a YAML file says: the config of a launch file, and where its run goes.
 
-    `moved` has the keys that stand there for fields of other names.
+    `moved` has the keys that stand there for fields of other names; `vocab_multiple` is what the
+    model's vocabulary is to be rounded up to.
     """
 
     config: Content
     run_dir: str | None
     moved: Mapping[str, str]
+    vocab_multiple: int | None
 
 
 def own_content(cls: type, content: Content, *, source: str) -> FileContent:
@@ -43,13 +47,14 @@ def own_content(cls: type, content: Content, *, source: str) -> FileContent:
     from chomp.config.messages import raise_problems
     from chomp.config.variables import without_variables
 
+    refuse_secrets(content, source=source)
     file = _File(cls, without_variables(content, source=source))
     run_dir = file.read_together()
     for name, rule in RULES.items():
         file.apply(name, rule)
     file.refuse_unknown()
     raise_problems(source, {(name,): text for name, text in file.problems.items()})
-    return FileContent(file.content, run_dir, file.moved)
+    return FileContent(file.content, run_dir, file.moved, file.vocab_multiple)
 
 
 class _File:
@@ -60,6 +65,7 @@ class _File:
         self.content = {key: _copied(value) for key, value in content.items()}
         self.problems: dict[str, str] = {}
         self.moved: dict[str, str] = {}
+        self.vocab_multiple: int | None = None
 
     def apply(self, name: str, rule: Rule) -> None:
         """Do what a rule says about a key, if the file has it and the template has it not."""
@@ -135,8 +141,9 @@ class _File:
     def _read_tokenizer(self) -> None:
         data = self._inner("data")
         if data is not None and isinstance(data.get("tokenizer"), dict):
-            size = (self._inner("model") or {}).get("vocab_size")
-            data["tokenizer"] = with_tokenizer_kind(data["tokenizer"], vocab_size=size)
+            if has_field(self._cls, "model.vocab_size"):
+                self.vocab_multiple = taken_multiple(data["tokenizer"])
+            data["tokenizer"] = with_tokenizer_kind(data["tokenizer"])
 
     def _read_components(self) -> None:
         data = self._inner("data")

@@ -1,14 +1,12 @@
-"""What generated text goes on from: texts that are given, or how a text of the run begins."""
+"""What generated text goes on from: texts that are given, or a piece of a text of the run."""
 
 # ruff: noqa: PLC0415
 # What is imported inside functions is what `chomp --help` does not need: it must answer at once.
 
 from __future__ import annotations
 
-import io
 import logging
 import os
-import select
 import stat
 import sys
 from collections.abc import Iterator, Sequence
@@ -16,7 +14,7 @@ from dataclasses import dataclass
 
 from chomp.cli.held_out import held_out_datasets
 from chomp.cli.opened_run import OpenedRun
-from chomp.errors import require
+from chomp.errors import ConfigError, message, require
 
 STDIN = "-"
 _log = logging.getLogger(__name__)
@@ -33,7 +31,7 @@ class Prompt:
 def given_texts(prompts: Sequence[str], file: str | None) -> list[str] | None:
     """The texts on a command line, in a file or on stdin; None where none is given.
 
-    Without any of them they are the lines of a pipe, if something is in it.
+    Without any of them it is what a file or a pipe on stdin holds, as one text.
     """
     from chomp.storage import read_text
 
@@ -46,15 +44,15 @@ def given_texts(prompts: Sequence[str], file: str | None) -> list[str] | None:
     if file is not None:
         return _lines(read_text(file), file)
     if list(prompts) == [STDIN]:  # among others it is a prompt like any
-        return _lines(sys.stdin.read(), "stdin")
-    return list(prompts) or _piped_lines()
+        return _lines(_stdin_text(), "stdin")
+    return list(prompts) or _piped_text()
 
 
 def typed_texts() -> Iterator[str]:
     """The lines that are typed, as they come; ends with the input, or with Ctrl-C."""
     is_seen = sys.stdin.isatty()
     if is_seen:
-        print("A line is a prompt; Ctrl-D ends.", file=sys.stderr)
+        _tell("A line is a prompt; Ctrl-D ends.")
     while True:
         if is_seen:
             print("> ", end="", file=sys.stderr, flush=True)
@@ -84,29 +82,66 @@ def encoded_prompts(run: OpenedRun, texts: Sequence[str]) -> list[Prompt]:
 
 
 def own_prompt(run: OpenedRun, step: int, num_tokens: int) -> Prompt:
-    """How the text begins that the run's own sample of a step went on from."""
+    """What the run's own sample of a step went on from."""
     from chomp.data import TrainedTexts
+    from chomp.hooks.samples import prompt_of_step
 
     every = run.config.samples.every
     held_out = [dataset for dataset in held_out_datasets(run) if dataset.num_rows > 0]
     if not held_out:
-        _log.warning("%s holds out no document: a TRAINING document begins the text", run.path)
+        _log.warning(
+            "%s holds out no document: the text goes on from a TRAINING document", run.path
+        )
     texts = held_out[0] if held_out else TrainedTexts(run.config.data, run.tokenizer)
-    # As the samples hook chooses: by the step, so that it is the same text.
-    ids = texts.beginning(num_tokens, 0 if every is None else step // every)
+    ids = prompt_of_step(texts, step, num_tokens=num_tokens, every=every)
     return Prompt(text=run.tokenizer.decode(ids), ids=ids)
 
 
-def _piped_lines() -> list[str] | None:
-    """The lines of stdin where it is a pipe that has some by now; None: it has not."""
+def _piped_text() -> list[str] | None:
+    """The whole of stdin as one text, less the end of its last line; None: there is nothing."""
+    if not _is_stdin_given():
+        return None
+    # Before it is read: what is started by others may have a pipe that nobody ever closes.
+    _tell(
+        "The prompt is read from standard input, to its end (--prompt gives one, < /dev/null none)"
+    )
+    text = _stdin_text().removesuffix("\n").removesuffix("\r")
+    if not text:
+        _log.warning("standard input is empty: the text goes on from one of the run's own")
+        return None
+    return [text]
+
+
+def _is_stdin_given() -> bool:
+    """Whether somebody has put a file or a pipe there; a terminal and /dev/null are nothing."""
     try:
-        number = sys.stdin.fileno()
-    except (AttributeError, ValueError, io.UnsupportedOperation):  # none, closed, or no file
-        return None
-    # A pipe that nobody writes to may stay open for ever: what is started by others often has one.
-    if not stat.S_ISFIFO(os.fstat(number).st_mode) or not select.select([number], [], [], 0)[0]:
-        return None
-    return [line for line in sys.stdin.read().splitlines() if line] or None
+        mode = os.fstat(sys.stdin.fileno()).st_mode
+    except (AttributeError, ValueError, OSError):  # none, no file, or closed
+        return False
+    return stat.S_ISREG(mode) or stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)
+
+
+def _stdin_text() -> str:
+    require(
+        sys.stdin is not None,
+        given="a prompt from standard input, which is closed",
+        allowed="a standard input that can be read",
+        fix="pass --prompt TEXT, or --file FILE",
+    )
+    try:
+        return sys.stdin.read()
+    except UnicodeDecodeError as error:
+        raise ConfigError(
+            message(
+                given=f"standard input, which is no text: {error}",
+                allowed=f"text in {error.encoding}",
+                fix="convert it, or pass --prompt TEXT",
+            )
+        ) from error
+
+
+def _tell(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
 
 
 def _lines(text: str, source: str) -> list[str]:

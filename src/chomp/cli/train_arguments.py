@@ -1,7 +1,6 @@
-"""The options of `chomp train`, each with its type and its line of help.
+"""The options of `chomp train` alone, each with its type and its line of help.
 
-Some are those of launch files too (launch/command_line.py), in the same words: a test compares
-them. They are not imported from there, since that takes longer than `chomp --help` may.
+Those that launch files have too are in chomp/step_options.py.
 """
 
 from typing import Annotated
@@ -38,32 +37,4 @@ DryRun = Annotated[
     typer.Option(
         "--dry-run", help="Check the config and show what a run would take; write nothing."
     ),
-]
-Force = Annotated[
-    list[str] | None,
-    typer.Option(
-        metavar="REGEX",
-        help="Run matching steps again from the start; earlier results are moved aside.",
-    ),
-]
-Allow = Annotated[
-    list[str] | None,
-    typer.Option(
-        metavar="FIELD",
-        help="Go on with an earlier run though this field of its schedule has changed.",
-    ),
-]
-On = Annotated[
-    str | None,
-    typer.Option(
-        metavar="WHERE",
-        help="Where steps run: local (this process, the default), process (processes of this "
-        "machine) or ray (a cluster).",
-    ),
-]
-MaxConcurrent = Annotated[
-    int | None, typer.Option(metavar="N", help="Steps that may run at the same time.")
-]
-Restarts = Annotated[
-    int, typer.Option(metavar="N", help="Start again up to N times after exit code 75.")
 ]

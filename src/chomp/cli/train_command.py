@@ -5,20 +5,10 @@
 
 from functools import partial
 
-from chomp.cli.config_arguments import Action, Overrides, Prefix, Template, given_config
-from chomp.cli.train_arguments import (
-    Allow,
-    Config,
-    DryRun,
-    Force,
-    MaxConcurrent,
-    MaxSteps,
-    On,
-    Restarts,
-    Resume,
-    RunDir,
-)
+from chomp.cli.config_arguments import Action, Prefix, Template, given_config
+from chomp.cli.train_arguments import Config, DryRun, MaxSteps, Resume, RunDir
 from chomp.errors import require
+from chomp.step_options import Allow, Force, MaxConcurrent, On, Overrides, Restarts
 
 # The mark is typer's: it leaves the lines of the paragraph after it as they are.
 EXAMPLES = """\b

@@ -8,8 +8,9 @@ from typing import Annotated
 
 import typer
 
-from chomp.cli.config_arguments import Action, Overrides, Prefix, Template, given_config
+from chomp.cli.config_arguments import Action, Prefix, Template, given_config
 from chomp.errors import require
+from chomp.step_options import Overrides
 
 # The mark is typer's: it leaves the lines of the paragraph after it as they are.
 EXAMPLES = """\b

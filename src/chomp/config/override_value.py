@@ -12,13 +12,17 @@ from chomp.errors import ConfigError, message
 
 
 def override_value(
-    text: str, declared: Any, path: KeyPath, names_around: Mapping[KeyPath, list[str]]
+    text: str,
+    declared: Any,
+    at: KeyPath,
+    written: KeyPath,
+    names_around: Mapping[KeyPath, list[str]],
 ) -> Any:
     """The value as plain data with canonical names and defaults filled in.
 
     Text fields take the text itself, less a pair of quotes around all of it; for all others it is
     YAML. Only the problems a walk can see are raised here; types are checked with the whole config.
-    `names_around`: see `Shaping`.
+    `at` is the field's own path, `written` that of the override. `names_around`: see `Shaping`.
     """
     if is_text(declared):
         value = _text_or_null(text)
@@ -28,13 +32,13 @@ def override_value(
         # As from an unset shell variable; YAML would read null.
         raise ConfigError(
             message(
-                given=f"{dotted(path)} is given no value",
+                given=f"{dotted(written)} is given no value",
                 allowed=allowed_values(declared),
                 fix="write the value after '='",
             )
         )
     shaping = Shaping(names_around)
-    shaped = shaping.shaped(declared, value, path, path)
+    shaped = shaping.shaped(declared, value, at, written)
     if shaping.problems:
         raise ConfigError(" ".join(shaping.problems.values()))
     return shaped

@@ -36,13 +36,15 @@ C = TypeVar("C", bound=ConfigClass)
 class _Target(NamedTuple):
     """Where an override lands: its container in the mapping, the key there, and what is declared.
 
-    `is_kind` tells that the key decides which config of a union its container is.
+    `written` is its path as far as the override spells it, `path` as the config does. `is_kind`
+    tells that the key decides which config of a union its container is.
     """
 
     container: Any
     key: str | int
     path: KeyPath
     declared: Any
+    written: KeyPath
     is_kind: bool = False
 
     @property
@@ -68,6 +70,7 @@ class _Applied(NamedTuple):
 
     written: KeyPath
     value: Any
+    is_elsewhere: bool  # by a name of its field in another section
 
     def __str__(self) -> str:
         return f"{dotted(self.written)}={given_value(self.value)}"
@@ -95,7 +98,10 @@ def apply_overrides(config: C, overrides: Iterable[str]) -> C:
         except ConfigError as error:
             problems[(position,)] = f"{text!r}: {error}"
     raise_problems("override", problems)
-    return config_from_mapping(type(config), mapping, source="config with overrides")
+    written = _written(applied)
+    return config_from_mapping(
+        type(config), mapping, source="config with overrides", written=written
+    )
 
 
 def _apply(cls: type, mapping: dict[str, Any], text: str, applied: dict[KeyPath, _Applied]) -> None:
@@ -111,10 +117,21 @@ def _apply(cls: type, mapping: dict[str, Any], text: str, applied: dict[KeyPath,
         )
     parts, value_text = split
     target, by, names = _landing(cls, mapping, parts, adds_entry=value_text.startswith("{"))
-    value = override_value(value_text, target.declared, target.path, names)
-    asked = _Applied(parts, value if by is None else by.meant(value))
+    value = override_value(value_text, target.declared, target.path, parts, names)
+    asked = _Applied(parts, value if by is None else by.meant(value), by is not None)
     _refuse_conflict(target, asked, applied)
     target.container[target.key], applied[target.path] = asked.value, asked
+
+
+def _written(applied: Mapping[KeyPath, _Applied]) -> dict[KeyPath, KeyPath]:
+    """How overrides spell what they change, and the sections that it is in."""
+    found: dict[KeyPath, KeyPath] = {}
+    for path, override in applied.items():
+        found[path] = override.written
+        # A name elsewhere says nothing about the section that its field is in.
+        if not override.is_elsewhere:
+            found |= {path[:end]: override.written[:end] for end in range(1, len(path))}
+    return found
 
 
 def _landing(
@@ -122,7 +139,7 @@ def _landing(
 ) -> _Landing:
     """Where a path leads. Raises `ConfigError` if it leads nowhere."""
     # The config itself, as if it were an entry: every step then starts from a container and a key.
-    target = _Target({"": mapping}, "", (), cls)
+    target = _Target({"": mapping}, "", (), cls, ())
     by: Elsewhere | None = None
     names: dict[KeyPath, list[str]] = {}
     while parts:
@@ -142,32 +159,34 @@ def _step(
 ) -> _Target:
     """One part further down a path. Raises `ConfigError` if that part leads nowhere."""
     here, path, declared = target.container[target.key], target.path, target.declared
+    written = (*target.written, part)
     if (section := target.section) is not None:
         item = settings_by_spelling(section).get(part)
         if item is None:
-            raise ConfigError(unknown_key((*path, part), section, names.get(path, ())))
+            raise ConfigError(unknown_key(written, section, names.get(path, ())))
         is_kind = item.name == KIND and len(sections(declared)) > 1
-        return _Target(here, item.name, (*path, item.name), item.declared, is_kind)
+        return _Target(here, item.name, (*path, item.name), item.declared, written, is_kind)
     if isinstance(here, dict):
         value_type = entry_types(mapping_member(declared))[1]
         # Only a whole mapping adds an entry, so that a misspelt key is not taken for a new one.
         if part not in here and not adds_entry:
-            raise ConfigError(_unknown_entry((*path, part), here, value_type))
-        return _Target(here, part, (*path, part), value_type)
+            raise ConfigError(_unknown_entry(written, here, value_type))
+        return _Target(here, part, (*path, part), value_type, written)
     if isinstance(here, list) and part.isdecimal() and int(part) < len(here):
         index = int(part)
-        return _Target(here, index, (*path, index), item_type(list_member(declared), index))
-    raise ConfigError(_nothing_inside((*path, part), here))
+        declared = item_type(list_member(declared), index)
+        return _Target(here, index, (*path, index), declared, written)
+    raise ConfigError(_nothing_inside(written, here))
 
 
 def _refuse_conflict(target: _Target, asked: _Applied, applied: Mapping[KeyPath, _Applied]) -> None:
     """Raise for an override that would undo another one or leave fields of another kind behind."""
-    path, value = target.path, asked.value
+    path, written, value = target.path, target.written, asked.value
     if target.is_kind and value != target.container[target.key]:
-        whole = dotted(path[:-1])
+        whole = dotted(written[:-1])
         raise ConfigError(
             message(
-                given=f"{dotted(path)}={value!r} would keep the fields of "
+                given=f"{dotted(written)}={value!r} would keep the fields of "
                 f"kind {target.container[target.key]!r}",
                 allowed=f"another kind only with all of {whole}",
                 fix=f"write {whole}={{kind: {value}, ...}}",
@@ -175,11 +194,12 @@ def _refuse_conflict(target: _Target, asked: _Applied, applied: Mapping[KeyPath,
         )
     parts = [other for other in applied if other[: len(path)] == path and other != path]
     if parts:
+        part = dotted(applied[parts[0]].written)
         raise ConfigError(
             message(
-                given=f"{dotted(path)} replaces {dotted(parts[0])}, which is given before it",
+                given=f"{dotted(written)} replaces {part}, which is given before it",
                 allowed="a whole first, then its parts",
-                fix=f"put {dotted(path)} first",
+                fix=f"put {dotted(written)} first",
             )
         )
     if path in applied and applied[path].value != value:

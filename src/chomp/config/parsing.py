@@ -15,19 +15,27 @@ from pydantic import TypeAdapter, ValidationError
 
 from chomp.config.fields import ConfigClass
 from chomp.config.messages import note_complaints, raise_problems
+from chomp.config.paths import KeyPath
 from chomp.config.plain import plain_value
 from chomp.config.shaping import Shaping
 
 C = TypeVar("C", bound=ConfigClass)
 
 
-def config_from_mapping(cls: type[C], mapping: Mapping[str, Any], *, source: str = "config") -> C:
+def config_from_mapping(
+    cls: type[C],
+    mapping: Mapping[str, Any],
+    *,
+    source: str = "config",
+    written: Mapping[KeyPath, KeyPath] | None = None,
+) -> C:
     """The config a mapping describes; defaults where it is silent, and checked like the rest.
 
     Values may be plain data, tuples, enums, paths or configs. Raises one `ConfigError`, headed by
-    `source`, that lists every problem with its dotted path.
+    `source`, that lists every problem with its dotted path; `written` has the paths that messages
+    spell another way than the mapping.
     """
-    return _parsed(cls, mapping, source)
+    return _parsed(cls, mapping, source, written)
 
 
 def validated(config: C) -> C:
@@ -45,8 +53,10 @@ def config_to_mapping(config: ConfigClass) -> dict[str, Any]:
     return mapping
 
 
-def _parsed(cls: type[C], value: Any, source: str) -> C:
-    shaping = Shaping()
+def _parsed(
+    cls: type[C], value: Any, source: str, written: Mapping[KeyPath, KeyPath] | None = None
+) -> C:
+    shaping = Shaping(written=written)
     text = json.dumps(shaping.shaped(cls, value))
     # pydantic runs even when the walk found problems, so that one message lists them all.
     try:

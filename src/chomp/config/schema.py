@@ -26,8 +26,7 @@ def config_schema(cls: type[ConfigClass]) -> Schema:
 
     Nested classes are under `$defs`. A class's docstring is its description, a field's comment or
     `doc` the field's; a setting also has the keywords `aliases` and `mark`. Aliases and names in
-    other sections are properties as well. What only a check of values finds is not in it, and a
-    number or a boolean in quotes, which is taken too, is not a string there.
+    other sections are properties as well. What only a check of values finds is not in it.
     """
     schema = TypeAdapter(cls).json_schema()
     for each in classes_inside(cls):

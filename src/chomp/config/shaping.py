@@ -57,14 +57,20 @@ class Shaping:
 
     `places` and `problems` are keyed by canonical path; `tags` holds, for each place where a union
     was decided, the names under which pydantic may report the chosen member. `names_around` are
-    keys of sections for fields elsewhere that start above this input (see `names_elsewhere`).
+    keys of sections for fields elsewhere that start above this input (see `names_elsewhere`);
+    `written`, the paths that the user spelled another way than this input does.
     """
 
-    def __init__(self, names_around: Mapping[KeyPath, list[str]] | None = None) -> None:
+    def __init__(
+        self,
+        names_around: Mapping[KeyPath, list[str]] | None = None,
+        written: Mapping[KeyPath, KeyPath] | None = None,
+    ) -> None:
         self.places: dict[KeyPath, Place] = {}
         self.tags: dict[KeyPath, tuple[Any, ...]] = {}
         self.problems: dict[KeyPath, str] = {}
         self._names: dict[KeyPath, list[str]] = dict(names_around or {})
+        self._written: Mapping[KeyPath, KeyPath] = written or {}
         # By the path of the field, until the walk comes to it.
         self._elsewhere: dict[KeyPath, GivenElsewhere] = {}
 
@@ -74,6 +80,7 @@ class Shaping:
         A value with a problem is stood in for by None, which a type either refuses (that second
         complaint is dropped) or must cope with anyway.
         """
+        path = self._written.get(at, path)
         if isinstance(value, Unquoted):
             value = as_meant(value, declared)
         # Noted before anything is converted: messages quote what was given.
@@ -180,6 +187,8 @@ class Shaping:
             # A section that is missing, or of no known kind, has been complained about.
             if given is not None and not any(at in self.problems for at in around):
                 place = next(self.places[at] for at in around if at in self.places)
+                if place.value is None and given.by.meant(given.value) is None:
+                    continue  # a section that is none, and a period that is none
                 self.problems[field] = no_such_field(given.path, field, place.path, place.value)
 
     def _spellings_used(

@@ -31,7 +31,7 @@ def without_variables(content: Mapping[str, Any], *, source: str) -> dict[str, A
     """The content of a file with every reference replaced, and without the section itself.
 
     Raises `ConfigError`, headed by `source`, for a reference to nothing, to itself, or to a list or
-    mapping inside of text.
+    mapping inside of text, and for one that is a key.
     """
     values = content.get(SECTION)
     require(
@@ -41,6 +41,7 @@ def without_variables(content: Mapping[str, Any], *, source: str) -> dict[str, A
         fix=f"write {SECTION}: {{name: value}}",
     )
     references = _References(values or {}, source)
+    references.refuse_as_keys(content, ())
     references.replaced(values or {}, (SECTION,))  # one that nobody uses is to be right as well
     return {
         key: references.replaced(value, (key,)) for key, value in content.items() if key != SECTION
@@ -60,7 +61,7 @@ class _References:
         if isinstance(value, str):
             return self._text(value, path)
         if isinstance(value, Mapping):
-            self._refuse_unquoted(value, path)
+            self.refuse_as_keys(value, path)
             return {key: self.replaced(item, (*path, str(key))) for key, item in value.items()}
         if isinstance(value, list):
             return [self.replaced(item, (*path, index)) for index, item in enumerate(value)]
@@ -129,16 +130,25 @@ class _References:
         # As YAML writes it: true and 3.0e-4, not Python's spelling.
         return value if isinstance(value, str) else yaml_of(value).partition("\n")[0]
 
-    def _refuse_unquoted(self, value: Mapping[Any, Any], path: KeyPath) -> None:
-        """Braces without quotes around them are a mapping to YAML, of a name and nothing."""
+    def refuse_as_keys(self, value: Mapping[Any, Any], path: KeyPath) -> None:
+        """Raise `ConfigError` for a reference that is a key: names are not replaced."""
         for key, item in value.items():
-            if item is None and isinstance(key, str) and _WHOLE.fullmatch(key):
+            if not isinstance(key, str) or not _LEFT.search(key):
+                continue
+            # Braces without quotes around them are a mapping to YAML, of a name and nothing.
+            if path and item is None and _WHOLE.fullmatch(key):
                 raise self._error(
                     path,
                     given=f"{{{key}}} without quotes, which YAML takes for a mapping",
                     allowed="a reference inside of text in quotes, or a whole one without braces",
                     fix=f'write "{{{key}}}", or {key}',
                 )
+            raise self._error(
+                path,
+                given=f"the key {key!r}",
+                allowed="variables in values; a key is what it is written as",
+                fix="write the name itself, or make the mapping around it a variable",
+            )
 
     def _error(self, path: KeyPath, *, given: str, allowed: str, fix: str) -> ConfigError:
         text = message(given=f"{dotted(path)}: {given}", allowed=allowed, fix=fix)

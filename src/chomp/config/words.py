@@ -26,6 +26,7 @@ from chomp.config.declared import (
 )
 from chomp.config.fields import is_config, settings_by_spelling, settings_of
 from chomp.config.paths import KeyPath, dotted
+from chomp.config.spelled_text import spelled_scalar
 from chomp.errors import message
 
 # Longer values are cut: the path says where to look, and a message is read in a terminal.
@@ -234,6 +235,10 @@ def _fix(path: KeyPath, value: Any, declared: Any) -> str | None:
             return f"write {near!r}"
         if list_member(declared) is not None:
             return f"write a list: [{value}]"  # tags=a,b, the habit of other command lines
+        meant = spelled_scalar(accepted, value)
+        is_whole = isinstance(meant, int) or (meant is not None and meant.is_integer())
+        if meant is not None and (float in accepted or is_whole):
+            return f"write {_literal(meant)}, without quotes"
     elif isinstance(value, bool | int | float):
         text = str(value).lower() if isinstance(value, bool) else str(value)
         # YAML reads an unquoted 5 as a number; that is the usual way a number gets into text.

@@ -56,7 +56,7 @@ class _OverrideLoader(_Loader):
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
         value = super().construct_object(node, deep)
         is_unquoted = isinstance(node, yaml.ScalarNode) and node.style is None
-        return value if isinstance(value, str) or not is_unquoted else Unquoted(node.value, value)
+        return Unquoted(node.value, value) if is_unquoted else value
 
 
 class _Dumper(yaml.SafeDumper):

@@ -20,6 +20,7 @@ from chomp.data.documents import (
 )
 from chomp.data.eval_dataset import EvalDataset, EvalRows, build_eval_datasets
 from chomp.data.examples import GrugLmExample
+from chomp.data.first_documents import read_first_documents
 from chomp.data.forecast import Forecast, forecast, forecast_table
 from chomp.data.loader import TrainLoader, build_train_loader, iter_from_step
 from chomp.data.mixture import Mixture, StopStrategy
@@ -119,6 +120,7 @@ __all__ = [
     "located_documents",
     "mixture_of",
     "part_names",
+    "read_first_documents",
     "row_origin",
     "sightings",
     "source_documents",

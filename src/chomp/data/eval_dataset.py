@@ -58,8 +58,8 @@ class EvalDataset:
         """Rows that hold every held-out token once as a target."""
         return self._rows.num_rows
 
-    def beginning(self, num_tokens: int, number: int = 0) -> list[int]:
-        """The first tokens of a held-out document, without its end: a prompt.
+    def prompt(self, num_tokens: int, number: int = 0, *, is_tail: bool = False) -> list[int]:
+        """The first tokens of a held-out document, or the last before the one that ends it.
 
         Of document `number`, counted around, or of the next that is long enough; where the next few
         are not, of `number` itself, as many as it has.
@@ -77,6 +77,7 @@ class EvalDataset:
         for place in range(number, number + min(count, _DOCUMENTS_TRIED)):
             start, end = store.documents.span(place % count)
             if end - 1 - start >= num_tokens:
+                start = end - 1 - num_tokens if is_tail else start
                 return store.read(np.asarray([start]), np.asarray([num_tokens])).tolist()
         start, end = store.documents.span(number % count)
         return store.read(np.asarray([start]), np.asarray([max(end - 1 - start, 1)])).tolist()

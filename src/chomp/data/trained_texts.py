@@ -31,19 +31,23 @@ class TrainedTexts:
         self._config, self._tokenizer = config, tokenizer
         weights = config.weights
         self.name = max(sorted(weights), key=weights.__getitem__)
-        self._read: tuple[int, list[list[int]]] = (0, [])  # beginnings of a stream, how long each
+        # Of a stream: how long each head and tail is, and those of each document.
+        self._read: tuple[int, list[tuple[list[int], list[int]]]] = (0, [])
 
-    def beginning(self, num_tokens: int, number: int = 0) -> list[int]:
+    def prompt(self, num_tokens: int, number: int = 0, *, is_tail: bool = False) -> list[int]:
         """The first tokens of document `number`, counted around, or of the next long enough.
 
-        Where none is, of `number` itself: as many as it has, without its end.
+        Where none is, of `number` itself: as many as it has. `is_tail`: the last ones. The token
+        that ends a document is never among them.
         """
         if self._config.components[self.name].stream is None:
             start, length = _long_enough(self._spans, num_tokens, number, lambda span: span[1])
-            return self._store.read(
-                np.asarray([start]), np.asarray([min(length, num_tokens)])
-            ).tolist()
-        return _long_enough(self._of_stream(num_tokens), num_tokens, number, len)[:num_tokens]
+            taken = min(length, num_tokens)
+            start += length - taken if is_tail else 0
+            return self._store.read(np.asarray([start]), np.asarray([taken])).tolist()
+        found = self._of_stream(num_tokens)
+        head, tail = _long_enough(found, num_tokens, number, lambda ends: len(ends[0]))
+        return tail[-num_tokens:] if is_tail else head[:num_tokens]
 
     @cached_property
     def _store(self) -> TokenStore:
@@ -60,15 +64,17 @@ class TrainedTexts:
         spans = [(start, end - start - 1) for start, end in ends if end - start > 1]
         return self._some(spans)
 
-    def _of_stream(self, num_tokens: int) -> list[list[int]]:
-        """The first tokens of each document without its end; read again where more are asked."""
+    def _of_stream(self, num_tokens: int) -> list[tuple[list[int], list[int]]]:
+        """The first and last tokens of each document; read again where more are asked."""
         if num_tokens > self._read[0] or not self._read[1]:
             fraction = self._config.validation_fraction
             trained = documents_of_split(self._source_documents(), "train", fraction)
             # One by one, so that no more than one document is held whole.
-            whole = (encoded([each], self._tokenizer).ids for each in islice(trained, _MOST))
-            begun = [ids[: min(len(ids) - 1, num_tokens)].tolist() for ids in whole if len(ids) > 1]
-            self._read = (num_tokens, self._some(begun))
+            whole = (encoded([each], self._tokenizer).ids[:-1] for each in islice(trained, _MOST))
+            ends = [
+                (ids[:num_tokens].tolist(), ids[-num_tokens:].tolist()) for ids in whole if len(ids)
+            ]
+            self._read = (num_tokens, self._some(ends))
         return self._read[1]
 
     def _some(self, found: list[T]) -> list[T]:

@@ -5,7 +5,7 @@ built; everything else comes from shapes.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from typing import Any
 
@@ -15,7 +15,7 @@ from jax.sharding import Mesh
 from rich.console import Console
 from rich.table import Table
 
-from chomp.data import BatchSchedule, GrugLmExample, forecast_table
+from chomp.data import BatchSchedule, GrugLmExample, forecast_table, read_first_documents
 from chomp.errors import ConfigError
 from chomp.hooks.open_data import OpenData, open_data
 from chomp.hooks.start_report import kernel_report, row_limits, state_parts
@@ -52,7 +52,8 @@ def dry_run(
 
     `config` is a template's run config, `make_state` its `fresh_state` and `make_step` its jitted
     step. Raises what the run would raise at its start. With `is_data_ready`, stores are opened and
-    the epochs of every component told; else the step is compiled for rows of nothing.
+    the epochs of every component told; else the first document of each is read, and the step is
+    compiled for rows of nothing.
     """
     console = console or Console(soft_wrap=True)
     prepare_devices()
@@ -64,6 +65,8 @@ def dry_run(
     _print(console, group_table(state.params, state.params.param_groups(), config.optimizer))
     console.print(_facts(config, state, bytes_per_device(state, planned)))
     console.print(_learning_rates(config))
+    if not is_data_ready:
+        _print(console, _told_documents(config.data, read_first_documents(config.data)))
     try:
         mesh = create_mesh(config.mesh)
     except ConfigError as error:
@@ -120,6 +123,16 @@ def _compile(
         taken = told_bytes(used.argument_size_in_bytes + used.temp_size_in_bytes)
         told += f" and takes {taken} of each device, state, batch and activations together"
     _print(console, f"{told}.")
+
+
+def _told_documents(data: Any, left_out: Sequence[str]) -> str:
+    told = "The first document of each component can be read."
+    if len(left_out) == len(data.components):
+        told = "No document was read."
+    if not left_out:
+        return told
+    names = ", ".join(left_out)
+    return f"{told} Not tried, since a hub has them and nothing is fetched here: {names}."
 
 
 def _facts(config: Any, state: Any, state_bytes: int) -> Table:

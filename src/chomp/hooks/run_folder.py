@@ -80,7 +80,7 @@ from chomp.tracking.run_files import (
 
 _logger = logging.getLogger(__name__)
 
-_SAMPLE_TITLE = f"sample: a text begins, {SAMPLE_MARK} the model goes on"
+_SAMPLE_TITLE = f"sample: a piece of a text, {SAMPLE_MARK} the model goes on"
 
 
 @dataclass(frozen=True)

@@ -1,10 +1,12 @@
-"""Samples of what a model writes, for the eye: a text begins, the model goes on."""
+"""Samples of what a model writes, for the eye: a piece of a text, and how the model goes on."""
 
+import hashlib
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
+import jax
 from jax.sharding import Mesh
 
 from chomp.config import Config, setting
@@ -36,8 +38,8 @@ class SampleLengths(NamedTuple):
 class Texts(Protocol):
     """Where prompts come from; `chomp.data.TrainedTexts` is one."""
 
-    def beginning(self, num_tokens: int, number: int) -> list[int]:
-        """The first tokens of document `number`, or as many as there are."""
+    def prompt(self, num_tokens: int, number: int, *, is_tail: bool) -> list[int]:
+        """The first or last tokens of document `number`, or as many as there are."""
         ...
 
 
@@ -94,9 +96,17 @@ class SamplesConfig(Config):
         """The lengths with numbers for nulls, for rows of `seq_len` in training.
 
         A null is cut to what the other length leaves of `max_seq_len`, down to one token. Raises
-        `ConfigError` for lengths that were asked for and do not fit.
+        `ConfigError` for lengths that were asked for and do not fit, and for prompts longer than
+        the rows of training.
         """
         prompt, following = self.prompt_tokens, self.max_tokens
+        require(
+            prompt is None or prompt <= seq_len,
+            given=f"samples.prompt_tokens={prompt} (train.generate_input_len) with "
+            f"train.seq_len={seq_len}",
+            allowed=f"1 to {seq_len} tokens, or null for half of that",
+            fix=f"set samples.prompt_tokens={seq_len}, or less",
+        )
         if prompt is None:
             # Where what follows is left open too, half a row for the prompt leaves it the other.
             prompt = max(1, min(seq_len // 2, max_seq_len - (following or 1)))
@@ -119,12 +129,27 @@ class SamplesConfig(Config):
         return self.resolved(seq_len=seq_len, max_seq_len=model.max_seq_len, chunk_size=chunk_size)
 
 
+def prompt_of_step(texts: Texts, step: int, *, num_tokens: int, every: int | None) -> list[int]:
+    """What the sample of a step goes on from: the next document's head or tail, by lot.
+
+    The step alone decides both, so that a resumed run writes the same samples, and runs of other
+    seeds can be read side by side.
+    """
+    number = 0 if every is None else step // every
+    # Not the parity of steps, which the period would make the same for all samples.
+    is_tail = hashlib.sha256(f"sample of step {step}".encode()).digest()[0] % 2 == 1
+    return texts.prompt(num_tokens, number, is_tail=is_tail)
+
+
 class Samples:
     """Writes a sample into the run folder when it is due and whenever it is called.
 
     The averaged weights write, where there are any. Each sample takes the next held-out document of
     the first dataset that has any, or the next of `trained` where none has, with a warning. All
     prompts have one length where documents allow: another costs another program.
+
+    A sample that fails is a warning, and the run goes on without it. Not with several processes:
+    those that did not fail would wait for ever.
     """
 
     phase: Phase = "hook"
@@ -153,6 +178,7 @@ class Samples:
             )
         self._texts: Texts = trained if held_out is None else held_out
         self._last: int | None = None
+        self._failures = 0
 
     def is_due(self, completed_steps: int) -> bool:
         """Whether the period asks for a sample now."""
@@ -164,17 +190,32 @@ class Samples:
         if completed_steps == self._last:
             return
         self._last = completed_steps
+        try:
+            self._write(models, completed_steps)
+        except Exception as error:
+            if jax.process_count() > 1:
+                raise
+            self._failures += 1
+            _logger.warning(
+                "no sample of step %d (the run goes on without it; %d so far): %s: %s. Fix what it "
+                "says, ask for less (samples.max_tokens, samples.prompt_tokens), or turn samples "
+                "off: samples.max_tokens=0",
+                completed_steps,
+                self._failures,
+                type(error).__name__,
+                error,
+                # Where it happened, once: the next ones will most often be the same.
+                exc_info=self._failures == 1,
+            )
+
+    def _write(self, models: Mapping[str, Any], completed_steps: int) -> None:
         weights = models["current"] if models["ema"] is None else models["ema"]
-        # A real beginning: with boundary loss masked, nobody learns how a document starts.
-        prompt = self._texts.beginning(self._lengths.prompt_tokens, self._number(completed_steps))
+        num_tokens, every = self._lengths.prompt_tokens, self._config.every
+        prompt = prompt_of_step(self._texts, completed_steps, num_tokens=num_tokens, every=every)
         text = self._continued(self._mp.for_compute(weights), prompt)
         path = self._folder.write_sample(completed_steps, text)
         # The console shows it, and services keep it.
         self._tracker.log_artifact(path, name=f"sample-step-{completed_steps}", kind="sample")
-
-    def _number(self, completed_steps: int) -> int:
-        """Which document begins; by the step, so that a resumed run writes the same samples."""
-        return 0 if self._config.every is None else completed_steps // self._config.every
 
     def _continued(self, model: Any, prompt: list[int]) -> str:
         config = self._config

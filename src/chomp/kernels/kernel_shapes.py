@@ -1,6 +1,6 @@
 """What a run asks of its kernels: the part of a model's config that they depend on."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from typing import Protocol, runtime_checkable
 
 from jax.sharding import AbstractMesh, Mesh
@@ -70,6 +70,7 @@ class KernelShapes:
     logit_soft_cap: float | None = None
     backend: Backend = "auto"
     value_dim: int | None = None  # width of a head's values; None: head_dim
+    heads_field: str = "num_kv_heads"  # what the model's config calls them, for messages
 
     @staticmethod
     def of(model: ModelShapes, *, seq_len: int) -> "KernelShapes":
@@ -86,6 +87,7 @@ class KernelShapes:
             backend=model.attention,
             # Of a model that has one: in most, values are as wide as keys.
             value_dim=getattr(model, "value_head_dim", None),
+            heads_field=_heads_field(model),
         )
 
     def cuts_values(self, mesh: Mesh | AbstractMesh) -> bool:
@@ -107,9 +109,8 @@ class KernelShapes:
     def require_cut_by(self, mesh: Mesh | AbstractMesh) -> None:
         """Raise `ConfigError` unless the mesh's model axis cuts heads and vocabulary evenly."""
         model = mesh.shape["model"]
-        heads = () if self.cuts_values(mesh) else ("num_kv_heads",)
-        for name in (*heads, "vocab_size"):
-            size = getattr(self, name)
+        heads = {} if self.cuts_values(mesh) else {self.heads_field: self.num_kv_heads}
+        for name, size in {**heads, "vocab_size": self.vocab_size}.items():
             above = -(-size // model) * model
             fewer = [part for part in divisors(size) if part <= mesh.size]
             require(
@@ -118,3 +119,9 @@ class KernelShapes:
                 allowed=f"multiples of {model}",
                 fix=f"set model.{name}={above}, or mesh.model to one of {fewer}",
             )
+
+
+def _heads_field(model: ModelShapes) -> str:
+    """The field that the number of key-value heads comes from: a model may have one of each."""
+    names = {item.name for item in fields(model)} if is_dataclass(model) else set[str]()
+    return "num_kv_heads" if "num_kv_heads" in names or "num_heads" not in names else "num_heads"

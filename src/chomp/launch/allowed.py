@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from chomp.config import Difference
 from chomp.config.named_field import named_field
 from chomp.config.paths import dotted
 from chomp.errors import ConfigError, LaunchError, message
@@ -65,16 +66,41 @@ def refuse_other_run(planned: PlannedStep, allowed: Sequence[str], *, elsewhere:
     told = [f"{d.path}: {short(d.before)} there, {short(d.after)} here" for d in changes]
     more = f" and {len(told) - _CHANGES_SHOWN} more" if len(told) > _CHANGES_SHOWN else ""
     listed = f" ({', '.join(told[:_CHANGES_SHOWN])}{more})" if told else ""
-    flags = " ".join(f"--allow {d.path}" for d in changes[:_CHANGES_SHOWN])
     raise LaunchError(
         message(
             given=f"{planned.path} holds another run{listed}",
             allowed="a folder that is new, or one of the same run, which is then continued",
-            fix=f"{elsewhere}, or undo the change; "
-            + (f"{flags} goes on with it as it is now; " if flags and not more else "")
-            + f"{force_flag(planned)} moves the earlier run aside and starts over",
+            fix=f"{_ways_on(planned.step, changes, elsewhere)}; {force_flag(planned)} moves the "
+            "earlier run aside and starts over",
         )
     )
+
+
+def _ways_on(step: ExecutorStep, changes: Sequence[Difference], elsewhere: str) -> str:
+    """How to go on in spite of changes: `--allow` is offered only where it would be taken."""
+    config = replaced(step.config, lambda marker: "")
+    fields = {d.path: _schedule_field(config, d.path) for d in changes}
+    fixed = [path for path, field in fields.items() if field is None]
+    if fixed:
+        few = ", ".join(fixed[:_CHANGES_SHOWN]) + " and more" * (len(fixed) > _CHANGES_SHOWN)
+        they = "it is" if len(fixed) == 1 else "they are"
+        return (
+            f"{elsewhere} to start a new run, or set {few} back: {they} part of what a run is, "
+            "which --allow does not change"
+        )
+    flags = " ".join(f"--allow {field}" for field in dict.fromkeys(fields.values()))
+    goes_on = f"; {flags} goes on with it as it is now"
+    return f"{elsewhere}, or undo the change{goes_on * (0 < len(changes) <= _CHANGES_SHOWN)}"
+
+
+def _schedule_field(config: Any, path: str) -> str | None:
+    """The field of the schedule that a changed place is in; None: it is part of the identity."""
+    while path:
+        found = named_field(config, path)
+        if found is not None:
+            return None if found[1] == "identity" else dotted(found[0])
+        path = path.rpartition(".")[0]  # an item of a list that is shorter now
+    return None
 
 
 def _spelled(config: Any, name: str) -> str:

@@ -10,16 +10,13 @@ from chomp.errors import ConfigError, message
 from chomp.launch.allowed import allowed_overrides
 from chomp.launch.launching import LaunchOptions, outputs_folder
 from chomp.launch.sweep_table import DEFAULT_METRIC, HIGHEST, LOWEST
+from chomp.step_options import Allow, Force, MaxConcurrent, On, Overrides, Restarts
 
-# The options, each with its type and its line of help.
+# The options of launch files alone, each with its type and its line of help.
 _Plan = Annotated[bool, typer.Option("--plan", help="Show the steps, run nothing.")]
 _DryRun = Annotated[
     bool,
     typer.Option("--dry-run", help="Check the config and show what a run would take."),
-]
-_Overrides = Annotated[
-    list[str] | None,
-    typer.Option("--set", "-o", metavar="KEY=VALUE", help="Change a dotted config field."),
 ]
 _Attention = Annotated[
     str | None,
@@ -32,20 +29,6 @@ _Only = Annotated[
         help="Run matching steps alone, and what they need that is not there.",
     ),
 ]
-_Force = Annotated[
-    list[str] | None,
-    typer.Option(
-        metavar="REGEX",
-        help="Run matching steps again from the start; earlier results are moved aside.",
-    ),
-]
-_Allow = Annotated[
-    list[str] | None,
-    typer.Option(
-        metavar="FIELD",
-        help="Go on with an earlier run though this field of its schedule has changed.",
-    ),
-]
 _Prefix = Annotated[
     str | None,
     typer.Option(help="Where outputs go; default: CHOMP_PREFIX, or outputs/."),
@@ -53,22 +36,6 @@ _Prefix = Annotated[
 _Strict = Annotated[
     bool,
     typer.Option("--strict", help="Refuse a result whose source or settings differ."),
-]
-_On = Annotated[
-    str | None,
-    typer.Option(
-        metavar="WHERE",
-        help="Where steps run: local (this process, the default), process (processes of "
-        "this machine) or ray (a cluster).",
-    ),
-]
-_MaxConcurrent = Annotated[
-    int | None,
-    typer.Option(metavar="N", help="Steps that may run at the same time."),
-]
-_Restarts = Annotated[
-    int,
-    typer.Option(metavar="N", help="Start again up to N times after exit code 75."),
 ]
 _Sweep = Annotated[
     list[str] | None,
@@ -119,16 +86,16 @@ def parsed_command_line(description: str) -> CommandLine | None:
     def command(
         plan: _Plan = False,
         dry_run: _DryRun = False,
-        overrides: _Overrides = None,
+        overrides: Overrides = None,
         attention: _Attention = None,
         only: _Only = None,
-        force: _Force = None,
-        allow: _Allow = None,
+        force: Force = None,
+        allow: Allow = None,
         prefix: _Prefix = None,
         strict: _Strict = False,
-        on: _On = None,
-        max_concurrent: _MaxConcurrent = None,
-        restarts: _Restarts = 0,
+        on: On = None,
+        max_concurrent: MaxConcurrent = None,
+        restarts: Restarts = 0,
         sweep: _Sweep = None,
         sweep_file: _SweepFile = None,
         sweep_by: _SweepBy = DEFAULT_METRIC,

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 from jax.sharding import AbstractMesh, AxisType, Mesh
 
-from chomp.config import Config
+from chomp.config import Config, setting
 from chomp.errors import ConfigError, divisors, message, require
 
 # replica: whole copies of the model; data: batch rows and parameter shards (FSDP);
@@ -29,6 +29,8 @@ class MeshConfig(Config):
     data: int | None = None
     expert: int = 1
     model: int = 1
+    # False: a run that would take the CPU is refused, as where a driver does not load.
+    allow_cpu: bool = setting(default=True, also=("train.allow_cpu",), mark="cosmetic")
 
     def __post_init__(self) -> None:
         for name in AXES:
@@ -82,6 +84,13 @@ def _near_sizes(num_devices: int, wanted: tuple[int, int, int]) -> list[tuple[in
 def create_mesh(config: MeshConfig, *, devices: Sequence[jax.Device] | None = None) -> Mesh:
     """The explicit mesh of `config` over `devices` (default: all). Enter it with `jax.set_mesh`."""
     devices = jax.devices() if devices is None else list(devices)
+    require(
+        config.allow_cpu or devices[0].platform != "cpu",
+        given="mesh.allow_cpu=false (train.allow_cpu) where JAX finds no device but CPUs",
+        allowed="a GPU or TPU that JAX can use",
+        fix="see what `python -c 'import jax; jax.devices()'` says of the accelerator, or set "
+        "train.allow_cpu=true",
+    )
     shape = config.shape(len(devices))
     return Mesh(
         np.asarray(devices, dtype=object).reshape(shape),

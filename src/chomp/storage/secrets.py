@@ -1,7 +1,8 @@
 """Text without secrets: what is secret never reaches a config dump, a record, a log or a service.
 
 A secret of the environment is known by its variable's name and found by its value, wherever a user
-may have put it. A password in an address is known by its place.
+may have put it. A password in an address is known by its place, and so is a token or a signature in
+its query; tokens of services that give them a form, by that.
 """
 
 import os
@@ -11,6 +12,8 @@ from typing import Any
 
 # WANDB_API_KEY, HF_TOKEN, RAY_AUTH_TOKEN, AWS_SECRET_ACCESS_KEY, …; not TOKENIZERS_PARALLELISM.
 _SECRET_NAME = re.compile(r"(^|_)(API_?KEY|ACCESS_KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS)$")
+# Which begin or end a document, and are no secret: `eos_token`.
+_SPECIAL_TOKEN = re.compile(r"(BOS|EOS|PAD|UNK|MASK|SEP|CLS)_TOKEN$")
 # A shorter value is a word like `true`, and would be blotted out all over a config.
 _MIN_CHARACTERS = 8
 # A shorter password is blotted out where an address has it, and nowhere else: `x` is in any text.
@@ -18,22 +21,63 @@ _MIN_PASSWORD = 6
 # scheme://user:password@host; a user alone (ssh://git@host) is no secret, nor is a port: digits
 # before a path are one in the web's addresses, and in others where no @ follows. Not past the next
 # ://, which may begin another address, and keeps the time linear in the text. A quote between two
-# letters is part of a password; any other ends the text that the address stands in.
+# letters is part of a password; any other ends the text that the address stands in. So are blanks,
+# up to the last @ of the line, where the password does not begin like a port before a blank.
+_USER = r"(?!\[[\da-fA-F:.]+\])[^/?#\s:@'\"]*"  # [::1] is a host
+_PORT = r"\d+[/?#,;.:)\]}>]*(?:\s|\Z)"
+_LETTER = r"(?!://)(?:[^\s'\"]|(?<=[\w\\])['\"](?=\w))"
+_BLANK = r"(?!://)[^\S\r\n]"
 _ADDRESS = re.compile(
-    r"(?:(?<!http)(?<!https)://[^/?#\s:@'\"]*:|://[^/?#\s:@'\"]*:(?!\d*[/?#]))"
-    r"(?P<rest>(?:(?!://)(?:[^\s'\"]|(?<=[\w\\])['\"](?=\w)))*)"
+    rf"(?:(?<!http)(?<!https)://{_USER}:|://{_USER}:(?!\d*[/?#]))"
+    rf"(?P<rest>(?!{_PORT})(?:{_LETTER}|{_BLANK})*|(?:{_LETTER})*)"
 )
 # pip's address of a repository, whose path may end in @ and a version.
 _REPOSITORY = re.compile(r"(?:git|hg|svn|bzr)\+\w+\Z")
 _HOST_AND_PATH = re.compile(r"@[^@/]*/")
+# What follows the ? of an address, and in it what lets in: ?token=, &X-Amz-Signature=, &sig=.
+_QUERY = re.compile(r"(?<=\?)[^\s'\"#?]+")
+_OPENING = re.compile(
+    r"(?i)(?P<name>(?:^|(?<=&))(?:key|AWSAccessKeyId|(?:[\w.-]*[-_.])?"
+    r"(?:api[-_]?key|access[-_]?key|token|sig|signature|secret|password|credential))=)"
+    r"(?P<value>[^&<][^&]*)"
+)
+# Hugging Face, GitHub, GitLab, Slack, AWS and those that begin like OpenAI's; none is a plain word.
+_TOKEN = re.compile(
+    r"(?<![\w-])(?:hf_[A-Za-z0-9]{30,}|gh[pousr]_[A-Za-z0-9]{30,}|github_pat_\w{30,}"
+    r"|glpat-[\w-]{20,}|xox[abprs]-[\w-]{20,}|(?:AKIA|ASIA)[A-Z0-9]{16}|sk-[\w-]{32,})(?![\w-])"
+)
+# A name and its value as people write them in notes: `WANDB_API_KEY=...`.
+_NOTED = re.compile(
+    r"(?<![\w-])(?P<name>[A-Za-z][\w-]*)['\"]?\s*[:=]\s*['\"]?(?P<value>[^\s'\",;#{}\[\]<>$]+)"
+)
 
 
 def redacted(text: str) -> str:
     """The text with every secret of the environment replaced by `<NAME>` of its variable.
 
-    Passwords in addresses are replaced by `<password>`.
+    Passwords in addresses are replaced by `<password>`, also such as hold signs that an address
+    may not, as far as a text can tell: not over a line's end, not a quote beside another sign, not
+    :// and not after a user with a blank. Tokens in the query of an address are replaced by
+    `<secret>`, and any that are known by their form by `<token>`.
     """
     return _redacted(text, _secrets())
+
+
+def is_secret_name(name: str) -> bool:
+    """Whether a key is a secret by its name: `hf_token`, `api-key`; not `eos_token`."""
+    upper = name.upper().replace("-", "_")
+    return bool(_SECRET_NAME.search(upper)) and not _SPECIAL_TOKEN.search(upper)
+
+
+def without_noted_secrets(text: str) -> str:
+    """The text without values that follow the name of a secret, as in `# HF_TOKEN=...`."""
+
+    def blotted(found: "re.Match[str]") -> str:
+        if len(found["value"]) < _MIN_CHARACTERS or not is_secret_name(found["name"]):
+            return found[0]
+        return f"{found[0].removesuffix(found['value'])}<{found['name']}>"
+
+    return _NOTED.sub(blotted, text)
 
 
 def without_secrets(value: Any) -> Any:
@@ -75,7 +119,16 @@ def _redacted(text: str, secrets: Mapping[str, str]) -> str:
     for place in _password_places(text):
         left += [text[end : place.start], "<password>"]
         end = place.stop
-    return "".join([*left, text[end:]])
+    text = "".join([*left, text[end:]])
+    if "://" in text:
+        text = _QUERY.sub(lambda query: _OPENING.sub(r"\g<name><secret>", query[0]), text)
+    return _TOKEN.sub("<token>", text)
+
+
+def _query_secrets(text: str) -> set[str]:
+    """The values in queries of addresses that let in whoever has them."""
+    queries = _QUERY.findall(text) if "://" in text else []
+    return {found["value"] for query in queries for found in _OPENING.finditer(query)}
 
 
 def _password_places(text: str) -> Iterator[slice]:
@@ -104,7 +157,7 @@ def _is_mark(password: str) -> bool:
 
 def _passwords(value: Any) -> set[str]:
     if isinstance(value, str):
-        return {value[place] for place in _password_places(value)}
+        return {*(value[place] for place in _password_places(value)), *_query_secrets(value)}
     if isinstance(value, Mapping):
         value = list(value.values())
     return set().union(*map(_passwords, value)) if isinstance(value, list | tuple) else set()

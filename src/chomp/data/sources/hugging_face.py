@@ -48,6 +48,11 @@ class HuggingFaceSource(Config):
             fix="write both, for example path: allenai/c4 and split: train",
         )
 
+    @property
+    def is_stream_of_hub(self) -> bool:
+        """Whether nothing of it is on this machine before it is trained on."""
+        return self.streaming and not self._local_files()
+
     def part_names(self) -> tuple[str, ...]:
         """One part, named for dataset, configuration and split."""
         return ("/".join(filter(None, (self.path, self.name, self.split))),)
