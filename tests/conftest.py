@@ -4,12 +4,15 @@ Warnings are errors by pyproject. Set here, before anything imports JAX or chomp
 """
 
 import atexit
+import gc
 import os
 import shutil
+import signal
 import socket
 import sys
 import tempfile
-from collections.abc import Iterator
+import time
+from collections.abc import Generator, Iterator
 from importlib.metadata import version
 from typing import Any
 
@@ -19,6 +22,9 @@ from tests.well_compiled import QUICK_FUSIONS, well_compiled_environment
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
 os.environ.pop("WANDB_API_KEY", None)  # with somebody's key, every run of a test would be sent
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # A shell starts its background jobs deaf to Ctrl-C, and so would be all that they start.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 if os.environ["JAX_PLATFORMS"] == "cpu":
     # Programs this small take far longer to compile than to run: a step of moe 3.6 s in place of
     # 6.6 (two cores, November 2026), and without XLA's newer fusions half of that. Compiled as in
@@ -49,6 +55,7 @@ if sys.dont_write_bytecode:
 import jax
 import jaxtyping
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tests.forked_commands import ForkedCommands
 
@@ -56,6 +63,18 @@ jax.config.update("jax_num_cpu_devices", 8)
 # A silent cast or broadcast is how a wrong formula survives.
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
+
+# The same examples in every run, so that a change is judged by what it changes, and a busy machine
+# is no failure. `--hypothesis-profile=default` looks for new ones.
+settings.register_profile(
+    "steady",
+    derandomize=True,
+    database=None,
+    deadline=None,
+    print_blob=True,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.load_profile("steady")
 
 # Shapes and types are checked at every call of the code that handles arrays; runs outside of tests
 # do not pay for it. The rooms without arrays check their input themselves, and are tested with
@@ -68,11 +87,25 @@ jaxtyping.install_import_hook(
 
 def pytest_configure(config: pytest.Config) -> None:
     """A session of slow tests has all of the compiler's optimizations."""
+    # JAX writes a compiled program into its cache bit by bit: whoever looks for it meanwhile finds
+    # a part, warns, and compiles it anew.
+    half_written = "ignore:Error reading persistent compilation cache entry:UserWarning"
+    config.addinivalue_line("filterwarnings", half_written)
     # All of the session: what a slow test runs is compared to the bit with what a fixture has run.
     asked = config.getoption("markexpr").replace("not slow", "")
     if "slow" in asked:
         os.environ.update(well_compiled_environment(), JAX_DISABLE_MOST_OPTIMIZATIONS="0")
         jax.config.update("jax_disable_most_optimizations", False)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """While tests are read, nothing is made that is not kept."""
+    gc.disable()  # looking for what is not was 7 of the 34 seconds that reading them takes
+    try:
+        return (yield)
+    finally:
+        gc.enable()
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -103,6 +136,30 @@ def _no_network(monkeypatch: pytest.MonkeyPatch) -> None:
         connect(self, address)
 
     monkeypatch.setattr(socket.socket, "connect", guarded)
+
+
+class WaitedClock:
+    """In place of `time`: only who sleeps makes it go on, and a busy machine does not."""
+
+    def __init__(self) -> None:
+        self._now_s = 0.0
+
+    def monotonic(self) -> float:
+        """The seconds that were slept so far."""
+        return self._now_s
+
+    def sleep(self, seconds: float) -> None:
+        """Let so much time have passed, at once."""
+        self._now_s += max(seconds, 1e-3)
+        time.sleep(0)  # for the other threads
+
+
+@pytest.fixture
+def waited_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever waits for a lease in this process waits by a clock that takes no time."""
+    clock = WaitedClock()
+    for module in ("lease", "lease_holder"):
+        monkeypatch.setattr(f"chomp.storage.{module}.time", clock)
 
 
 @pytest.fixture(scope="session")

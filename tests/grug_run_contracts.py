@@ -1,8 +1,8 @@
 """What only runs of a variant show: that it learns, resumes to the bit, and logs what it promises.
 
-A variant is run as its own launch file says, on the corpus that every Python brings along; only
-sizes are overridden. The checks read what the runs have left behind, so each of them can be tried
-on a folder that no run has made.
+A variant is run as its own launch file says; only sizes are overridden, and the texts, as it takes
+longer to read those that every Python brings along than to train on them. The checks read what the
+runs have left behind, so each of them can be tried on a folder that no run has made.
 """
 
 import dataclasses
@@ -31,6 +31,7 @@ SMALL = {
     "train.ema_beta": 0.9,
     "optim.warmup_steps": 2,
     "data.tokenizer.kind": "byte",  # a BPE takes longer to train than the model
+    "data.validation_fraction": tiny.VALIDATION_FRACTION,
     "eval.max_eval_batches": 1,
     "eval.eval_batch_size": 8,
     "samples.max_tokens": 0,
@@ -122,7 +123,7 @@ def planned_run(
     launch = template.launch_class()
     fields = {field.name for field in dataclasses.fields(launch.model)}
     model = {f"model.{name}": size for name, size in SMALL_MODEL.items() if name in fields}
-    values = {**SMALL, **model, **(overrides or {})}
+    values = {**SMALL, **model, "data.components": _texts(prefix), **(overrides or {})}
     # A section that is left out has no parts to be overridden.
     given = {key: value for key, value in values.items() if key.split(".")[0] not in values}
     given |= {key: value for key, value in values.items() if "." not in key}
@@ -132,6 +133,20 @@ def planned_run(
         failures = run_plan(data, local_runner(data))
     assert not failures, failures
     return run
+
+
+def _texts(prefix: Path) -> str:
+    """Two bodies of text as an override, with the names and weights of those in the launch file."""
+    folder = prefix / "texts"
+    if not folder.exists():
+        folder.mkdir(parents=True)
+        tiny.write_texts(folder)
+    parts = [("code", "sums", 0.6), ("prose", "words", 0.4)]
+    components = {
+        name: {"source": {"kind": "text", "paths": [f"{folder}/{files}-*.txt"]}, "weight": weight}
+        for name, files, weight in parts
+    }
+    return json.dumps(components)
 
 
 def _resumed(planned: PlannedStep, folder: Path) -> Path:

@@ -8,14 +8,13 @@ import json
 import os
 import runpy
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 
-LONGEST_S = 120  # a process that hangs is ended by a signal after so long
+LONGEST_S = 300  # a process that hangs is ended by a signal after so long
 
 
 class Gang:
@@ -30,11 +29,11 @@ class Gang:
         imports: Sequence[str] = ("chomp.mesh",),
         num_devices: int = 1,
     ) -> None:
+        from chomp.launch.free_port import free_port  # of no use to the forks
+
         folder.mkdir(parents=True, exist_ok=True)
         self._folder, self._count = folder, count
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            address = f"127.0.0.1:{free.getsockname()[1]}"
+        address = f"127.0.0.1:{free_port()}"
         env = {
             **os.environ,
             "JAX_COORDINATOR_ADDRESS": address,
@@ -55,7 +54,7 @@ class Gang:
         """Of all processes, once they have ended; below 0: the signal that ended one."""
         assert self._parent.stdout is not None
         codes: list[int] = json.loads(self._parent.stdout.readline())
-        self._parent.wait(timeout=10)
+        self._parent.wait(timeout=60)
         self._parent.stdout.close()
         return codes
 

@@ -95,7 +95,7 @@ def test_a_template_is_what_others_take_it_for(contract: contracts.Checks, templ
     assert not violations, listed(violations)
 
 
-def test_the_loss_falls_within_twenty_steps_on_real_text(runs: Runs):
+def test_the_loss_falls_within_twenty_steps_on_text(runs: Runs):
     violations = run_contracts.the_loss_falls(runs.straight)
     assert not violations, listed(violations)
 

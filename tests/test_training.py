@@ -4,7 +4,7 @@ import json
 import math
 import os
 import signal
-import threading
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,6 +20,7 @@ from chomp.errors import CheckpointError, ConfigError, NonFiniteError, RunInterr
 from chomp.hooks import HarnessConfig, SamplesConfig
 from chomp.kernels.precision import Precision
 from chomp.mesh import place_batch
+from chomp.tracking import JsonlTracker, MetricValue
 from chomp.tracking.config import WandbConfig
 from experiments.grug.base.model import GrugModelConfig
 from experiments.grug.base.train import (
@@ -138,10 +139,12 @@ def test_the_run_folder_holds_what_the_run_was_made_of(straight_run):
     assert (straight_run / "samples/step-12.txt").exists()
 
 
-def test_a_run_stopped_in_the_middle_continues_bit_for_bit(straight_run, data, tmp_path):
+def test_a_run_stopped_in_the_middle_continues_bit_for_bit(
+    straight_run, data, tmp_path, monkeypatch
+):
     config = tiny.run_config(data, tmp_path, ema_beta=0.9)
     config = replace(config, checkpoint=CheckpointConfig(save_interval_s=None, every=5))
-    stop_when_logged(tmp_path / "metrics.jsonl", rows=4)
+    stop_when_logged(monkeypatch, rows=4)
     with pytest.raises(RunInterrupted, match="The same command continues") as stopped:
         run_grug(config)
     assert stopped.value.exit_code == 130
@@ -154,7 +157,7 @@ def test_a_run_stopped_in_the_middle_continues_bit_for_bit(straight_run, data, t
     assert attempts == {1, 2}
 
 
-def test_streams_stages_and_growing_batches_continue_bit_for_bit(data, tmp_path):
+def test_streams_stages_and_growing_batches_continue_bit_for_bit(data, tmp_path, monkeypatch):
     stored, streamed = (replace(data.components[name], weight=1.0) for name in ("sums", "words"))
     stream = StreamConfig(window_documents=8)
     weights = [{"sums": 1.0, "words": 1.0}, {"sums": 0.0, "words": 1.0}]
@@ -173,7 +176,7 @@ def test_streams_stages_and_growing_batches_continue_bit_for_bit(data, tmp_path)
         return replace(tiny.run_config(mixed, folder, steps=6, batch_size=sizes), eval=None)
 
     run_grug(config(tmp_path / "straight"))
-    stop_when_logged(tmp_path / "stopped/metrics.jsonl", rows=2)
+    stop_when_logged(monkeypatch, rows=2)
     with pytest.raises(RunInterrupted):
         run_grug(config(tmp_path / "stopped"))
     saved = list_checkpoints(str(tmp_path / "stopped/checkpoints"))[-1].metadata
@@ -196,17 +199,19 @@ def test_streams_stages_and_growing_batches_continue_bit_for_bit(data, tmp_path)
     assert sum(row["throughput/compile_time"] > 0 for row in rows.values()) == 2
 
 
-def stop_when_logged(metrics: Path, rows: int) -> None:
-    """Send this process a real SIGINT once the run has logged that many rows."""
+def stop_when_logged(monkeypatch: pytest.MonkeyPatch, rows: int) -> None:
+    """Send this process a real SIGINT at the moment in which a run logs so many steps."""
+    # Not from a thread that looks at the record: on a busy machine it may find the run at its end.
+    log, logged = JsonlTracker.log, []
 
-    def watch() -> None:
-        for _ in range(6000):
-            if metrics.exists() and metrics.read_text().count("train/loss") >= rows:
+    def log_and_stop(self: JsonlTracker, metrics: Mapping[str, MetricValue], *, step: int) -> None:
+        log(self, metrics, step=step)
+        if "train/loss" in metrics:
+            logged.append(step)
+            if len(logged) == rows:
                 os.kill(os.getpid(), signal.SIGINT)
-                return
-            threading.Event().wait(0.01)
 
-    threading.Thread(target=watch, daemon=True).start()
+    monkeypatch.setattr(JsonlTracker, "log", log_and_stop)
 
 
 def test_a_finished_run_is_left_as_it_is(straight_run, data):
@@ -274,7 +279,7 @@ def test_a_bad_step_is_skipped_and_counted_and_the_count_survives_a_resume(
     data, tmp_path, monkeypatch
 ):
     spoil_step(monkeypatch, 1, 3)
-    stop_when_logged(tmp_path / "metrics.jsonl", rows=4)
+    stop_when_logged(monkeypatch, rows=4)
     config = short_run(data, tmp_path, nonfinite_policy="skip")
     with pytest.raises(RunInterrupted):
         run_grug(config)

@@ -77,7 +77,7 @@ def shown_if_wrong(gang: Gang) -> Iterator[None]:
 
 def wait_for_rows(folder: Path, count: int) -> None:
     """Return when the record has the rows of that many steps."""
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 240
     while not (folder / "metrics.jsonl").exists() or len(tiny.losses(folder)) < count:
         assert time.monotonic() < deadline, "the processes do not train"
         time.sleep(0.005)
@@ -89,14 +89,14 @@ def saved_steps(folder: Path) -> list[int]:
 
 def test_a_signal_to_one_process_makes_both_save_the_same_step_and_end(start, tmp_path):
     folder = tmp_path / "run"
-    gang = start(folder, every=None)
+    gang = start(folder, every=None, steps=2000)  # far more than it comes to
     wait_for_rows(folder, 3)
     os.kill(gang.process_ids[1], signal.SIGTERM)
     codes = gang.exit_codes()
     with shown_if_wrong(gang):
         assert codes == [75, 75]
         [step] = saved_steps(folder)
-        assert 3 <= step < STEPS
+        assert 3 <= step < 2000
         for error, told in zip(
             gang.errors(), ["SIGTERM in another process", "SIGTERM"], strict=True
         ):

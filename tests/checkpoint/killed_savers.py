@@ -1,4 +1,4 @@
-"""Run as a program: saves in a tight loop, is killed, goes on; NUMBER times, in FOLDER.
+"""Run as a program: saves in a tight loop, is killed, goes on; NUMBER times or more, in FOLDER.
 
 Each life is a fork, restores the newest checkpoint and checks that it is whole, then saves step
 after step until SIGKILL. Prints as JSON what every death left behind. Forking keeps a life short:
@@ -12,6 +12,7 @@ import signal
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import jax
 from checkpoint_samples import about, state_at
@@ -26,7 +27,8 @@ from chomp.checkpoint import (
 from chomp.mesh import MeshConfig, create_mesh
 
 EVERY = 5  # steps between permanent checkpoints
-LONGEST_LIFE_S = 0.5
+SAVES = 3  # that a life has seen begin before it may end: all but the last of them are whole
+LONGEST_AFTER_S = 0.25  # about two saves more
 
 
 def live(folder: str, born: int) -> None:
@@ -48,9 +50,10 @@ def live(folder: str, born: int) -> None:
         while True:
             step += 1
             saver.save(state_at(step), step=step, data_offset=step, tokens_seen=step)
+            os.write(born, b"saving\n")
 
 
-def die_once(folder: str, lifetime_s: float) -> dict[str, object]:
+def die_once(folder: str, after_s: float) -> dict[str, Any]:
     """One life: what it restored, how it ended, and what was in the folder then."""
     reading, born = os.pipe()
     child = os.fork()
@@ -63,8 +66,8 @@ def die_once(folder: str, lifetime_s: float) -> dict[str, object]:
             os._exit(status)
     os.close(born)
     with open(reading) as told:
-        restored = told.readline().strip()
-        time.sleep(lifetime_s if restored else 0)
+        restored, *_ = [told.readline().strip() for _ in range(1 + SAVES)]
+        time.sleep(after_s if restored else 0)
     os.kill(child, signal.SIGKILL)
     _, status = os.waitpid(child, 0)
     return {
@@ -75,9 +78,15 @@ def die_once(folder: str, lifetime_s: float) -> dict[str, object]:
     }
 
 
+def left_unfinished(life: dict[str, Any]) -> bool:
+    """Whether a life ended in the middle of writing or removing a checkpoint."""
+    return any("." in name for name in life["names"])
+
+
 if __name__ == "__main__":
-    chance = random.Random(0)
-    lives = [
-        die_once(sys.argv[1], chance.uniform(0.0, LONGEST_LIFE_S)) for _ in range(int(sys.argv[2]))
-    ]
+    folder, number, chance = sys.argv[1], int(sys.argv[2]), random.Random(0)
+    lives: list[dict[str, Any]] = []
+    # One kill in five falls between two saves; if all did, nothing was tried, and it goes on.
+    while len(lives) < number or (len(lives) < 4 * number and not any(map(left_unfinished, lives))):
+        lives.append(die_once(folder, chance.uniform(0.0, LONGEST_AFTER_S)))
     print(json.dumps(lives))

@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +14,7 @@ import pytest
 from checkpoint_samples import state_at
 from restore_samples import HARMS, change_metadata, save, snapshot
 
+from chomp.launch.free_port import free_port
 from chomp.mesh import MeshConfig, create_mesh
 
 HERE = Path(__file__).parent
@@ -52,9 +52,7 @@ def places(tmp_path_factory) -> tuple[Path, Path]:
 @pytest.fixture(scope="module")
 def outcomes(places) -> list[dict[str, Any]]:
     """By process: what came of each case."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{free.getsockname()[1]}"
+    address = f"127.0.0.1:{free_port()}"
     program = str(HERE / "restoring_processes.py")
     processes = [
         subprocess.Popen(
@@ -68,7 +66,7 @@ def outcomes(places) -> list[dict[str, Any]]:
         for number, place in enumerate(places)
     ]
     try:
-        outputs = [process.communicate(timeout=120) for process in processes]
+        outputs = [process.communicate(timeout=300) for process in processes]
     finally:
         for process in processes:
             process.kill()

@@ -106,7 +106,7 @@ def open_files_below(folder: Path) -> int:
 
 
 def kept_open_below(folder: Path, at_most: int) -> int:
-    """How many files stay open: TensorStore closes its own in its threads, after it has answered."""
+    """How many files stay open: TensorStore closes its own in threads, after it has answered."""
     deadline = time.monotonic() + 30
     while open_files_below(folder) > at_most and time.monotonic() < deadline:
         time.sleep(0.01)

@@ -1,7 +1,6 @@
 """Several processes with one mesh over their devices: each reads its rows, all have the batch."""
 
 import json
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +10,7 @@ from number_stores import NUMBERS, number_data
 
 from chomp.config import config_to_mapping
 from chomp.data import BatchSchedule, build_train_dataset
+from chomp.launch.free_port import free_port
 
 HOST = """
 import json, sys
@@ -44,9 +44,7 @@ print(json.dumps(local_rows(mesh, 8).tolist()), file=sys.stderr)
 
 def test_two_hosts_have_the_batches_of_one_and_read_half_each(tmp_path: Path):
     data = number_data(tmp_path, {"a": [200, 150], "b": [90]})
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{free.getsockname()[1]}"
+    address = f"127.0.0.1:{free_port()}"
     hosts = [
         subprocess.Popen(
             [sys.executable, "-c", HOST, address, str(number), json.dumps(config_to_mapping(data))],
@@ -57,7 +55,7 @@ def test_two_hosts_have_the_batches_of_one_and_read_half_each(tmp_path: Path):
         )
         for number in range(2)
     ]
-    outputs = [host.communicate(timeout=120) for host in hosts]
+    outputs = [host.communicate(timeout=300) for host in hosts]
     assert [host.returncode for host in hosts] == [0, 0], outputs
     read = [json.loads(stderr.splitlines()[-1]) for _, stderr in outputs]
     assert sorted([*read[0], *read[1]]) == list(range(8))

@@ -219,6 +219,7 @@ def test_a_step_that_another_process_finished_since_the_plan_is_left_alone(
     assert runs_in(plan[0].path) == 1
 
 
+@pytest.mark.usefixtures("waited_clock")
 def test_a_held_step_is_waited_for_and_the_holder_is_told_once(planned: Planned):
     plan = planned(step("own"))
     storage.make_folder(plan[0].path)

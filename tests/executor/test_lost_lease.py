@@ -186,7 +186,7 @@ from chomp.executor import ExecutorStep, plan_steps, run_plan, this_output_path
 def work(config):
     save = Path(config["out"], "saved").touch
     atexit.register(save)
-    child = subprocess.Popen(["sh", "-c", "sleep 20 & wait"])
+    child = subprocess.Popen(["sh", "-c", "sleep 200 & wait"])
     print("half", end="")
     os.write(1, b"running\\n")
     try:
@@ -211,21 +211,24 @@ run_plan(plan, lambda item: item.step.fn(item.config), heartbeat_s=float(sys.arg
 """
 
 
+@pytest.mark.usefixtures("waited_clock")
 def test_a_process_that_slept_through_its_takeover_ends_with_all_it_started(
     prefix: str, start: Start
 ):
-    process = start(LOCAL, prefix, 0.3)
+    # Stopped long before its first beat: within one, it would keep the guard of the lock.
+    process = start(LOCAL, prefix, 2.0)
     assert process.stdout is not None
     assert process.stdout.readline() == "running\n"
     [folder] = storage.list_folder(prefix)
     path = f"{prefix}/{folder}"
     before = read_status(path)
     process.send_signal(signal.SIGSTOP)
+    os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
     lock = f"{path}/.executor_lock"
-    with Lease.acquire(lock, timeout_s=LONG_S, stale_after_s=0.2, poll_s=0.01) as taken:
+    with Lease.acquire(lock, timeout_s=LONG_S, stale_after_s=0.2, poll_s=1.0) as taken:
         process.send_signal(signal.SIGCONT)
         # Its children hold the pipe, too, for longer than this waits: it is the end of all.
-        told, _ = process.communicate(timeout=15)
+        told, _ = process.communicate(timeout=LONG_S)
         assert process.returncode == 75
         assert taken.still_held()
     assert "half" in told, "what was printed before is not lost"
@@ -242,6 +245,6 @@ def test_a_process_whose_errors_nobody_reads_ends_at_a_loss_as_any_other(prefix:
     assert process.stdout.readline() == "running\n"
     [folder] = storage.list_folder(prefix)
     taken_over(f"{prefix}/{folder}/.executor_lock")
-    process.communicate(timeout=15)
+    process.communicate(timeout=LONG_S)
     assert process.returncode == 75
     assert not storage.exists(f"{prefix}/{folder}/saved")

@@ -11,7 +11,7 @@ from typing import Any
 from chomp.errors import DataError, RunInterrupted
 from chomp.executor import ExecutorStep, Resources, this_output_path
 
-LONGEST_S = 60.0
+LONGEST_S = 240.0
 
 
 class RareError(DataError):
@@ -117,6 +117,7 @@ def _fail_in_one(out: Path, index: str) -> None:
     """Process 1 raises an error of its own; process 0 only notices, as JAX would say it."""
     if index == "1":
         raise DataError("no documents")
+    wait_for(out / "seen-1")  # nobody notices before
 
     class JaxRuntimeError(RuntimeError):
         pass

@@ -1,5 +1,6 @@
 """`--on process`: steps in real processes, which fail, are killed, interrupted, and left alone."""
 
+import io
 import os
 import re
 import signal
@@ -28,6 +29,7 @@ from chomp.launch.process_runner import gpus_each, process_runner, usual_concurr
 from chomp.launch.step_logs import log_path, opened_log
 from chomp.launch.visible_gpus import GpuPool, hidden_gpus
 from chomp.storage import LeaseHolder
+from chomp.storage.guarded import replace_if
 from chomp.storage.process_identity import ProcessIdentity
 from tests.launch.sent_steps import step, wait_for
 
@@ -239,9 +241,14 @@ def test_where_gpus_are_hidden_jax_is_not_told_to_use_one(platforms, has_gpus, l
     assert hidden == {"CUDA_VISIBLE_DEVICES": "", **({"JAX_PLATFORMS": left} if left else {})}
 
 
-def test_a_step_that_waits_for_a_gpu_is_left_to_another_launch_that_has_one(
-    tmp_path, monkeypatch, capsys
-):
+def all_printed(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
+    """What is printed from now on. `capsys` loses what one thread prints while another looks."""
+    monkeypatch.setattr(sys, "stdout", said := io.StringIO())
+    return said
+
+
+def test_a_step_that_waits_for_a_gpu_is_left_to_another_launch_that_has_one(tmp_path, monkeypatch):
+    said = all_printed(monkeypatch)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     one = Resources(gpus=1)
     steps = [step(name, "until let go", resources=one) for name in "ab"]
@@ -255,9 +262,8 @@ def test_a_step_that_waits_for_a_gpu_is_left_to_another_launch_that_has_one(
     first = threading.Thread(target=launch, args=steps)
     first.start()
     folders = [Path(item.path) for item in plan_steps(steps, prefix=str(tmp_path))]
-    told, deadline = "", time.monotonic() + 60
-    while "Waiting for 1 GPU: " not in told or not begun(folders, "ready"):
-        told += capsys.readouterr().out
+    deadline = time.monotonic() + 60
+    while "Waiting for 1 GPU: " not in said.getvalue() or not begun(folders, "ready"):
         assert time.monotonic() < deadline
         time.sleep(0.005)
     [busy] = begun(folders, "ready")  # whichever came first
@@ -274,20 +280,19 @@ def test_a_step_that_waits_for_a_gpu_is_left_to_another_launch_that_has_one(
     assert (free / "starts").read_text() == "0\n"  # and once alone
 
 
-def test_steps_that_say_nothing_of_gpus_train_one_at_a_time(tmp_path, monkeypatch, capsys):
+def test_steps_that_say_nothing_of_gpus_train_one_at_a_time(tmp_path, monkeypatch):
+    said = all_printed(monkeypatch)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
     monkeypatch.delenv("JAX_PLATFORMS")
     steps = [step("a", "until asked"), step("b", "until asked")]
     aside = step("aside", resources=Resources(gpus=0))
     plan = plan_steps([*steps, aside], prefix=str(tmp_path))
     trains, third = [Path(item.path) for item in plan[:2]], Path(plan[2].path)
-    told: list[str] = []
 
     def ask() -> None:
         wait_for(third / "starts")  # it needs no GPU, and so does not wait
         deadline = time.monotonic() + 60
-        while "Waiting for 2 GPUs: " not in "".join(told) or not begun(trains, "ready"):
-            told.append(capsys.readouterr().out)
+        while "Waiting for 2 GPUs: " not in said.getvalue() or not begun(trains, "ready"):
             assert time.monotonic() < deadline
             time.sleep(0.005)
         os.kill(os.getpid(), signal.SIGINT)
@@ -352,9 +357,8 @@ def test_who_wants_all_gpus_has_them_before_those_who_came_later_and_want_one():
     assert got == [2, 1, 1]
 
 
-def test_a_step_that_is_abandoned_while_it_waits_for_a_gpu_waits_no_more(
-    tmp_path, monkeypatch, capsys
-):
+def test_a_step_that_is_abandoned_while_it_waits_for_a_gpu_waits_no_more(tmp_path, monkeypatch):
+    said = all_printed(monkeypatch)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     one = Resources(gpus=1)
     plan = plan_steps([step(name, resources=one) for name in "abc"], prefix=str(tmp_path))
@@ -375,7 +379,7 @@ def test_a_step_that_is_abandoned_while_it_waits_for_a_gpu_waits_no_more(
             waiting = threading.Thread(target=run, args=(planned,))
             waiting.start()
             deadline = time.monotonic() + 60
-            while "Waiting for 1 GPU: " not in capsys.readouterr().out:
+            while f"Waiting for 1 GPU: {planned.title}" not in said.getvalue():
                 assert time.monotonic() < deadline
                 time.sleep(0.005)
             end(planned)
@@ -397,7 +401,8 @@ def test_a_step_whose_lease_was_taken_ends_at_once_and_is_tried_again_if_the_oth
         wait_for(folder / "ready")
         there = ProcessIdentity(host="elsewhere", pid_space="", pid=7, start_id="")
         theirs = replace(LeaseHolder.from_bytes(lock.read_bytes()), token="theirs", process=there)
-        storage.write_bytes_atomic(str(lock), theirs.to_bytes())
+        # Guarded as a true takeover is: a heartbeat between look and act would undo it.
+        replace_if(str(lock), lambda seen: True, theirs.to_bytes(), patience_s=60)
 
     left: list[list[str]] = []
 
@@ -406,7 +411,7 @@ def test_a_step_whose_lease_was_taken_ends_at_once_and_is_tried_again_if_the_oth
         left.append((folder / "starts").read_text().split())
         assert not (folder / "saved").exists()
         for process in (folder / "ready").read_text().split():
-            assert not is_running(int(process))
+            wait_for_end(int(process))
         (folder / "alone").touch()
         lock.unlink()
 
@@ -436,6 +441,14 @@ def test_a_step_that_was_abandoned_before_it_began_does_not_begin(tmp_path):
     assert "own-" in str(failure.error)
     assert "was abandoned, and its processes ended" in str(failure.error)
     assert not (Path(plan[0].path) / "starts").exists()
+
+
+def wait_for_end(process: int) -> None:
+    """Return when a process that was killed is gone, which it is a moment later."""
+    deadline = time.monotonic() + 60
+    while is_running(process):
+        assert time.monotonic() < deadline, f"{process} lives on"
+        time.sleep(0.005)
 
 
 def is_running(process: int) -> bool:

@@ -53,7 +53,7 @@ def test_a_signal_is_handed_on_and_ends_both(tmp_path):
         "import pathlib, signal, sys, time\n"
         "signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))\n"
         "pathlib.Path(sys.argv[1]).touch()\n"
-        "time.sleep(60)\n"
+        "time.sleep(240)\n"
     )
     ready = tmp_path / "ready"
     parent = (
@@ -69,7 +69,7 @@ def test_a_signal_is_handed_on_and_ends_both(tmp_path):
         assert time.monotonic() < deadline
         time.sleep(0.02)
     process.send_signal(signal.SIGTERM)
-    assert process.wait(timeout=30) == 75
+    assert process.wait(timeout=120) == 75
 
 
 def test_the_command_is_this_one_without_the_option(monkeypatch):

@@ -88,6 +88,17 @@ def test_what_a_command_loaded_by_its_path_is_found_again(launch_file, tmp_path)
     assert made_in(tmp_path / "out").startswith(f"beside 3 {module.__name__} ")
 
 
+def test_a_launch_file_is_loaded_again_only_after_it_has_changed(launch_file):
+    first = loaded_module(str(launch_file))
+    try:
+        # Another one would take the names by which its steps are sent from those of the first.
+        assert loaded_module(str(launch_file)) is first
+        launch_file.write_text(LAUNCH_FILE + "\nMORE = 1\n")
+        assert loaded_module(str(launch_file)).MORE == 1
+    finally:
+        del sys.modules[first.__name__], sys.modules["words"]
+
+
 def local_function(config: object) -> object:
     def inside(config: object) -> None:
         pass

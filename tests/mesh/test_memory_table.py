@@ -1,5 +1,6 @@
 """Bytes on each device, told before anything is made, and sizes that a mesh cannot cut."""
 
+import gc
 import math
 
 import jax
@@ -59,9 +60,10 @@ def test_lines_say_what_real_arrays_take_of_real_devices(eight_device_mesh):
 
 
 def test_shapes_give_the_same_lines_as_arrays_and_make_none(eight_device_mesh):
+    gc.collect()  # what earlier tests have left would go at any moment
     before = len(jax.live_arrays())
     shapes = abstract_arrays(make_model)
-    assert len(jax.live_arrays()) == before
+    assert len(jax.live_arrays()) <= before
     assert all(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(shapes))
     with jax.set_mesh(eight_device_mesh):
         assert abstract_arrays(make_model) == shapes  # whatever mesh is set

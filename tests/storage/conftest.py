@@ -56,7 +56,7 @@ def start() -> Iterator[Callable[..., subprocess.Popen[str]]]:
 def wait_until() -> Callable[..., None]:
     """Polls a condition until it holds, and fails after a bounded time."""
 
-    def poll(condition: Callable[[], bool], within_s: float = 5.0) -> None:
+    def poll(condition: Callable[[], bool], within_s: float = 60.0) -> None:
         deadline = time.monotonic() + within_s
         while not condition():
             assert time.monotonic() < deadline, "the condition did not come true in time"
