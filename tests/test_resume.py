@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,14 @@ from chomp.data import LmDataConfig
 from chomp.errors import CheckpointError
 from experiments.grug.base.train import GrugRunConfig, run_grug
 from tests import tiny
+from tests.well_compiled import well_compiled
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _well_compiled() -> Iterator[None]:
+    """A step with an average and one without are two programs, which in real runs agree."""
+    with well_compiled():
+        yield
 
 
 @pytest.fixture(scope="module")
