@@ -32,7 +32,7 @@ METRICS = {
     "run/seconds": {"unit": "s", "meaning": "time of the run"},
 }
 COLUMNS = [
-    {"key": "train/loss", "label": "train loss", "better": "lower"},
+    {"key": "train/loss", "label": "train loss (median)", "better": "lower"},
     {"key": "eval/loss", "label": "eval loss", "better": "lower"},
     {"key": "throughput/tokens_per_second", "label": "tokens/s", "better": "higher"},
     {"key": "run/seconds", "label": "time", "better": None},

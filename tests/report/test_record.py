@@ -114,6 +114,24 @@ def test_lines_that_are_not_of_steps_keep_their_order(tmp_path):
     assert record.columns.other_lines == (1, 2, 3, 4, 5)
 
 
+def test_rows_with_as_many_but_other_keys_lose_nothing():
+    rows = [
+        {"step": 0, "a": 1.0, "mode": "x"},
+        {"step": 1, "a": 2.0, "b": 3.0},
+        {"step": 2, "mode": "x", "a": 4.0},
+        {"step": 3, "b": 5.0, "mode": "y"},
+        {"step": 4, "a": 6.0, "kind": "summary"},
+    ]
+    for order in (rows, rows[::-1], rows[1:] + rows[:1]):
+        found = read_columns(
+            io.BytesIO(b"".join(json.dumps(row).encode() + b"\n" for row in order))
+        )
+        for name, expected in {"a": {0: 1.0, 1: 2.0, 2: 4.0}, "b": {1: 3.0, 3: 5.0}}.items():
+            logged = found.logged(name)
+            assert dict(zip(logged.steps.tolist(), logged.values.tolist(), strict=True)) == expected
+        assert found.others == (rows[4],)
+
+
 def test_a_metric_that_stands_under_its_short_key_alone_is_kept(tmp_path):
     record = read_record(written(tmp_path, {0: {"lr": 0.5, "loss": 2.0, "train/loss": 2.0}}))
     assert record.names == ("lr", "train/loss")

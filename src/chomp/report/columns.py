@@ -119,6 +119,10 @@ def read_columns(file: IO[bytes]) -> Columns:
     lines = _LineBlocks(file)
     for block_lines in lines:
         rows = _rows(block_lines)
+        if (uniform := _uniform_block(rows, first_line)) is not None:
+            parts.setdefault(uniform.names, []).append(uniform)
+            first_line += len(rows)
+            continue
         for layout, indexes in _indexes_by_layout(rows).items():
             numbers = np.array(indexes, np.int64) + first_line
             if layout is None:
@@ -173,12 +177,27 @@ def _rows(lines: bytes) -> list[Row | None]:
     return [row_of_line(line + b"\n") for line in lines.split(b"\n")]
 
 
+def _uniform_block(rows: Sequence[Row | None], first_line: int) -> Block | None:
+    """All rows as one block, where they have the same keys and are of steps; else None.
+
+    So are nearly all rows of a record. Numbers that are missing show when they are picked, and only
+    the other keys are looked for: to compare all keys of all rows takes an eighth of reading.
+    """
+    first = rows[0]
+    readable = [row for row in rows if row is not None]
+    if first is None or "step" not in first or "kind" in first or len(readable) < len(rows):
+        return None
+    others = first.keys() - set(_numeric_names(first))
+    if any(len(row) != len(first) or not others <= row.keys() for row in readable):
+        return None
+    try:
+        return _block(readable, np.arange(first_line, first_line + len(rows)))
+    except KeyError:
+        return None
+
+
 def _indexes_by_layout(rows: Sequence[Row | None]) -> dict[_Layout | None, Sequence[int]]:
     """Where the rows with each set of keys are; None stands for lines that could not be read."""
-    readable = [row for row in rows if row is not None]
-    layouts: set[_Layout | None] = set(map(tuple, readable))
-    if len(layouts) == 1 and len(readable) == len(rows):  # as nearly all blocks of a record
-        return dict.fromkeys(layouts, range(len(rows)))
     found: dict[_Layout | None, list[int]] = {}
     for index, row in enumerate(rows):
         found.setdefault(None if row is None else tuple(row), []).append(index)

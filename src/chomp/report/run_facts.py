@@ -25,7 +25,7 @@ AVERAGED = "averaged weights"
 COLUMNS: tuple[tuple[str, str, str | None], ...] = (
     (names.EVAL_LOSS, "eval loss", "lower"),
     (names.EVAL_BPB, "eval bits/byte", "lower"),
-    (names.TRAIN_LOSS, "train loss", "lower"),
+    (names.TRAIN_LOSS, "train loss (median)", "lower"),
     ("steps", "steps", None),
     ("tokens", "tokens processed", None),
     (names.TOKENS_SEEN, "tokens trained on", None),
