@@ -25,7 +25,7 @@ EvalCallback = Callable[[Mapping[str, Any], int], dict[str, float]]
 class GrugEvalConfig(Config):
     """How held-out data is evaluated: always at the end, and every `steps_per_eval` steps."""
 
-    # In seed 004 a period of 0 is none, so 0 under its name is null here.
+    # In the first chomp a period of 0 is none, so 0 under its name is null here.
     steps_per_eval: int | None = setting(
         default=None, also=("train.eval_every",), zero_is_null=True
     )

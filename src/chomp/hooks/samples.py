@@ -57,7 +57,7 @@ class HeldOutTexts(Texts, Protocol):
 class SamplesConfig(Config):
     """Text that is generated at the end of a run, and every `every` steps."""
 
-    # In seed 004 a period of 0 is none, so 0 under its name is null here.
+    # In the first chomp a period of 0 is none, so 0 under its name is null here.
     every: int | None = setting(default=None, also=("train.generate_every",), zero_is_null=True)
     # 0: no samples at all; None: the model's `chunk_size` and 16 more, or 144.
     max_tokens: int | None = setting(default=None, also=("train.generate_max_tokens",))

@@ -145,7 +145,7 @@ METRICS: tuple[Metric, ...] = (
     Metric(ROUTER_Z_LOSS, "", "mean squared logsumexp of the routers' logits"),
     Metric(LEARNING_RATE, "", "learning rate of the completed step", "lr"),
     Metric(OPTIM, "", "an optimizer hyperparameter of the completed step"),
-    # Known by seed 004's key alone: they count trained tokens, while throughput/* counts positions.
+    # The first chomp's, by its keys alone: trained tokens, where throughput/* counts positions.
     Metric(TOKENS_SEEN, "tokens", "tokens trained on so far, after masking", TOKENS_SEEN),
     Metric(TOKENS_PER_SEC, "tokens/s", "tokens trained on per second of the step", TOKENS_PER_SEC),
     Metric(PACKING_MODE, "", "how documents were put into rows", PACKING_MODE),

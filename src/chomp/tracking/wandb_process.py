@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
 import traceback
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -49,6 +50,7 @@ class WandbProcess:
         self._on_open = on_open
         self._is_open = False
         self._end: _End | None = None
+        self._ending = threading.Lock()
         self._said = tempfile.TemporaryFile()  # noqa: SIM115  # closed once it has ended
         paths = filter(None, [_PACKAGES, os.environ.get("PYTHONPATH")])
         self._process = subprocess.Popen(
@@ -105,7 +107,9 @@ class WandbProcess:
 
     def _send(self, words: Mapping[str, Any]) -> None:
         stdin = self._process.stdin
-        if self._end is not None or stdin is None:
+        # Asked, since the pipe does not always tell: W&B's own process has it as well, and may live
+        # for a moment longer.
+        if stdin is None or self._process.poll() is not None:
             raise self._failure()
         line = memoryview(json.dumps(words).encode() + b"\n")  # NaN too: Python is at both ends
         try:
@@ -121,16 +125,17 @@ class WandbProcess:
 
     def _ended(self) -> _End:
         """How the process ended, once it has; its pipe is closed first, which makes it end."""
-        if self._end is None:
-            for pipe in (self._process.stdin, self._process.stdout):
-                assert pipe is not None
-                pipe.close()
-            code = self._process.wait()
-            with self._said as file:
-                file.seek(max(0, file.seek(0, os.SEEK_END) - _TOLD_BYTES))
-                said = file.read().decode(errors="replace").strip()
-            self._end = _End(code, said or "it said nothing")
-        return self._end
+        with self._ending:
+            if self._end is None:
+                for pipe in (self._process.stdin, self._process.stdout):
+                    assert pipe is not None
+                    pipe.close()
+                code = self._process.wait()
+                with self._said as file:
+                    file.seek(max(0, file.seek(0, os.SEEK_END) - _TOLD_BYTES))
+                    said = file.read().decode(errors="replace").strip()
+                self._end = _End(code, said or "it said nothing")
+            return self._end
 
 
 def serve() -> None:
