@@ -57,6 +57,7 @@ import jaxtyping
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.chromium_pipe import ChromiumPage, browser
 from tests.forked_commands import ForkedCommands
 
 jax.config.update("jax_num_cpu_devices", 8)
@@ -160,6 +161,15 @@ def waited_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = WaitedClock()
     for module in ("lease", "lease_holder"):
         monkeypatch.setattr(f"chomp.storage.{module}.time", clock)
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[ChromiumPage]:
+    """A headless browser; who asks for it is skipped, and says so, where there is none."""
+    program = browser()
+    assert program is not None
+    with ChromiumPage(program) as page:
+        yield page
 
 
 @pytest.fixture(scope="session")

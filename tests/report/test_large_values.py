@@ -2,7 +2,6 @@
 
 import base64
 import json
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -79,14 +78,6 @@ def test_a_time_of_no_calendar_and_a_number_of_too_many_digits_are_none(tmp_path
 
 
 needs_browser = pytest.mark.skipif(browser() is None, reason=MISSING)
-
-
-@pytest.fixture(scope="module")
-def chromium() -> Iterator[ChromiumPage]:
-    program = browser()
-    assert program is not None
-    with ChromiumPage(program) as page:
-        yield page
 
 
 def drawn_everywhere(page: ChromiumPage, folder, html: str) -> None:

@@ -69,14 +69,6 @@ def names_in_table(page: ChromiumPage) -> list[str]:
     return page.value(f"{rows}.map((name) => name.textContent)")
 
 
-@pytest.fixture(scope="module")
-def chromium() -> Iterator[ChromiumPage]:
-    program = browser()
-    assert program is not None
-    with ChromiumPage(program) as page:
-        yield page
-
-
 @pytest.fixture
 def page(chromium: ChromiumPage) -> Iterator[ChromiumPage]:
     """A browser with a wide window; at the end nothing went wrong and only the page was read."""

@@ -41,14 +41,6 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> str:
     return write_report(changes, tmp_path_factory.mktemp("report")).as_uri()
 
 
-@pytest.fixture(scope="module")
-def chromium() -> Iterator[ChromiumPage]:
-    program = browser()
-    assert program is not None
-    with ChromiumPage(program) as page:
-        yield page
-
-
 @pytest.fixture
 def page(chromium: ChromiumPage, address: str) -> Iterator[ChromiumPage]:
     """The page as a new reader sees it, on a wide screen; at the end, nothing has gone wrong."""
