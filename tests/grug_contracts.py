@@ -29,12 +29,10 @@ from chomp.mesh.abstract_arrays import placed_arrays
 from chomp.variants.folders import Variant, variant_folders
 from chomp.variants.verbatim import verbatim_violations
 from experiments import grug
-from tests.architecture.rules import TEMPLATE_BUDGETS
 
 ROOT = Path(__file__).parents[1]
 BASE = "base"
 FILES = ("model.py", "train.py", "launch.py", "README.md")
-MOST_LINES = 600  # of one file of a variant; base has budgets of its own
 
 # ARCHITECTURE section 3, each name with a call that it must take; more parameters may follow.
 PROMISED_CALLS = {
@@ -194,39 +192,6 @@ def copies_are_equal(variant: Variant) -> list[str]:
     return verbatim_violations(variant.folder)
 
 
-def stays_readable(variant: Variant) -> list[str]:
-    """No file has more lines than somebody reads in one sitting."""
-    return [
-        breach(
-            variant,
-            f"{file}:{MOST_LINES + 1}",
-            f"{lines} lines",
-            allowed=f"at most {MOST_LINES}",
-            fix="move what a second variant would import into src/chomp, or into a file of its own",
-        )
-        for file, (lines, _) in line_counts(variant).items()
-        if lines > MOST_LINES
-    ]
-
-
-def line_counts(variant: Variant) -> dict[str, tuple[int, int | None]]:
-    """Lines of each Python file, and what they are measured by: base's budget and half of it."""
-    budgets = {Path(path).name: lines * 3 // 2 for path, lines in TEMPLATE_BUDGETS.items()}
-    return {
-        path.name: (len(path.read_bytes().splitlines()), budgets.get(path.name))
-        for path in sorted(variant.folder.glob("*.py"))
-    }
-
-
-def line_report(variant: Variant) -> list[str]:
-    """A line for each file of a variant: how long it is, and whether that is long."""
-    return [
-        f"{variant.told(name)}: {lines} lines"
-        + ("" if budget is None else f", {budget} allowed" + " (over)" * (lines > budget))
-        for name, (lines, budget) in line_counts(variant).items()
-    ]
-
-
 # --- by importing -------------------------------------------------------------------------------
 
 
@@ -334,5 +299,5 @@ def launches_under_its_own_name(template: Template) -> list[str]:
 
 Reads = Callable[[Variant], list[str]]
 Checks = Callable[[Template], list[str]]
-READ: tuple[Reads, ...] = (has_its_files, copies_are_equal, stays_readable, can_be_imported)
+READ: tuple[Reads, ...] = (has_its_files, copies_are_equal, can_be_imported)
 IMPORTED: tuple[Checks, ...] = (has_the_promised_names, launches_under_its_own_name)

@@ -80,15 +80,6 @@ def test_a_variant_reads_as_promised(contract: contracts.Reads, verified: Varian
     assert not violations, listed(violations)
 
 
-def test_the_lines_of_a_variant_are_reported(
-    verified: Variant, record_property: Callable[[str, object], None]
-):
-    counts = contracts.line_counts(verified)
-    print(*contracts.line_report(verified), sep="\n")  # seen with `pytest -rP`
-    record_property("lines", {name: lines for name, (lines, _) in counts.items()})
-    assert {"model.py", "train.py", "launch.py"} <= counts.keys()
-
-
 @pytest.mark.parametrize("contract", [*contracts.IMPORTED, *TRACED], ids=name_of)
 def test_a_template_is_what_others_take_it_for(contract: contracts.Checks, template: Template):
     violations = contract(template)

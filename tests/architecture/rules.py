@@ -61,12 +61,6 @@ JAX_LIBRARIES = frozenset(
 )
 OUTSIDE_THE_LIBRARY = ("experiments", "tests", "benchmarks")
 FORBIDDEN_NAMES = ("utils", "common", "helpers", "misc", "core", "components")
-LIBRARY_BUDGET = 600
-TEMPLATE_BUDGETS = {
-    "experiments/grug/base/model.py": 300,
-    "experiments/grug/base/train.py": 450,
-    "experiments/grug/base/launch.py": 200,
-}
 
 
 @dataclass(frozen=True)
@@ -246,28 +240,6 @@ def rooms_that_load_jax(root: Path) -> list[str]:
     return violations
 
 
-def files_over_budget(root: Path) -> list[str]:
-    """Library files and base template files with more lines than they may have."""
-    budgets = {path: LIBRARY_BUDGET for path in sorted((root / "src" / "chomp").rglob("*.py"))}
-    budgets |= {root / path: lines for path, lines in TEMPLATE_BUDGETS.items()}
-    violations = []
-    for path, budget in budgets.items():
-        lines = len(path.read_bytes().splitlines()) if path.is_file() else 0
-        if lines > budget:
-            name = path.relative_to(root).as_posix()
-            is_template = name in TEMPLATE_BUDGETS
-            violations.append(
-                message(
-                    given=f"{name}:{budget + 1}: {lines} lines",
-                    allowed=f"at most {budget}",
-                    fix="move the feature to a hook or a variant"
-                    if is_template
-                    else "split the file into two ideas, each with its own name",
-                )
-            )
-    return violations
-
-
 def drawer_names(root: Path) -> list[str]:
     """Modules and folders of the library named for being a drawer instead of for what they hold."""
     library = root / "src" / "chomp"
@@ -292,7 +264,6 @@ RULES = (
     imports_across_variants,
     jax_imports_of_no_jax_rooms,
     rooms_that_load_jax,
-    files_over_budget,
     drawer_names,
 )
 

@@ -208,16 +208,6 @@ BREACHES = {
         {"src/chomp/launch/__init__.py": "import no_such_module\n"},
         ("src/chomp/launch:1:", "import chomp.launch", "No module named 'no_such_module'"),
     ),
-    "a library file is too long": Breach(
-        rules.files_over_budget,
-        {"src/chomp/data/long.py": "x = 1\n" * 601},
-        ("src/chomp/data/long.py:601:", "601 lines", "at most 600"),
-    ),
-    "a template file is too long": Breach(
-        rules.files_over_budget,
-        {"experiments/grug/base/launch.py": "x = 1\n" * 201},
-        ("experiments/grug/base/launch.py:201:", "201 lines", "at most 200"),
-    ),
     "a module is a drawer": Breach(
         rules.drawer_names,
         {"src/chomp/data/_utils.py": ""},
@@ -280,11 +270,6 @@ def test_importing_a_no_jax_room_leaves_jax_unloaded() -> None:
     assert not violations, listed(violations)
 
 
-def test_files_stay_within_their_line_budgets() -> None:
-    violations = rules.files_over_budget(ROOT)
-    assert not violations, listed(violations)
-
-
 def test_no_module_of_the_library_is_named_for_being_a_drawer() -> None:
     violations = rules.drawer_names(ROOT)
     assert not violations, listed(violations)
@@ -344,8 +329,3 @@ def test_an_import_in_a_class_body_counts_as_module_level(tmp_path: Path) -> Non
     eager = "class Command:\n    import jax\n"
     root = plant(tmp_path, CLEAN_TREE | {"src/chomp/cli/main.py": eager})
     assert len(rules.jax_imports_of_no_jax_rooms(root)) == 1
-
-
-def test_a_file_exactly_at_its_budget_is_within_it(tmp_path: Path) -> None:
-    root = plant(tmp_path, {"src/chomp/data/long.py": "x = 1\n" * 600})
-    assert rules.files_over_budget(root) == []
