@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from chomp.executor.source import source_hashes
 from chomp.executor.status import StepInfo, StepStatus, write_info, write_status
 from chomp.tracking import JsonlTracker
 
@@ -61,6 +62,7 @@ def make_run(
     device: str = "NVIDIA H200",
     steps: int = STEPS,
     checkpoint: Mapping[str, Any] | None = None,
+    sources: Mapping[str, str] | None = None,
 ) -> Path:
     """A run of one attempt whose evaluation loss ends at `end`; NaN: not finite there."""
     folder.mkdir(parents=True)
@@ -91,7 +93,7 @@ def make_run(
     if outcome is not None:
         tracker.log_summary({"run/outcome": outcome})
     tracker.finish()
-    _write_executor(folder, variant, seed)
+    _write_executor(folder, variant, seed, sources)
     facts = {"data_fingerprint": f"data-{seed}", "tokenizer_hash": "t", **(checkpoint or {})}
     if checkpoint != {}:
         place = folder / f"checkpoints/step-{steps}"
@@ -112,7 +114,12 @@ def make_side(
     }
 
 
-def _write_executor(folder: Path, variant: str, seed: int) -> None:
+def _write_executor(
+    folder: Path, variant: str, seed: int, sources: Mapping[str, str] | None
+) -> None:
+    # Of outputs/grug in a checkout that has the variant: what the executor would record.
+    template = folder.parent.parent.parent / "experiments/grug" / variant
+    found = source_hashes(template) if template.is_dir() else {"model.py": variant}
     info = StepInfo(
         name=f"grug/{variant}",
         identity="0",
@@ -122,7 +129,7 @@ def _write_executor(folder: Path, variant: str, seed: int) -> None:
         description="",
         dependencies=[],
         output_path=str(folder),
-        sources={"model.py": variant},
+        sources=dict(sources or found),
         started=100.0 + seed,
     )
     write_info(str(folder), info)

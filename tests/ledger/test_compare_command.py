@@ -11,6 +11,7 @@ import jaxtyping
 import pytest
 
 from chomp.cli.main import exit_code
+from chomp.executor.status import read_info
 from chomp.ledger.curves import curve_of
 from chomp.ledger.kept_results import read_results
 from chomp.ledger.result_file import RESULTS
@@ -196,8 +197,148 @@ def test_a_run_that_never_began_is_left_out_and_named(launches, chomp):
     assert "over 2 seeds" in told.out
 
 
+@pytest.fixture
+def folders(launches: Path) -> Path:
+    """The two launch files in folders of their own, as templates are."""
+    for name in ("plain", "tuned"):
+        (launches / name).mkdir()
+        (launches / f"{name}.py").rename(launches / name / "launch.py")
+    return launches
+
+
+def started(root: Path) -> dict[str, float]:
+    """When each run began, by its folder; those that were set aside too."""
+    runs = (root / "outputs/grug").iterdir()
+    return {run.name: read_info(str(run)).started for run in runs}
+
+
+def compared_values(root: Path) -> list[float]:
+    result = json.loads((root / "told.json").read_text())
+    return result["budgets"][0]["variant"]
+
+
+SEEDS = ("compare", "plain/launch.py", "tuned/launch.py", "--seeds", "2", "--json", "told.json")
+
+
+def edit(launch: Path) -> None:
+    """Other code at the same settings: what it makes ends 0.5 lower."""
+    text = launch.read_text()
+    launch.write_text(text.replace("end = 4.0", "end = -0.5 + 4.0"))
+
+
+def test_runs_of_a_template_that_was_edited_are_made_again(folders, chomp):
+    assert chomp(*SEEDS).code == 0
+    before, values = started(folders), compared_values(folders)
+    edit(folders / "tuned/launch.py")
+    planned = chomp(*SEEDS, "--plan")
+    assert planned.out.count("run   grug/tuned") == 2
+    assert planned.out.count("skip  grug/plain") == 2
+    assert started(folders) == before
+    told = chomp(*SEEDS)
+    assert told.code == 0, told.err
+    assert compared_values(folders) == pytest.approx([value - 0.5 for value in values])
+    after = started(folders)
+    assert {name for name in before if after[name] != before[name]} == {
+        name for name in before if name.startswith("tuned")
+    }
+    # What was set aside is no run of a pattern, of a folder or of a name.
+    assert len([name for name in after if ".replaced-" in name]) == 2
+    for sides in (("outputs/grug/plain-*", "outputs/grug/tuned-*"), ("plain", "tuned")):
+        told = chomp("compare", *sides, "--json", "told.json")
+        assert told.code == 0, told.err
+        assert compared_values(folders) == pytest.approx([value - 0.5 for value in values])
+    # The code is back, so its runs are made again: the folder holds those of the edited one.
+    edited = (folders / "tuned/launch.py").read_text()
+    (folders / "tuned/launch.py").write_text(edited.replace("end = -0.5 + 4.0", "end = 4.0"))
+    assert chomp(*SEEDS).code == 0
+    assert compared_values(folders) == values
+
+
+def test_one_seed_made_again_is_not_pooled_with_older_code(folders, chomp):
+    chomp(*SEEDS)
+    values = compared_values(folders)
+    edit(folders / "tuned/launch.py")
+    assert chomp(*SEEDS[:3], "--seeds", "1", "--first-seed", "1").code == 0
+    before = started(folders)
+    for refused in ("outputs/grug/tuned-*", "outputs/grug/t*"):
+        told = chomp("compare", "outputs/grug/plain-*", refused)
+        assert told.code == 2
+        assert all(name in told.err for name in before if re.fullmatch(r"tuned-\w+", name))
+    told = chomp(*SEEDS)
+    assert told.code == 0, told.err
+    assert compared_values(folders) == pytest.approx([value - 0.5 for value in values])
+    # Only the seed of the older code was run again.
+    assert len([name for name in before if started(folders)[name] != before[name]]) == 1
+
+
+def test_force_makes_all_runs_again(folders, chomp):
+    chomp(*SEEDS)
+    before = started(folders)
+    assert chomp(*SEEDS, "--force").code == 0
+    assert all(started(folders)[name] > before[name] for name in before)
+    assert len(started(folders)) == 2 * len(before)
+
+
+def test_runs_of_older_code_that_cannot_be_made_again_are_refused(folders, chomp):
+    launch = folders / "tuned/launch.py"
+    # With a step of its own that the run needs, and that fails once it is edited.
+    text = launch.read_text().replace("output_path: str", "needed: str = ''\n    output_path: str")
+    text = text.replace("ExecutorStep, this", "ExecutorStep, output_path_of, this")
+    text = text.replace(
+        "        output_path=this",
+        "        needed=output_path_of(NEEDED),\n        output_path=this",
+    )
+    text += "\n\ndef needed(_):\n    pass\n"
+    text += "\n\nNEEDED = ExecutorStep(name='needed', fn=needed, config=None)\n"
+    launch.write_text(text)
+    assert chomp(*SEEDS).code == 0
+    launch.write_text(text.replace("    pass\n", "    raise SystemExit(3)\n"))
+    before = started(folders)
+    told = chomp(*SEEDS)
+    assert told.code != 0
+    assert started(folders) == before
+    assert all(name in told.err for name in before if name.startswith("tuned"))
+
+
+def test_a_name_means_runs_of_the_code_that_is_there(checkout, chomp):
+    grug = checkout.root / "outputs/grug"
+    make_side(grug, "base", {0: 4.0})
+    make_side(grug, "mine", {0: 3.96})
+    assert chomp("compare", "base", "mine", "--save").code == 0
+    model = checkout.root / "experiments/grug/base/model.py"
+    old = model.read_text()
+    model.write_text(old + "# edited\n")
+    told = chomp("compare", "base", "mine", "--save")
+    assert told.code == 2
+    assert "base-0000" in told.err
+    # Folders that somebody chose are compared; that the code is another by now is kept with it.
+    told = chomp("compare", str(grug / "base-*"), str(grug / "mine-*"), "--save")
+    assert told.code == 0, told.err
+    notes = max(read_results(checkout.root), key=lambda result: len(result.notes)).notes
+    assert any("experiments/grug/base" in note for note in notes)
+    make_run(grug / "base-new", seed=0, end=4.2, variant="base")
+    assert chomp("compare", "base", "mine", "--json", "told.json").code == 0
+    assert json.loads(Path("told.json").read_text())["seeds"][0]["base_run"] == "base-new"
+    # The older code is back, and so are its runs, though they are not the newest.
+    model.write_text(old)
+    assert chomp("compare", "base", "mine", "--json", "told.json").code == 0
+    assert json.loads(Path("told.json").read_text())["seeds"][0]["base_run"] == "base-0000"
+
+
+def test_a_kept_look_at_older_code_is_no_look_at_these_runs(checkout, chomp):
+    grug = checkout.root / "outputs/grug"
+    make_side(grug, "base", {0: 4.0, 1: 4.1})
+    make_side(grug, "mine", {0: 3.96, 1: 4.0}, sources={"model.py": "before"})
+    chomp("compare", "base", "mine", "--metric", "eval/bpb", "--save")
+    shutil.rmtree(grug / "mine-0000")
+    shutil.rmtree(grug / "mine-0001")
+    make_side(grug, "mine", {0: 3.96, 1: 4.0}, sources={"model.py": "after"})
+    assert "looked at before" not in chomp("compare", "base", "mine").out
+
+
 @pytest.mark.parametrize(
-    "option", [("-o", "gain=1"), ("--on", "process"), ("--plan",), ("--first-seed", "3")]
+    "option",
+    [("-o", "gain=1"), ("--on", "process"), ("--plan",), ("--first-seed", "3"), ("--force",)],
 )
 def test_options_for_runs_need_seeds_to_run(launches, chomp, option):
     told = chomp("compare", "plain", "tuned", *option)
@@ -422,9 +563,10 @@ def test_a_template_that_changed_since_is_named(checkout, chomp):
     make_side(grug, "base", {0: 4.0})
     make_side(grug, "mine", {0: 3.9})
     chomp("compare", "base", "mine", "--save")
-    assert (
-        "experiments/grug/base has changed since it was measured" in chomp("variant", "ledger").out
-    )
+    told = "experiments/grug/base has changed since it was measured"
+    assert told not in chomp("variant", "ledger").out
+    checkout.write("experiments/grug/base/more.py", "more = 1\n")
+    assert told in chomp("variant", "ledger").out
 
 
 def test_a_template_against_itself_is_a_row_that_shows_the_fields(checkout, chomp):

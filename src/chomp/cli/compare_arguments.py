@@ -70,6 +70,9 @@ MaxConcurrent = Annotated[
     int | None, typer.Option(metavar="N", help="With --seeds: runs at the same time.")
 ]
 Plan = Annotated[bool, typer.Option("--plan", help="With --seeds: show the runs, start none.")]
+Force = Annotated[
+    bool, typer.Option("--force", help="With --seeds: make all runs again, also those there are.")
+]
 Json = Annotated[
     str | None, typer.Option("--json", metavar="FILE", help="Write all of it there too.")
 ]

@@ -35,6 +35,7 @@ def compare(
     on: given.On = None,
     max_concurrent: given.MaxConcurrent = None,
     plan: given.Plan = False,
+    force: given.Force = False,
     prefix: Prefix = None,
     json: given.Json = None,
     save: given.Save = False,
@@ -43,7 +44,8 @@ def compare(
     """What `chomp compare` does."""
     changed = [*(both or ()), *(only_base or ()), *(only_variant or ())]
     running = {"-o": changed, "--first-seed": first_seed, "--on": on}
-    _require_seeds(seeds, {**running, "--max-concurrent": max_concurrent, "--plan": plan})
+    running |= {"--max-concurrent": max_concurrent, "--plan": plan, "--force": force}
+    _require_seeds(seeds, running)
     from chomp.cli.compare_run import CompareOptions, SeedOptions, compared
 
     asked = CompareOptions(
@@ -68,6 +70,7 @@ def compare(
             on=on,
             max_concurrent=max_concurrent,
             is_plan=plan,
+            is_forced=force,
         ),
     )
     return partial(compared, asked)

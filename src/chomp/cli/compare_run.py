@@ -31,6 +31,7 @@ class SeedOptions:
     on: str | None = None
     max_concurrent: int | None = None
     is_plan: bool = False
+    is_forced: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +75,11 @@ def compared(asked: CompareOptions) -> int:
         from chomp.ledger.found_runs import found_side
 
         outputs = outputs_folder(asked.prefix)
-        sides = [found_side(given, outputs=outputs) for given in (asked.base, asked.variant)]
+        root = _checkout_if_any()
+        sides = [
+            found_side(given, outputs=outputs, checkout=root)
+            for given in (asked.base, asked.variant)
+        ]
     else:
         found = _run_seeds(asked, asked.seeds)
         if found is None:
@@ -88,13 +93,11 @@ def compared(asked: CompareOptions) -> int:
 
 def _with_looks(comparison: Comparison) -> Comparison:
     """The comparison with earlier looks at its seeds, as far as a checkout keeps them."""
-    from chomp.errors import ConfigError
     from chomp.ledger.earlier_looks import earlier_looks
     from chomp.ledger.kept_results import readable_results
 
-    try:
-        root = _checkout()
-    except ConfigError:  # runs may be compared anywhere, but only a checkout keeps results
+    root = _checkout_if_any()
+    if root is None:
         return comparison
     results, problems = readable_results(root)
     looks = tuple(earlier_looks(results, comparison))
@@ -118,7 +121,7 @@ def _run_seeds(asked: CompareOptions, wanted: SeedOptions) -> tuple[list[Side], 
         GivenConfig(path=path, overrides=(*wanted.both, *own), prefix=asked.prefix)
         for path, own in ((asked.base, wanted.base), (asked.variant, wanted.variant))
     ]
-    runs = paired_runs(given[0], given[1], wanted.seeds, options)
+    runs = paired_runs(given[0], given[1], wanted.seeds, options, is_forced=wanted.is_forced)
     if wanted.is_plan:
         return None
     if runs.code:
@@ -149,6 +152,16 @@ def _checkout() -> Path:
     from chomp.variants.checkout import checkout_root
 
     return checkout_root(Path.cwd())
+
+
+def _checkout_if_any() -> Path | None:
+    """The checkout, which has templates and results; runs may be compared without one."""
+    from chomp.errors import ConfigError
+
+    try:
+        return _checkout()
+    except ConfigError:
+        return None
 
 
 def _circumstances(asked: CompareOptions, comparison: Comparison) -> Circumstances:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +17,7 @@ from chomp.cli.template_folder import LAUNCH_FILE, known_template
 from chomp.errors import require
 
 if TYPE_CHECKING:  # for annotations alone
-    from chomp.executor import ExecutorStep
+    from chomp.executor import ExecutorStep, PlannedStep
     from chomp.launch.launching import LaunchOptions
 
 _SUFFIXES = (".py", ".yaml", ".yml")
@@ -32,11 +33,18 @@ class PairedRuns:
 
 
 def paired_runs(
-    base: GivenConfig, variant: GivenConfig, seeds: Sequence[int], options: LaunchOptions
+    base: GivenConfig,
+    variant: GivenConfig,
+    seeds: Sequence[int],
+    options: LaunchOptions,
+    *,
+    is_forced: bool = False,
 ) -> PairedRuns:
     """Plan or run each seed on both sides; what is there already is not run again.
 
-    Base and variant take turns, so that a machine that gets slower or busier does so to both.
+    Unless `is_forced`, or its template was edited since: runs are compared as those of the source
+    that is there now. Base and variant take turns, so that a machine that gets slower or busier
+    does so to both.
     """
     from chomp.executor import plan_steps
     from chomp.executor.pins import identities_at
@@ -62,8 +70,35 @@ def paired_runs(
         allowed="two sides that differ",
         fix="name another variant, or change a field of one: --set-variant optim.lr=1e-3",
     )
-    planned = plan_steps(steps, prefix=options.prefix)
-    return PairedRuns(folders[0], folders[1], launched(planned, options))
+    names = dict.fromkeys(run.name for own in runs for run in own)
+    planned = plan_steps(
+        steps,
+        prefix=options.prefix,
+        force=[f"^{re.escape(name)}$" for name in names] if is_forced else [],
+        is_source_identity=True,
+    )
+    code = launched(planned, options)
+    if not options.is_plan:
+        _require_planned_source(planned, [*folders[0], *folders[1]])
+    return PairedRuns(folders[0], folders[1], code)
+
+
+def _require_planned_source(planned: Sequence[PlannedStep], folders: Sequence[str]) -> None:
+    """Raise `ConfigError` if an earlier run is still where one of the present source should be.
+
+    As after a failure of a step that the run needs: it was not begun, and nothing was moved.
+    """
+    from chomp.executor.status import read_info
+
+    sources = {item.path: item.sources for item in planned}
+    infos = {path: read_info(path) for path in folders}
+    stale = [path for path, info in infos.items() if info and info.sources != sources[path]]
+    require(
+        not stale,
+        given=f"runs of a template that was edited since: {', '.join(stale)}",
+        allowed="runs of the source that the template has now",
+        fix="read above why they were not run again, and run the same command again",
+    )
 
 
 def _steps_at(launch: Launch, seed: int) -> Sequence[ExecutorStep]:

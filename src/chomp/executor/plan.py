@@ -38,12 +38,14 @@ def plan_steps(
     only: Sequence[str] = (),
     force: Sequence[str] = (),
     allow: Sequence[str] = (),
+    is_source_identity: bool = False,
 ) -> list[PlannedStep]:
     """The plan for `steps` and all they depend on. `force`: patterns of names to run again.
 
     `only`: patterns of names to plan, with what these need that is not there; of the rest nothing.
     `allow`: dotted fields that may differ from what a folder holds, which is then gone on with; it
     would be moved aside otherwise.
+    `is_source_identity`: what was begun with other source of its template is run again, too.
     Equal steps are one step. The last of `steps` stands last, unless another one needs it.
     """
     roots = list(steps)
@@ -58,8 +60,12 @@ def plan_steps(
         roots = [step for step in everything if step.name in chosen]
         everything = with_needs(roots)
     names = matching("--force", force, everything)
-    forced = [step for step in everything if step.name in names]
+    forced = {step: "forced" for step in everything if step.name in names}
     planner = _Planner(prefix, identities, forced, allow)
+    if is_source_identity:
+        for step in everything:
+            if step not in forced and planner.is_of_other_source(step):
+                forced[step] = "the source of its template has changed since it was run"
     # A done step does not lead to those it was made from, so forced ones are started from, too.
     hidden = [step for step in forced if step not in roots]
     for step in in_order([*hidden, *roots], planner.needs):
@@ -82,13 +88,13 @@ class _Planner:
         self,
         prefix: str,
         identities: Identities,
-        forced: Sequence[ExecutorStep],
+        forced: Mapping[ExecutorStep, str],  # why each is run again
         allow: Sequence[str],
     ) -> None:
         self._prefix = prefix
         self._allow = allow
         self._identities = identities
-        self._forced = set(forced)
+        self._forced = forced
         self._decisions: dict[str, _Decision] = {}
         self._sources: dict[Path, dict[str, str]] = {}
         self._earlier = EarlierRuns()
@@ -104,6 +110,11 @@ class _Planner:
             _refuse_to_replace_pinned(step, identity)
         # A finished step needs its dependencies no more, whatever has become of them.
         return identity.dependencies if self._decisions[path].action == "run" else ()
+
+    def is_of_other_source(self, step: ExecutorStep) -> bool:
+        """Whether the folder holds what was begun with another source of the step's template."""
+        info = read_info(self._path(step))
+        return info is not None and info.sources != self._source_of(step)
 
     def add(self, step: ExecutorStep) -> None:
         """Plan `step`, for which `needs` was asked before; an equal step is planned once."""
@@ -176,7 +187,7 @@ class _Planner:
         self, step: ExecutorStep, identity: Identity, path: str, found: StepStatus | None
     ) -> tuple[Action, str]:
         if step in self._forced:
-            return "run", "forced"
+            return "run", self._forced[step]
         if _is_other(found, identity):
             return "run", f"its folder holds {found.identity}, which is moved aside"
         pinned = _told_pin(step, identity)

@@ -30,6 +30,7 @@ from chomp.executor.status import (
     write_status,
 )
 from chomp.storage import (
+    SET_ASIDE,
     Lease,
     LeaseHolder,
     is_local,
@@ -251,7 +252,7 @@ def _is_in_the_way(planned: PlannedStep, status: StepStatus | None) -> bool:
 def _move_aside(path: str) -> None:
     """Move an earlier result out of the way; nothing is deleted."""
     # A time and not a number counted up, which two processes could both arrive at.
-    aside = f"{path}.replaced-{time.time_ns()}"
+    aside = f"{path}{SET_ASIDE}{time.time_ns()}"
     rename_folder(path, aside)
     remove_tree(join(aside, LOCK))
 

@@ -14,7 +14,15 @@ def earlier_looks(results: Sequence[Result], comparison: Comparison) -> list[str
     """
     runs = {(pair.base.name, pair.variant.name) for pair in comparison.pairs}
     asked = _asked(comparison)
-    kept = [each for each in results if each.runs and each.runs <= runs]
+    # By their settings too: runs of an edited template have the folders of the earlier ones.
+    settings = (comparison.base.runs[0].settings_hash, comparison.variant.runs[0].settings_hash)
+    kept = [
+        each
+        for each in results
+        if each.runs
+        and each.runs <= runs
+        and (each.base.settings_hash, each.variant.settings_hash) == settings
+    ]
     same = [each for each in kept if each.runs == runs and _asked_by(each) == asked]
     looks = [each for each in kept if each not in same]
     if same:

@@ -1,26 +1,32 @@
 """The runs that one side of a comparison means: a run folder, a folder of them, or a variant.
 
-All runs of a side are the same but for their seeds. A name means whatever the executor left of that
-variant, so there the newest settings are taken and the others are named; of folders somebody chose,
-nothing is passed over in silence.
+All runs of a side are the same but for their seeds: one setting, one source of the template. A name
+means whatever the executor left of that variant, so there the newest settings with the source that
+is there now are taken, and the others are named; of folders somebody chose, nothing is passed over
+in silence. Folders that were set aside are no runs.
 """
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
+from pathlib import Path
 from typing import Any
 
 from chomp.config.difference import config_difference
+from chomp.config.fingerprint import fingerprint
 from chomp.config.words import did_you_mean, nearest
-from chomp.errors import ConfigError, StorageError, message
+from chomp.errors import ConfigError, StorageError, message, require
+from chomp.executor.source import source_hashes
 from chomp.executor.status import StepInfo, read_info
 from chomp.ledger.measured_run import MeasuredRun, measured_run
-from chomp.storage import is_folder, join, list_folder, name_of, parent_of
+from chomp.storage import is_folder, is_set_aside, join, list_folder, name_of, parent_of
 from chomp.tracking.run_files import is_run_folder, run_folders_in
+from chomp.variants.checkout import variant_path
 from chomp.variants.last_run import RUNS, variant_of
 
 _WILD = "*?["
 _FIELDS_TOLD = 6
+_DIGITS_TOLD = 8  # of a hash
 
 
 @dataclass(frozen=True)
@@ -38,24 +44,40 @@ class Side:
         return self.runs[0].variant
 
 
-def found_side(given: str, *, outputs: str) -> Side:
-    """The runs that an argument means; `outputs` is where runs of a variant lie."""
+def found_side(given: str, *, outputs: str, checkout: Path | None = None) -> Side:
+    """The runs that an argument means; `outputs` is where runs of a variant lie.
+
+    `checkout`: with the templates as they are now. Runs of a name must be of that source.
+    """
     folders = _folders_at(given)
     if folders:
         side = _side(given, [measured_run(folder) for folder in folders])
         _require_one_setting(given, side.runs)
-        return side
+        source = None if side.runs[0].info is None else _source_now(checkout, side.variant)
+        if source in (None, side.runs[0].template_hash):
+            return side
+        edited = f"{variant_path(side.variant)} was edited since the runs of {name_of(given)}"
+        return replace(side, notes=(edited,))
     infos, damaged = _recorded(join(outputs, RUNS))
     own = [path for path, info in infos.items() if variant_of(info) == given]
     runs = [measured_run(path) for path in own if is_run_folder(path)]
     if not runs:
         raise _nothing_found(given, outputs, infos.values(), damaged)
     side = _side(given, runs)
+    source = _source_now(checkout, given)
+    current = [run for run in side.runs if source in (None, run.template_hash)]
+    require(
+        bool(current),
+        given=f"{given}, of which all runs are of an earlier {variant_path(given)}: "
+        + ", ".join(run.name for run in side.runs),
+        allowed="runs of the source that is there now",
+        fix="run the pairs again: add --seeds 3; or name the folders of the earlier runs",
+    )
     groups: dict[str, list[MeasuredRun]] = {}
-    for run in side.runs:
+    for run in current:
         groups.setdefault(run.settings_hash, []).append(run)
     newest = max(groups.values(), key=lambda group: max(map(_begun, group)))
-    passed = [run.name for group in groups.values() if group is not newest for run in group]
+    passed = [run.name for run in side.runs if run not in newest]
     notes = list(damaged)
     if passed:
         notes.append(
@@ -100,7 +122,11 @@ def _folders_at(given: str) -> list[str]:
     if any(mark in name_of(given) for mark in _WILD):
         folder = parent_of(given)
         names = list_folder(folder) if is_folder(folder) else []
-        found = [join(folder, name) for name in names if fnmatchcase(name, name_of(given))]
+        found = [
+            join(folder, name)
+            for name in names
+            if fnmatchcase(name, name_of(given)) and not is_set_aside(name)
+        ]
         return [path for path in found if is_folder(path) and is_run_folder(path)]
     if is_folder(given) and is_run_folder(given):
         return [given]
@@ -114,7 +140,8 @@ def _recorded(folder: str) -> tuple[dict[str, StepInfo], list[str]]:
     """
     found: dict[str, StepInfo] = {}
     damaged = []
-    for path in [join(folder, name) for name in list_folder(folder)] if is_folder(folder) else []:
+    names = list_folder(folder) if is_folder(folder) else []
+    for path in [join(folder, name) for name in names if not is_set_aside(name)]:
         try:
             info = read_info(path) if is_folder(path) else None
         except StorageError:
@@ -125,6 +152,12 @@ def _recorded(folder: str) -> tuple[dict[str, StepInfo], list[str]]:
     return found, damaged
 
 
+def _source_now(checkout: Path | None, variant: str) -> str | None:
+    """The hash of a template as it is now; None where there is no such folder."""
+    folder = None if checkout is None else checkout / variant_path(variant)
+    return fingerprint(source_hashes(folder)) if folder is not None and folder.is_dir() else None
+
+
 def _begun(run: MeasuredRun) -> float:
     return 0.0 if run.info is None else run.info.started
 
@@ -132,10 +165,19 @@ def _begun(run: MeasuredRun) -> float:
 def _require_one_setting(given: str, runs: Sequence[MeasuredRun]) -> None:
     """Raise `ConfigError` where chosen folders hold runs that differ by more than their seeds."""
     first = runs[0]
+    sources = {run.template_hash: f"{run.template_hash}"[:_DIGITS_TOLD] for run in runs}
+    listed = ", ".join(f"{run.name} ({sources[run.template_hash]})" for run in runs)
+    require(
+        len(sources) == 1,
+        given=f"{given} with runs of several sources of the template: {listed}",
+        allowed="runs of one source",
+        fix="name a folder or a pattern in quotes with runs of one source, or run them again: "
+        "chomp compare with --seeds N does",
+    )
     for other in runs[1:]:
         if other.settings_hash == first.settings_hash:
             continue
-        fields = settings_difference(first, other) or ["the template's source"]
+        fields = settings_difference(first, other)
         raise ConfigError(
             message(
                 given=f"{given} with runs of several settings: {first.name} and {other.name} "

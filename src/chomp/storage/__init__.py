@@ -13,7 +13,16 @@ from chomp.storage.atomic import (
 from chomp.storage.facts import FileFacts, file_facts
 from chomp.storage.lease import Lease
 from chomp.storage.lease_holder import LeaseHolder, LeaseWatch
-from chomp.storage.locations import StrPath, is_local, join, name_of, normalise, parent_of
+from chomp.storage.locations import (
+    SET_ASIDE,
+    StrPath,
+    is_local,
+    is_set_aside,
+    join,
+    name_of,
+    normalise,
+    parent_of,
+)
 from chomp.storage.paths import (
     exists,
     folder_size_bytes,
@@ -30,6 +39,7 @@ from chomp.storage.strict_json import json_text
 from chomp.storage.temporary import sync_tree
 
 __all__ = [
+    "SET_ASIDE",
     "FileFacts",
     "Lease",
     "LeaseHolder",
@@ -43,6 +53,7 @@ __all__ = [
     "glob_files",
     "is_folder",
     "is_local",
+    "is_set_aside",
     "join",
     "json_text",
     "list_folder",

@@ -22,6 +22,8 @@ MEMORY_GUARD = threading.RLock()
 _ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.\-]*(::[A-Za-z][A-Za-z0-9+.\-]*)*://")
 _LOST_SLASH = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]+):/")
 _LOCAL_SCHEMES = ("file://", "local://")
+# In the name of a folder whose place a newer result has taken: kept, but no result any more.
+SET_ASIDE = ".replaced-"
 
 
 class FileSystem(Protocol):
@@ -135,6 +137,11 @@ def parent_of(path: StrPath) -> str:
         return os.path.dirname(text) or "."
     place, slash, _ = text[address.end() :].rpartition("/")
     return normalise(address.group() + place) if slash or is_memory(text) else text
+
+
+def is_set_aside(path: StrPath) -> bool:
+    """Whether a folder's name says that a newer result has taken its place."""
+    return SET_ASIDE in name_of(path)
 
 
 def name_of(path: StrPath) -> str:

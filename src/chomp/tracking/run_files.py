@@ -11,7 +11,15 @@ from collections.abc import Mapping
 from typing import Any
 
 from chomp.errors import StorageError
-from chomp.storage import StrPath, exists, is_folder, join, list_folder, read_json
+from chomp.storage import (
+    StrPath,
+    exists,
+    is_folder,
+    is_set_aside,
+    join,
+    list_folder,
+    read_json,
+)
 
 RESOLVED_CONFIG = "config_resolved.json"
 DERIVED = "derived"  # in the resolved config: what follows from the config, and is none of it
@@ -84,9 +92,10 @@ def is_run_folder(folder: StrPath) -> bool:
 
 
 def run_folders_in(folder: StrPath) -> list[str]:
-    """The run folders right inside of a folder, by name; none where it is no folder."""
+    """The run folders right inside of a folder, by name, but for those that were set aside."""
     inside = [join(folder, name) for name in list_folder(folder)] if is_folder(folder) else []
-    return [path for path in inside if is_folder(path) and is_run_folder(path)]
+    kept = [path for path in inside if not is_set_aside(path)]
+    return [path for path in kept if is_folder(path) and is_run_folder(path)]
 
 
 def sample_file(step: int) -> str:

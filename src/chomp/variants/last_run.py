@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from chomp.errors import StorageError
 from chomp.executor import read_status
 from chomp.executor.status import StepInfo, read_info
-from chomp.storage import exists, is_folder, join, list_folder
+from chomp.storage import exists, is_folder, is_set_aside, join, list_folder
 from chomp.tracking import latest_rows, read_metrics
 from chomp.tracking.run_files import record_of
 
@@ -39,6 +39,8 @@ def last_runs(outputs: str, names: Iterable[str]) -> dict[str, LastRun]:
     newest: dict[str, tuple[float, LastRun]] = {}
     wanted = set(names)
     for path in [join(folder, name) for name in list_folder(folder)] if is_folder(folder) else []:
+        if is_set_aside(path):
+            continue
         try:
             variant, finished, run = _finished_run(path)
         except (StorageError, LookupError):
