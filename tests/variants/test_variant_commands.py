@@ -14,6 +14,8 @@ import pytest
 import experiments.grug
 from chomp.cli.main import exit_code
 from chomp.executor.status import StepInfo, StepStatus, write_info, write_status
+from chomp.ledger.kept_pages import MARKDOWN, stale_pages
+from chomp.ledger.result_file import RESULTS
 from chomp.tracking import JsonlTracker
 from chomp.variants import contract_run
 from chomp.variants.archive import archive_of
@@ -380,6 +382,19 @@ def trained_by_config(checkout: Checkout) -> None:
     checkout.write("configs/a.yaml", "run_id: a\ntemplate: experiments/grug/mine/  # this one\n")
 
 
+def trained_by_name(checkout: Checkout) -> None:
+    checkout.write("configs/a.yaml", "run_id: a\ntemplate: mine # this one\n")
+
+
+def trained_by_variable(checkout: Checkout) -> None:
+    text = 'variables: {arm: mine}\nrun_id: a\n"template": "$variables.arm"\n'
+    checkout.write("configs/a.yml", text)
+
+
+def trained_from_beside(checkout: Checkout) -> None:
+    checkout.write("configs/a.yaml", "{template: ../experiments/grug/mine, run_id: a}\n")
+
+
 DELETED = ("--status", "deleted", "--reason", "why")
 REFUSALS = {
     "base": (unchanged, ["base", *DELETED], "retiring base"),
@@ -401,6 +416,9 @@ REFUSALS = {
     ),
     "an import": (imported, ["mine", *DELETED], "is used by experiments/speedrun/race.py:2"),
     "a config": (trained_by_config, ["mine", *DELETED], "is used by configs/a.yaml:2"),
+    "a config by name": (trained_by_name, ["mine", *DELETED], "is used by configs/a.yaml:2"),
+    "by a variable": (trained_by_variable, ["mine", *DELETED], "is used by configs/a.yml:3"),
+    "a path": (trained_from_beside, ["mine", *DELETED], "is used by configs/a.yaml:1"),
 }
 
 
@@ -443,6 +461,59 @@ def test_force_gives_up_what_no_commit_holds_but_never_a_variant_without_a_commi
     assert told.code == 2
     assert "experiments/grug/fresh is in no commit" in told.err
     assert (mine.root / "experiments/grug/fresh").is_dir()
+
+
+def test_configs_that_name_another_template_or_are_no_config_do_not_stop_it(
+    mine: Checkout, chomp: Chomp
+):
+    mine.write("configs/a.yaml", "template: base\nmodel: {template: mine}\n")
+    mine.write("configs/b.yaml", "- template: mine\n")
+    mine.write("configs/c.yaml", "template: [mine\n")
+    assert chomp("retire", "mine", *DELETED).code == 0
+
+
+# --- the ledger ---------------------------------------------------------------------------------
+
+
+def commit_as_told(checkout: Checkout, told: Told) -> None:
+    """Do what the command said, and find that it was all."""
+    [line] = [line.strip() for line in told.out.splitlines() if "git add" in line]
+    command = line[line.index("git add") :]
+    assert command.endswith("&& git commit")
+    checkout.git(*shlex.split(command.removesuffix("&& git commit"))[1:])
+    checkout.git("commit", "--quiet", "--message=as told")
+    assert checkout.git("status", "--porcelain") == ""
+    for _ in range(2):
+        assert archive_problems(checkout.root) == []
+        assert stale_pages(checkout.root) == []
+        fill_in_commits(checkout.root)  # what pre-commit's --fix does later
+
+
+def test_after_new_and_retire_the_ledger_is_up_to_date_and_part_of_the_commit(
+    checkout: Checkout, chomp: Chomp
+):
+    assert chomp("ledger").code == 0
+    checkout.commit("a ledger")
+    commit_as_told(checkout, chomp("new", "mine", *PURPOSE, "--no-check"))
+    assert "| mine | not measured" in checkout.read(MARKDOWN)
+    checkout.commit("its commit is filled in")
+    commit_as_told(checkout, chomp("retire", "mine", *DELETED))
+
+
+def test_without_a_ledger_none_is_begun(checkout: Checkout, chomp: Chomp):
+    assert MARKDOWN not in chomp("new", "mine", *PURPOSE, "--no-check").out
+    assert not (checkout.root / MARKDOWN).exists()
+
+
+def test_a_ledger_that_cannot_be_made_stops_retiring_before_anything_is_lost(
+    mine: Checkout, chomp: Chomp
+):
+    mine.write(f"{RESULTS}/odd.json", "{}")
+    before = below(mine.root)
+    told = chomp("retire", "mine", *DELETED)
+    assert told.code == 2
+    assert "odd.json" in told.err
+    assert below(mine.root) == before
 
 
 # --- the recipe ---------------------------------------------------------------------------------

@@ -104,12 +104,16 @@ def retire(
 
 
 def _new(name: str, origin: str, purpose: str, is_checked: bool) -> int:
+    from chomp.ledger.kept_pages import write_ledger
     from chomp.variants.archive import ARCHIVE
     from chomp.variants.contract_run import contract_command, run_contracts
     from chomp.variants.copied_variant import copy_variant
 
     root = _root()
+    pages = _ledger_pages(root)
     made = copy_variant(root, origin=origin, name=name, purpose=purpose)
+    if pages:
+        write_ledger(root)
     say(f"{made.path} is made from {origin}: {', '.join(made.files)}; {ARCHIVE} has it.")
     try:
         if is_checked:
@@ -117,17 +121,32 @@ def _new(name: str, origin: str, purpose: str, is_checked: bool) -> int:
         else:
             say(f"Its contracts were not run: {contract_command(name)}")
     finally:  # also where they do not hold: the variant is there
-        _tell_next(made, purpose)
+        _tell_next(made, purpose, _commit_command(made.path, ARCHIVE, *pages))
     return 0
 
 
-def _tell_next(made: "CopiedVariant", purpose: str) -> None:
+def _tell_next(made: "CopiedVariant", purpose: str, commit_command: str) -> None:
     asked = "" if purpose else " and its Purpose in the archive"
     say("Next:")
     say(f"  edit {made.path}/model.py; say what differs in {made.path}/README.md{asked}")
     say(f"  uv run {made.path}/launch.py")
     say(f"  uv run chomp variant diff {made.name}")
     say("  uv run --group test infra/pre-commit.py --fix")
+    say(f"  {commit_command}")
+
+
+def _ledger_pages(root: "Path") -> tuple[str, ...]:
+    """The pages of the ledger, which show every entry of the archive; none without a ledger.
+
+    Raises `ConfigError` for a result that cannot be read: before anything is written or lost.
+    """
+    from chomp.ledger.kept_pages import has_ledger, ledger_pages
+
+    return tuple(ledger_pages(root)) if has_ledger(root) else ()
+
+
+def _commit_command(*paths: str) -> str:
+    return f"git add --all {' '.join(paths)} && git commit"
 
 
 def _diff(name: str, against: str | None, out: str | None) -> int:
@@ -221,21 +240,26 @@ def _lines_changed(root: "Path", archive: "Archive", name: str) -> str:
 
 
 def _retire(name: str, status: str, superseded_by: str, reason: str, is_forced: bool) -> int:
+    from chomp.ledger.kept_pages import write_ledger
     from chomp.variants.archive import ARCHIVE
     from chomp.variants.checkout import variant_path
     from chomp.variants.retired_variant import retire_variant
 
+    root = _root()
+    pages = _ledger_pages(root)
     retired = retire_variant(
-        _root(),
+        root,
         name,
         status=status,
         superseded_by=superseded_by,
         reason=reason,
         is_forced=is_forced,
     )
+    if pages:
+        write_ledger(root)
     path = variant_path(name)
     say(f"{path} is deleted; {ARCHIVE} has it as {status}, last in {retired.last_good}.")
-    say(f"Commit both: git add --all {path} {ARCHIVE} && git commit")
+    say(f"Commit all of it: {_commit_command(path, ARCHIVE, *pages)}")
     say(f"To have it back: git checkout {retired.last_good} -- {path}")
     return 0
 

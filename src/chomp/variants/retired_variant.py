@@ -10,6 +10,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import yaml
+
+from chomp.config.variables import SECTION, without_variables
+from chomp.config.yaml_text import parsed_yaml
 from chomp.errors import ConfigError, message, require
 from chomp.storage import remove_tree, rename_folder
 from chomp.variants import git_history
@@ -86,7 +90,7 @@ def users_of(root: Path, name: str) -> list[str]:
             if path.suffix == ".py":
                 lines = _import_lines(path, f"experiments.grug.{name}")
             elif path.suffix in (".yaml", ".yml"):
-                lines = _template_lines(path, variant_path(name))
+                lines = _template_lines(path, root, name)
             found += [f"{path.relative_to(root).as_posix()}:{line}" for line in lines]
     return found
 
@@ -197,9 +201,20 @@ def _import_lines(path: Path, module: str) -> Iterator[int]:
             yield node.lineno
 
 
-def _template_lines(path: Path, folder: str) -> Iterator[int]:
-    """Lines of a YAML file that name a folder as the template."""
-    for number, line in enumerate(path.read_text(encoding="utf-8").split("\n"), start=1):
-        key, _, value = line.partition(":")
-        if key.strip() == "template" and value.split("#")[0].strip(" /\"'") == folder:
-            yield number
+def _template_lines(path: Path, root: Path, name: str) -> Iterator[int]:
+    """The line of a YAML file that names a variant as its template, by name or by folder."""
+    text = path.read_text(encoding="utf-8")
+    try:
+        content = parsed_yaml(text, source=str(path))
+        if not isinstance(content, dict) or "template" not in content:
+            return
+        said = {key: content.get(key) for key in (SECTION, "template")}
+        template = without_variables(said, source=str(path))["template"]
+    except ConfigError:
+        return  # it trains nothing, whatever it says
+    folder = root / variant_path(name)
+    # A folder is told from where the command is run: the root, or beside the file.
+    places = [Path(start, str(template)).resolve() for start in (root, path.parent)]
+    if template == name or folder.resolve() in places:
+        keys = [key for key, _ in yaml.compose(text).value]
+        yield from (key.start_mark.line + 1 for key in keys if key.value == "template")
