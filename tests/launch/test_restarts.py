@@ -72,6 +72,17 @@ def test_a_signal_is_handed_on_and_ends_both(tmp_path):
     assert process.wait(timeout=120) == 75
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_that_comes_while_the_process_is_started_reaches_it(number, monkeypatch):
+    class SignalledPopen(subprocess.Popen):
+        def __init__(self, command):
+            super().__init__(command)
+            signal.raise_signal(number)  # its handler has run before the next line of the caller
+
+    monkeypatch.setattr(subprocess, "Popen", SignalledPopen)
+    assert restarted(["sleep", "20"], 5) == 128 + number
+
+
 def test_the_command_is_this_one_without_the_option(monkeypatch):
     monkeypatch.setattr(sys, "argv", ["chomp", "train", "a.yaml", "--restarts", "3", "-o", "b=1"])
     assert this_command("-m", "chomp") == [

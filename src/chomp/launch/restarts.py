@@ -23,17 +23,23 @@ def restarted(command: Sequence[str], restarts: int) -> int:
     Gives the exit code of the last one, as a shell would. Only from the main thread.
     """
     asked: list[int] = []
+    early: list[int] = []  # of these, what came while no process could be told
     running: list[subprocess.Popen[bytes]] = []
 
     def hand_on(number: int, frame: FrameType | None) -> None:
         asked.append(number)
-        for process in running:
-            process.send_signal(number)
+        if running:
+            running[0].send_signal(number)
+        else:
+            early.append(number)
 
     earlier = {n: signal.signal(n, hand_on) for n in (signal.SIGINT, signal.SIGTERM)}
     try:
         for attempt in range(restarts + 1):
-            running[:] = [subprocess.Popen(command)]
+            running.append(subprocess.Popen(command))
+            # From here on the handler tells it; each signal once, as a second one means at once.
+            for number in early:
+                running[0].send_signal(number)
             code = running[0].wait()
             running.clear()
             if code != PREEMPTED_EXIT_CODE or asked or attempt == restarts:
