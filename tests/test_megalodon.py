@@ -1,6 +1,7 @@
 """The Megalodon template: documents, streams, meshes, dropout, dtypes, sizes."""
 
 import math
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache, partial
@@ -406,7 +407,7 @@ def test_matrices_begin_as_the_mode_says(mode: str, std: float) -> None:
     [
         ({"z_dim": 15}, "num_heads"),
         ({"value_dim": 63}, "value_dim=63"),
-        ({"z_dim": 6}, "even widths"),
+        ({"z_dim": 6}, "z_dim=6"),
         ({"norm_num_groups": 5}, "norm_num_groups"),
         ({"norm_num_groups": 32}, "groups of two features"),
         ({"chunk_size": 0}, "chunk_size"),
@@ -420,6 +421,17 @@ def test_matrices_begin_as_the_mode_says(mode: str, std: float) -> None:
 def test_a_shape_that_cannot_be_is_refused(change: dict[str, object], told: str) -> None:
     with pytest.raises(ConfigError, match=told):
         replace(CONFIG, **change)
+
+
+@pytest.mark.parametrize("num_heads", [1, 2, 3])
+def test_the_fix_for_heads_of_odd_width_names_fields_it_has_and_works(num_heads: int) -> None:
+    shape = {"num_heads": num_heads, "value_dim": 6 * num_heads}
+    with pytest.raises(ConfigError) as error:
+        replace(CONFIG, z_dim=5 * num_heads, **shape)
+    fix = str(error.value).partition("Fix: ")[2]
+    named = dict(re.findall(r"(\w+)=(\d+)", fix))
+    assert named
+    assert replace(CONFIG, **shape, **{name: int(value) for name, value in named.items()})
 
 
 def test_operations_are_counted_as_products_are_long() -> None:

@@ -7,7 +7,6 @@ from chomp.config import Config, setting
 from chomp.errors import require, require_divides, require_positive
 from chomp.kernels.attention import Backend
 from chomp.kernels.remat import Remat
-from chomp.kernels.rotary import require_pairs
 from experiments.grug.megalodon.chunks import DropoutMode
 
 InitMode = Literal["he", "xavier", "bert", "gaussian", "none"]
@@ -57,7 +56,12 @@ class GrugModelConfig(Config):
             allowed="groups of two features or more: the first token of a group of one is 0",
             fix=f"set norm_num_groups={self.model_dim // 2}",
         )
-        require_pairs(self.inferred_head_dim)
+        require(
+            self.inferred_head_dim % 2 == 0,
+            given=f"z_dim={self.z_dim} with num_heads={self.num_heads}",
+            allowed="an even z_dim / num_heads: rotary positions rotate pairs",
+            fix=f"set z_dim={self.z_dim + self.num_heads}",
+        )
         require(
             self.attention_window is None or self.attention_window > 0,
             given=f"attention_window={self.attention_window}",
