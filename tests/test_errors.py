@@ -1,22 +1,30 @@
 """The exception tree and the messages every refusal is written with."""
 
 from dataclasses import dataclass
+from importlib.metadata import version
 
 import pytest
 
 from chomp import errors
 from chomp.errors import (
+    TRIED_VERSIONS,
     ChompError,
     ConfigError,
     RunInterrupted,
     divisors,
     message,
+    private_names,
     require,
     require_at_most,
     require_divides,
     require_positive,
 )
 
+PRIVATE = (
+    "from jax._src import no_such_name",
+    "import jax._src.no_such_name",
+    "import jax; jax._src.no_such_name",
+)
 TREE = {
     "ConfigError": ValueError,
     "DataError": ValueError,
@@ -114,3 +122,11 @@ def test_an_interruption_carries_the_exit_code_of_who_asked_for_it():
     assert RunInterrupted("SIGTERM", exit_code=75).exit_code == 75
     assert ConfigError.exit_code == 2
     assert ChompError.exit_code == 1
+
+
+@pytest.mark.parametrize("statement", PRIVATE)
+def test_a_private_name_that_a_version_lacks_is_told_with_that_version(statement: str):
+    with pytest.raises(ConfigError, match="no_such_name") as told, private_names("jax"):
+        exec(statement)
+    assert version("jax") in str(told.value)
+    assert TRIED_VERSIONS["jax"] in str(told.value)

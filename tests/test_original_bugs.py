@@ -7,11 +7,14 @@ went wrong there.
 
 import ast
 import re
+import tomllib
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
 import pytest
+
+from chomp.errors import TRIED_VERSIONS
 
 ROOT = Path(__file__).parents[1]
 HERE, STEPS = "tests/test_original_bugs.py", "tests/test_original_steps.py"
@@ -244,12 +247,30 @@ def test_the_page_has_every_bug_once_with_its_tests():
 # ---- Sources --------------------------------------------------------------------------------
 
 
-def private_imports(path: Path) -> Iterator[str]:
-    """What a file imports of other packages that they keep to themselves."""
+def private_imports(path: Path) -> Iterator[tuple[str, bool]]:
+    """What a file imports of other packages that they keep to themselves, and whether guarded.
+
+    Guarded: inside of a function, and of `with private_names(...)` there.
+    """
     text = path.read_text()
     if not re.search(r"^\s*(from|import) .*\b_", text, re.MULTILINE):
         return  # parsing all of the library takes seconds
-    for node in ast.walk(ast.parse(text)):
+    tree = ast.parse(text)
+    guarded = {
+        node
+        for function in ast.walk(tree)
+        if isinstance(function, ast.FunctionDef)
+        for block in ast.walk(function)
+        if isinstance(block, ast.With)
+        and any(
+            isinstance(call, ast.Call)
+            and isinstance(call.func, ast.Name)
+            and call.func.id == "private_names"
+            for call in (item.context_expr for item in block.items)
+        )
+        for node in ast.walk(block)
+    }
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
@@ -259,10 +280,22 @@ def private_imports(path: Path) -> Iterator[str]:
         for name in names:
             is_own = name.split(".")[0] in ("chomp", "experiments", "__future__")
             if not is_own and any(part.startswith("_") for part in name.split(".")):
-                yield name
+                yield name, node in guarded
 
 
 def test_nothing_private_is_imported_but_what_has_no_public_name():
     sources = [*(ROOT / "src").rglob("*.py"), *(ROOT / "experiments").rglob("*.py")]
-    found = {name for path in sources for name in private_imports(path)}
+    found = {name for path in sources for name, _ in private_imports(path)}
     assert found == PRIVATE
+
+
+def test_what_is_private_is_imported_where_it_is_needed_and_with_a_clear_error():
+    sources = [*(ROOT / "src").rglob("*.py"), *(ROOT / "experiments").rglob("*.py")]
+    found = [(path, *each) for path in sources for each in private_imports(path)]
+    assert [(path, name) for path, name, is_guarded in found if not is_guarded] == []
+
+
+def test_the_versions_that_private_names_were_tried_with_are_those_that_are_pinned():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    pinned = dict(each.split("==") for each in project["tool"]["uv"]["constraint-dependencies"])
+    assert {name: pinned[name] for name in TRIED_VERSIONS} == TRIED_VERSIONS

@@ -15,6 +15,13 @@ which is no fault, says where the state is instead). A command that ends with a 
 that message alone; any other exception is a bug and keeps its traceback.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.metadata import version
+
+# Packages of which chomp uses names that are not public, and the versions it was tried with.
+TRIED_VERSIONS = {"jax": "0.10.2", "lm-eval": "0.4.13", "orbax-checkpoint": "0.12.8"}
+
 
 class ChompError(Exception):
     """Root of everything chomp raises on purpose."""
@@ -107,3 +114,22 @@ def require_divides(divisor_name: str, divisor: int, number_name: str, number: i
 def divisors(number: int) -> list[int]:
     """The positive divisors of `number`: what an error about an indivisible size offers."""
     return [d for d in range(1, number + 1) if number % d == 0]
+
+
+@contextmanager
+def private_names(package: str) -> Iterator[None]:
+    """Raise `ConfigError` with the version of `package` if a name inside of the block is not there.
+
+    For what a package does not promise to keep, imported where it is needed and nowhere else.
+    """
+    try:
+        yield
+    except (ImportError, AttributeError) as error:
+        tried = TRIED_VERSIONS[package]
+        raise ConfigError(
+            message(
+                given=f"{package} {version(package)}, which lacks a name that chomp uses: {error}",
+                allowed=f"versions that have it, such as {tried}, which chomp is tested with",
+                fix=f"run pip install '{package}=={tried}'",
+            )
+        ) from error

@@ -1,9 +1,15 @@
 """Task files of somebody else: no spelling of them runs code unless that was asked for."""
 
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterator
+from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
+import lm_eval.api.task
+import lm_eval.utils
 import pytest
+from jinja2 import Environment
 
 from chomp.errors import ConfigError
 from chomp.evaluation.harness import load_tasks
@@ -74,3 +80,35 @@ def test_a_text_that_is_filled_in_does_not_reach_python(folder: Path, tmp_path: 
     with pytest.raises(ConfigError, match="SecurityError"):
         load_tasks(["theirs"], include_path=str(folder))
     assert not (tmp_path / "ran").exists()
+
+
+def plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if another version of lm-eval kept its environment elsewhere."""
+    monkeypatch.setattr(lm_eval.utils, "env", Environment())
+
+
+def plain_renderer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if tasks of another version filled in their texts by themselves."""
+
+    def render(template: str, document: dict[str, Any]) -> str:
+        return Environment().from_string(template).render(**document)
+
+    monkeypatch.setattr(lm_eval.utils, "apply_template", render)
+
+
+def other_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if another version called what fills in a text otherwise."""
+    monkeypatch.delattr(lm_eval.api.task.ConfigurableTask, "doc_to_text")
+
+
+@pytest.mark.parametrize("differ", [plain_environment, plain_renderer, other_tasks])
+@pytest.mark.parametrize("allow_code", [False, True])
+def test_without_the_sandbox_no_task_is_loaded(
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    differ: Callable[[pytest.MonkeyPatch], None],
+    allow_code: bool,
+):
+    differ(monkeypatch)
+    with pytest.raises(ConfigError, match=re.escape(version("lm-eval"))):
+        load_tasks(["colours"], include_path=str(folder), allow_code=allow_code)

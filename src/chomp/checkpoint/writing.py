@@ -5,16 +5,10 @@ from typing import Any
 
 import jax
 import orbax.checkpoint as ocp
-from orbax.checkpoint._src.serialization import types as orbax_types
+
+from chomp.errors import private_names
 
 _TIMEOUT_S = 600
-
-
-class _CopiedLate(orbax_types.DefaultSerializationStatusCallback):  # type: ignore[misc]
-    """Tells Orbax to copy arrays to the host as others are done, not all at the start."""
-
-    def key_priority(self, _: Any) -> orbax_types.TransferPriority:
-        return orbax_types.TransferPriority.ASYNCHRONOUS_DEPRIORITIZED
 
 
 def writer_for(leaves: dict[str, Any], *, max_staged_bytes: int | None) -> ocp.AsyncCheckpointer:
@@ -52,7 +46,18 @@ def give_memory_back() -> None:
 def _bounds(leaves: dict[str, Any], max_staged_bytes: int) -> dict[str, Any]:
     # Orbax refuses to write an array that alone is as large as the bound.
     largest = 1 + max((leaf.nbytes for leaf in leaves.values()), default=0)
-    arrays = ocp.type_handlers.ArrayHandler(callback=_CopiedLate())
+    with private_names("orbax-checkpoint"):
+        from orbax.checkpoint._src.serialization import types  # noqa: PLC0415 (no public name)
+
+        late = types.TransferPriority.ASYNCHRONOUS_DEPRIORITIZED
+
+        class CopiedLate(types.DefaultSerializationStatusCallback):  # type: ignore[misc]
+            """Tells Orbax to copy arrays to the host as others are done, not all at the start."""
+
+            def key_priority(self, _: Any) -> types.TransferPriority:
+                return late
+
+    arrays = ocp.type_handlers.ArrayHandler(callback=CopiedLate())
     return {
         "save_concurrent_bytes": max(largest, max_staged_bytes),
         "save_device_host_concurrent_bytes": max_staged_bytes,

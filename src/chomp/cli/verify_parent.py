@@ -84,9 +84,12 @@ def _facts(given: GivenConfig) -> RunFacts:
 
 def _has_devices() -> bool:
     """Whether JAX has looked for devices already, as a template that makes arrays would have it."""
-    from jax._src import xla_bridge  # nothing public tells without looking for them
+    from chomp.errors import private_names
 
-    return bool(xla_bridge.backends_are_initialized())
+    with private_names("jax"):
+        from jax._src import xla_bridge  # nothing public tells without looking for them
+
+        return bool(xla_bridge.backends_are_initialized())
 
 
 def _become(wish: Mapping[str, Any]) -> None:

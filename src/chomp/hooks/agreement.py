@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
-from jax._src import distributed  # the notice has no public name that may be absent
+from jax.experimental import multihost_utils
 
 from chomp.checkpoint import Checkpointer
 from chomp.hooks.interruption import PlannedStop, StopCause, StopSignal
@@ -127,5 +127,8 @@ def _decision(is_save_due: bool, stop: StopCause | None) -> Decision:
 
 
 def _is_preempted(step: int) -> bool:
-    notice = distributed.global_state.preemption_sync_manager
-    return notice is not None and bool(notice.reached_sync_point(step))
+    # Without jax.distributed or its preemption service there is no notice, and asking is an error.
+    if not jax.distributed.is_initialized():
+        return False
+    is_service_on: bool = jax.config.jax_enable_preemption_service  # type: ignore[attr-defined]
+    return is_service_on and bool(multihost_utils.reached_preemption_sync_point(step))

@@ -14,9 +14,8 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 import jax
-from jax._src import distributed  # the client has no public name
 
-from chomp.errors import LaunchError, message
+from chomp.errors import LaunchError, message, private_names
 
 # Longer than any compile or checkpoint that others may rightly be busy with.
 TIMEOUT_S = 600.0
@@ -221,11 +220,14 @@ def _deadline(timeout_s: float) -> float:
 
 
 def _client() -> Any:
-    client = distributed.global_state.client
+    with private_names("jax"):
+        from jax._src import distributed  # noqa: PLC0415 (the client has no public name)
+
+        client = distributed.global_state.client
     if client is None:
         raise LaunchError(
             message(
-                given=f"{jax.process_count()} processes that were not told of each other",
+                given=f"jax.distributed is not initialized, with {jax.process_count()} processes",
                 allowed="processes that call jax.distributed.initialize before all else",
                 fix="set JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID in each",
             )

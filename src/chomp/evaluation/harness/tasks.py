@@ -7,19 +7,23 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache, partial
+from importlib.metadata import version
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import lm_eval.api.metrics  # registers those that lm-eval has
 import lm_eval.utils
 import numpy as np
+from jinja2.exceptions import SecurityError
 from jinja2.sandbox import SandboxedEnvironment
 from lm_eval import evaluator, simple_evaluate
 from lm_eval.api.registry import metric_registry
+from lm_eval.api.task import ConfigurableTask
 from lm_eval.tasks import TaskManager
 
 from chomp.config.words import did_you_mean, nearest
-from chomp.errors import ConfigError, message, require
+from chomp.errors import TRIED_VERSIONS, ConfigError, message, private_names, require
 from chomp.evaluation.harness.language_model import HarnessModel
 from chomp.evaluation.harness.results import HarnessResults
 from chomp.evaluation.harness.serving import END, FAILED, told
@@ -31,13 +35,17 @@ from chomp.mesh import is_first
 BOOTSTRAP_ITERATIONS = 1000
 
 # Fills in the texts of tasks. In lm-eval's own environment a text can run whatever Python can.
-templates: Any = SandboxedEnvironment(
-    loader=lm_eval.utils.env.loader,
-    undefined=lm_eval.utils.env.undefined,
-    keep_trailing_newline=lm_eval.utils.env.keep_trailing_newline,
-)
-templates.filters |= lm_eval.utils.env.filters
-lm_eval.utils.env = templates
+# `require_sandbox` checks that tasks are filled in by this one.
+with private_names("lm-eval"):
+    templates: Any = SandboxedEnvironment(
+        loader=lm_eval.utils.env.loader,
+        undefined=lm_eval.utils.env.undefined,
+        keep_trailing_newline=lm_eval.utils.env.keep_trailing_newline,
+    )
+    templates.filters |= lm_eval.utils.env.filters
+    lm_eval.utils.env = templates
+# What a sandbox refuses, and anything else fills in: the way from a text to all of Python.
+_FORBIDDEN = "{{ ''.__class__ }}"
 
 _log = logging.getLogger(__name__)
 
@@ -106,6 +114,7 @@ def load_tasks(
     programs may do so. Raises `ConfigError` for a task that is not there or cannot be loaded.
     """
     _require_possible(tasks, include_path, include_defaults, num_fewshot, limit)
+    require_sandbox()
     if include_path is not None and not allow_code:
         require_no_code(include_path, metric_registry)
     manager = TaskManager(include_path=include_path, include_defaults=include_defaults)
@@ -135,7 +144,34 @@ def _driven(model: HarnessModel, results_of: Callable[[], HarnessResults]) -> Ha
     return results
 
 
+def require_sandbox() -> None:
+    """Raise `ConfigError` unless lm-eval fills in the texts of tasks in the sandbox.
+
+    Tried by the methods that its tasks have for that: another version may do it in another way.
+    """
+    task = SimpleNamespace(prompt=None, features=())
+    for name in ("doc_to_text", "doc_to_target", "doc_to_choice"):
+        cause = None
+        try:
+            getattr(ConfigurableTask, name)(task, {}, _FORBIDDEN)
+        except SecurityError:
+            continue
+        except Exception as error:
+            cause = error
+        tried = TRIED_VERSIONS["lm-eval"]
+        raise ConfigError(
+            message(
+                given=f"lm-eval {version('lm-eval')}, in which chomp's sandbox does not fill in "
+                f"{name} of a task{f' ({cause!r})' if cause else ''}: its file could run any code",
+                allowed=f"versions whose tasks use lm_eval.utils.env, such as {tried}, which chomp "
+                "is tested with",
+                fix=f"run pip install 'lm-eval=={tried}'",
+            )
+        ) from cause
+
+
 def _run(model: HarnessModel, tasks: LoadedTasks) -> HarnessResults:
+    require_sandbox()  # again: the tasks may have been loaded long ago
     before, model.cuts = model.cuts, Cuts()
     with _undisturbed():
         results = simple_evaluate(
@@ -266,7 +302,9 @@ def _undisturbed() -> Iterator[None]:
     before = os.environ.get("DISABLE_MULTIPROC")
     os.environ["DISABLE_MULTIPROC"] = "1"
     templates.from_string = lru_cache(maxsize=1024)(templates.from_string)
-    commit_of, evaluator.get_git_commit_hash = evaluator.get_git_commit_hash, lambda: None
+    with private_names("lm-eval"):
+        commit_of = evaluator.get_git_commit_hash
+    evaluator.get_git_commit_hash = lambda: None
     try:
         yield
     finally:

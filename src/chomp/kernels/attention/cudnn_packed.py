@@ -10,10 +10,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax._src.cudnn import fused_attention_stablehlo as library
 from jaxtyping import Array, Float
 
-from chomp.errors import require
+from chomp.errors import private_names, require
 from chomp.kernels.attention.call import AttentionCall
 from chomp.kernels.attention.cudnn import unsupported_by_library
 from chomp.kernels.attention.documents import DocumentTable, document_table
@@ -22,6 +21,10 @@ from chomp.kernels.platform import HOPPER
 
 # Axes: B batch, S sequence, H query heads, G key-value heads, K head width.
 
+_USED = (
+    *("_dot_product_attention_fwd_p", "_dot_product_attention_bwd_p"),
+    *("MaskType", "AttentionLayout"),
+)
 Kept = tuple[Array, Array, Array, DocumentTable, Array, Array]
 
 
@@ -49,7 +52,7 @@ def _packed(
 ) -> Array:
     told = _told(q, is_causal, window)
     arrays = _operands(q, k, v, table)
-    return library._dot_product_attention_fwd_p.bind(*arrays, is_training=False, **told)[0]
+    return _library()._dot_product_attention_fwd_p.bind(*arrays, is_training=False, **told)[0]
 
 
 def _packed_forward(
@@ -57,7 +60,8 @@ def _packed_forward(
 ) -> tuple[Array, Kept]:
     told = _told(q, is_causal, window)
     arrays = _operands(q, k, v, table)
-    out, statistics = library._dot_product_attention_fwd_p.bind(*arrays, is_training=True, **told)
+    forward = _library()._dot_product_attention_fwd_p
+    out, statistics = forward.bind(*arrays, is_training=True, **told)
     return out, (q, k, v, table, statistics, out)
 
 
@@ -67,7 +71,7 @@ def _packed_backward(
     q, k, v, table, statistics, out = kept
     told = _told(q, is_causal, window)
     arrays = (*_operands(q, k, v, table), statistics, out, slope)
-    by_q, by_k, by_v = library._dot_product_attention_bwd_p.bind(*arrays, **told)
+    by_q, by_k, by_v = _library()._dot_product_attention_bwd_p.bind(*arrays, **told)
     return by_q, by_k, by_v, None
 
 
@@ -87,6 +91,7 @@ def _operands(q: Array, k: Array, v: Array, table: DocumentTable) -> tuple[Array
 
 
 def _told(q: Array, is_causal: bool, window: int | None) -> dict[str, Any]:
+    library = _library()
     kinds = library.MaskType
     return {
         "scale": q.shape[-1] ** -0.5,
@@ -97,6 +102,16 @@ def _told(q: Array, is_causal: bool, window: int | None) -> dict[str, Any]:
         "layout": library.AttentionLayout.BTNH.value,
         "sliding_window_length": window,
     }
+
+
+def _library() -> Any:
+    """JAX's low-level module, with all that is used of it; no other backend needs it."""
+    with private_names("jax"):
+        from jax._src.cudnn import fused_attention_stablehlo as library  # noqa: PLC0415
+
+        for name in _USED:
+            getattr(library, name)
+    return library
 
 
 def unsupported_by_cudnn_packed(call: AttentionCall) -> str | None:
