@@ -28,6 +28,25 @@ SPELLINGS = {
     "in a file that is included": "include: theirs.txt\n",
     "as a metric": "metric_list: [{{metric: {folder}/measure, aggregation: mean}}]\n",
     "as a metric of a hub": "metric_list: [{{metric: acc, hf_evaluate: true}}]\n",
+    "as a metric by a merge key": "<<: {{metric_list: [{{metric: {folder}/measure}}]}}\n",
+    "as a metric in a list": "metric_list: [{{metric: [{folder}/measure]}}]\n",
+    "as a metric of a group": "group: ours\n"
+    "task: [{{task: t, metric_list: [{{metric: {folder}/measure}}]}}]\n",
+    "in a file that a merge key includes": "<<: {{include: theirs.txt}}\n",
+    "by the name of a class": "class: theirs.Task\n",
+    "as a function of examples": "fewshot_config: {{process_docs: theirs.text}}\n",
+    "as a reader of pickles": "dataset_path: pandas\n",
+    "as a folder of data": "dataset_path: {folder}\n",
+    "as code of a data set": "dataset_kwargs: {{trust_remote_code: true}}\n",
+    "by an unknown key": "process_everything: theirs.text\n",
+}
+# What no safe parser reads is not handed on either, though lm-eval's own would read the first.
+UNREADABLE = {
+    "a tab before the tag": "doc_to_text:\t!function theirs.text\n",
+    "an include of a place elsewhere": "include: ../../theirs.txt\n",
+    "an include that is no name": "include: {{a: theirs.txt}}\n",
+    "aliases without end": "metadata:\n  a0: &a0 [1]\n"
+    + "".join(f"  a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]\n" for n in range(1, 10)),
 }
 
 
@@ -46,7 +65,7 @@ def folder(tmp_path: Path) -> Iterator[Path]:
 
 def task_file(folder: Path, spelling: str) -> Path:
     """The task `theirs`, with code in it in one of the ways there are."""
-    words = SPELLINGS[spelling].format(folder=folder)
+    words = (SPELLINGS | UNREADABLE)[spelling].format(folder=folder)
     directive, mark, rest = words.rpartition("---\n")
     include = "" if "include" in rest else "include: colours.yaml\n"
     text = f"{directive}{mark}{include}task: theirs\n{rest}"
@@ -62,6 +81,17 @@ def test_code_is_refused_however_it_is_written(folder: Path, tmp_path: Path, spe
         load_tasks(["colours"], include_path=str(folder))
     with pytest.raises(ConfigError, match="--allow-code"):
         load_tasks(["theirs"], include_path=str(folder))
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("spelling", UNREADABLE)
+def test_a_file_that_cannot_be_read_safely_is_not_handed_on(
+    folder: Path, tmp_path: Path, spelling: str
+):
+    task_file(folder, spelling)
+    with pytest.raises(ConfigError, match=r"theirs\.yaml could not be read"):
+        load_tasks(["theirs"], include_path=str(folder))
+    assert load_tasks(["colours"], include_path=str(folder)).items
     assert not (tmp_path / "ran").exists()
 
 

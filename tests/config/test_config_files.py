@@ -135,3 +135,33 @@ def test_a_missing_folder_and_an_unreadable_file_are_named(tmp_path):
     (tmp_path / "latin.yaml").write_bytes(b"run_id: caf\xe9\n")
     with pytest.raises(ConfigError, match=r"latin\.yaml cannot be read: .*utf-8"):
         load_config(RunConfig, tmp_path / "latin.yaml")
+
+
+def nested_aliases(link: str) -> str:
+    """Nine lists of nine aliases each: half a kilobyte that stands for 9 ** 9 values."""
+    rows = ["a0: &a0 {x: 1}"]
+    rows += [f"a{n}: &a{n} " + link.format(", ".join([f"*a{n - 1}"] * 9)) for n in range(1, 10)]
+    return "\n".join(rows)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        nested_aliases("[{}]"),
+        nested_aliases("{{<<: [{}]}}"),
+        "[" * 5000 + "]" * 5000,
+        "run_id: " + "9" * 5000,
+        "run_id: 0x" + "f" * 5000,
+        "run_id: " + "x" * 5_000_000,
+    ],
+    ids=["aliases", "merge keys", "nesting", "an integer", "a hexadecimal integer", "size"],
+)
+def test_a_yaml_that_would_hang_or_fill_the_memory_is_refused(text: str, tmp_path):
+    with pytest.raises(ConfigError):
+        load_config(RunConfig, written(tmp_path, text))
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"run_id": ' + "9" * 5000 + "}"])
+def test_a_json_file_that_python_cannot_hold_is_refused(text: str, tmp_path):
+    with pytest.raises(ConfigError):
+        load_config(RunConfig, written(tmp_path, text, "run.json"))

@@ -79,7 +79,7 @@ def _parsed_json(text: str, path: Path) -> Any:
             object_pairs_hook=_unique_keys,
             parse_constant=refuse_constant,
         )
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(
             message(
                 given=f"{path} cannot be read as JSON: {error}",

@@ -10,7 +10,14 @@ from typing import Any
 import yaml
 
 from chomp.config.plain import Unquoted
-from chomp.errors import ConfigError, message
+from chomp.errors import ConfigError, message, require
+
+# Nobody writes a config like that; a few hundred bytes of nested aliases stand for more values than
+# memory holds, and Python recurses once for every level.
+MAX_YAML_BYTES = 4_000_000
+MAX_YAML_VALUES = 200_000
+MAX_YAML_DEPTH = 64
+MAX_NUMBER_LENGTH = 200
 
 _TAG = "tag:yaml.org,2002:"
 
@@ -24,6 +31,8 @@ _FLOAT = re.compile(
 )
 # No leading zeros: YAML 1.1 reads 010 as eight, most people as ten, and it may be a name.
 _INT = re.compile(r"(?:[-+]?(?:0|[1-9][0-9_]*)|0x[0-9a-fA-F]+)\Z")
+# What some version of YAML may take for a number: 0x1f, 0o17, 1_000, 12:30:00, 1e5.
+_NUMBER = re.compile(r"[-+]?[.]?[0-9][-+0-9a-fA-FxXoO_:.]*\Z")
 _BOOL = re.compile(r"(?:true|True|TRUE|false|False|FALSE)\Z")
 _NULL = re.compile(r"(?:~|null|Null|NULL|)\Z")
 _MERGE = re.compile(r"<<\Z")
@@ -91,6 +100,18 @@ _Dumper.add_representer(str, _represented_text)
 _Dumper.add_implicit_resolver(f"{_TAG}float", _FLOAT, list("-+.0123456789"))
 
 
+def require_bounded(text: str | bytes, *, source: str) -> None:
+    """Raise `ConfigError` for a text that would take minutes or gigabytes to read or to print."""
+    excess = _excess(text)
+    require(
+        excess is None,
+        given=f"{source} has {excess}",
+        allowed=f"{MAX_YAML_BYTES:,} bytes, {MAX_YAML_VALUES:,} values, {MAX_YAML_DEPTH} levels, "
+        f"numbers of {MAX_NUMBER_LENGTH} characters",
+        fix="correct the text; a list this long belongs in a data file",
+    )
+
+
 def parsed_yaml(text: str, *, source: str) -> Any:
     """The one document in a YAML text. Raises `ConfigError` with line and column if it has none."""
     return _parsed(text, _Loader, source)
@@ -115,6 +136,7 @@ def yaml_of(value: Any) -> str:
 
 
 def _parsed(text: str, loader: type[_Loader], source: str) -> Any:
+    require_bounded(text, source=source)
     try:
         return yaml.load(text, Loader=loader)
     except yaml.YAMLError as error:
@@ -125,6 +147,38 @@ def _parsed(text: str, loader: type[_Loader], source: str) -> Any:
                 fix="correct the text at that point",
             )
         ) from error
+
+
+def _excess(text: str | bytes) -> str | None:
+    """What is too large, found without building any value: aliases count as written out."""
+    if len(text) > MAX_YAML_BYTES:
+        return f"{len(text):,} bytes"
+    open_values: list[tuple[str | None, int]] = [(None, 0)]  # anchor and size, outermost first
+    sizes: dict[str | None, int] = {}
+    try:
+        for event in yaml.parse(text, Loader=yaml.SafeLoader):
+            size = 0
+            if isinstance(event, yaml.CollectionStartEvent):
+                open_values.append((event.anchor, 1))
+            elif isinstance(event, yaml.CollectionEndEvent):
+                anchor, size = open_values.pop()
+                sizes[anchor] = size
+            elif isinstance(event, yaml.AliasEvent):
+                size = sizes.get(event.anchor, 1)
+            elif isinstance(event, yaml.ScalarEvent):
+                size = 1
+                is_plain = event.style is None
+                if is_plain and len(event.value) > MAX_NUMBER_LENGTH and _NUMBER.match(event.value):
+                    return f"a number of {len(event.value):,} characters"
+            anchor, so_far = open_values.pop()
+            open_values.append((anchor, so_far + size))
+            if len(open_values) > MAX_YAML_DEPTH:
+                return f"values nested more than {MAX_YAML_DEPTH} levels deep"
+            if so_far + size > MAX_YAML_VALUES:
+                return f"more than {MAX_YAML_VALUES:,} values, aliases written out"
+    except yaml.YAMLError:
+        return None  # the loader says what is wrong, and where
+    return None
 
 
 def _reason(error: yaml.YAMLError) -> str:

@@ -1,116 +1,174 @@
-"""The task files below a folder, looked at before lm-eval is: it passes over what it cannot read.
+"""lm-eval task files, read by one safe loader; lm-eval is given what was read, never the file.
 
-Nothing in them is run here. Messages name the options of `chomp harness`, which are the fields of
-`eval.harness` too.
+Without `allow_code`, only known keys and lm-eval's own metrics pass. Messages name the options of
+`chomp harness`, which are the fields of `eval.harness` too.
 """
 
-from collections.abc import Container, Iterable, Iterator
+import re
+from collections.abc import Container, Iterator, Mapping
+from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from chomp.config.yaml_text import require_bounded
 from chomp.errors import require
 
+# Keys whose values lm-eval reads as data. Not here: process_docs, process_results, custom_dataset
+# and class, which are code; use_prompt, which loads prompts by other means; hf_evaluate, a script.
+# fmt: off
+FEWSHOT_KEYS = frozenset(
+    {
+        "sampler", "split", "fewshot_indices", "samples", "doc_to_text", "doc_to_choice",
+        "doc_to_target", "gen_prefix", "fewshot_delimiter", "target_delimiter",
+    }
+)
+TASK_KEYS = frozenset(
+    {
+        "task", "task_alias", "tag", "group", "group_alias", "aggregate_metric_list",
+        "dataset_path", "dataset_name", "dataset_kwargs", "training_split", "validation_split",
+        "test_split", "fewshot_split", "doc_to_text", "doc_to_target", "doc_to_choice",
+        "doc_to_image", "doc_to_audio", "unsafe_code", "description", "target_delimiter",
+        "fewshot_delimiter", "fewshot_config", "num_fewshot", "metric_list", "output_type",
+        "generation_kwargs", "repeats", "filter_list", "should_decontaminate",
+        "doc_to_decontamination_query", "gen_prefix", "metadata",
+    }
+)
+# fmt: on
+# `datasets` has more readers, one of them for pickles.
+FILE_FORMATS = ("arrow", "csv", "json", "parquet", "text", "xml")
+_HUB_NAME = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 _YAML = (".yaml", ".yml")
-_DATA_TAGS = "tag:yaml.org,2002:"
-_INDEXED = ".yaml"  # what lm-eval looks for
+_READ_BY_LM_EVAL = ".yaml"
 
 
-def require_no_code(include_path: str, known_metrics: Container[str]) -> None:
-    """Raise `ConfigError` if a file below, or one that it includes, would have lm-eval run Python.
+@dataclass(frozen=True)
+class CodeTag:
+    """A value with a tag that is not data, such as `!function`."""
 
-    By what the YAML means and not by how it is written: a tag has many spellings. A metric that
-    lm-eval does not know is a script to it, here or on a hub.
-    """
-    for path in _with_included(_files(include_path)):
-        code = next(_code_in(path, known_metrics), None)
+    tag: str
+
+
+class _Loader(yaml.SafeLoader):
+    """PyYAML's safe loader. Other tags become `CodeTag`, whatever they would have called."""
+
+
+_Loader.add_constructor(None, lambda loader, node: CodeTag(node.tag))
+
+
+@dataclass(frozen=True)
+class TaskFiles:
+    """The task files below a folder: their settings, and why the others could not be read."""
+
+    settings: dict[Path, dict[str, Any]]
+    faults: dict[Path, str]
+
+
+def read_task_files(include_path: str) -> TaskFiles:
+    """Every task file below, with what it includes merged in. Nothing in them is run."""
+    folder = Path(include_path).resolve()
+    settings: dict[Path, dict[str, Any]] = {}
+    faults: dict[Path, str] = {}
+    for path in sorted(folder.rglob("*"), key=Path.as_posix):
+        if path.suffix not in _YAML or not path.is_file():
+            continue
+        try:
+            if path.suffix != _READ_BY_LM_EVAL:
+                raise ValueError(f"lm-eval reads files whose names end in {_READ_BY_LM_EVAL}")
+            settings[path] = _read(path, folder, ())
+        except (yaml.YAMLError, ValueError, OSError, RecursionError) as error:
+            faults[path] = " ".join(str(error).split()) or type(error).__name__
+    return TaskFiles(settings, faults)
+
+
+def require_no_code(files: TaskFiles, known_metrics: Container[str]) -> None:
+    """Raise `ConfigError` if a file says anything but what is known to be data."""
+    for path, settings in files.settings.items():
+        problem = next(_problems(settings, known_metrics), None)
         require(
-            code is None,
-            given=f"{path}, which {code}",
+            problem is None,
+            given=f"{path}, which {problem}",
             allowed="tasks that are data alone, unless code is allowed",
             fix="read the code and pass --allow-code (allow_code=true), or move the file out of "
             "the folder",
         )
 
 
-def unreadable_files(include_path: str) -> dict[str, str]:
-    """The files below that lm-eval leaves out without a word, and why, on one line each."""
-    faults = {str(path): _fault(path) for path in _files(include_path)}
-    return {path: fault for path, fault in faults.items() if fault is not None}
+def write_task_files(files: TaskFiles, folder: Path) -> None:
+    """Write what was read into a folder of our own, for lm-eval to index, in the same order."""
+    for index, settings in enumerate(files.settings.values()):
+        (folder / f"{index:06}.yaml").write_text(yaml.safe_dump(settings), encoding="utf-8")
 
 
-def _files(include_path: str) -> Iterator[Path]:
-    found = sorted(Path(include_path).rglob("*"))
-    return (path for path in found if path.suffix in _YAML and path.is_file())
+def _read(path: Path, folder: Path, parents: tuple[Path, ...]) -> dict[str, Any]:
+    if path in parents:
+        raise ValueError(f"{path} includes itself")
+    text = path.read_bytes()
+    require_bounded(text, source=str(path))
+    own = yaml.load(text, Loader=_Loader)
+    if not isinstance(own, dict):
+        raise ValueError("it holds no fields")
+    include = own.pop("include", [])
+    merged: dict[str, Any] = {}
+    for name in include if isinstance(include, list) else [include]:
+        if not isinstance(name, str):
+            raise ValueError(f"it includes {name!r}, which is not the name of a file")
+        included = (path.parent / name).resolve()
+        if not included.is_relative_to(folder):
+            raise ValueError(f"it includes {name}, which is outside of {folder}")
+        if not included.is_file():
+            raise ValueError(f"it includes {name}, which is not there")
+        part = _read(included, folder, (*parents, path))
+        part.pop("task_list", None)  # as lm-eval does: it is the included file's own
+        merged |= part
+    return merged | own
 
 
-def _with_included(paths: Iterable[Path]) -> Iterator[Path]:
-    """The files, and those that they go on from, wherever they lie and whatever their names."""
-    seen: set[Path] = set()
-    waiting = list(paths)
-    while waiting:
-        path = waiting.pop(0)
-        if path.resolve() not in seen and path.is_file():
-            seen.add(path.resolve())
-            yield path
-            root = _root(path)
-            is_mapping = isinstance(root, yaml.MappingNode)
-            waiting += [path.parent / each for each in _included(root)] if is_mapping else []
+def _problems(settings: Mapping[Any, Any], known_metrics: Container[str]) -> Iterator[str]:
+    yield from _code_tags(settings)
+    for key, value in settings.items():
+        if key not in TASK_KEYS and value is not None:
+            yield f"has the key {key!r}, which is not known to be data"
+    for key in _mapping(settings.get("fewshot_config")).keys() - FEWSHOT_KEYS:
+        yield f"has the key fewshot_config.{key}, which is not known to be data"
+    for entry in _entries(settings.get("metric_list")):
+        metric = entry.get("metric")
+        if not isinstance(metric, str) or metric not in known_metrics or "hf_evaluate" in entry:
+            yield f"has a metric that is none of lm-eval's own ({metric!r})"
+    source = settings.get("dataset_path")
+    if source is not None and source not in FILE_FORMATS:
+        is_hub_name = isinstance(source, str) and _HUB_NAME.fullmatch(source) is not None
+        if not is_hub_name or Path(source).exists() or _is_reader(source):
+            formats = ", ".join(FILE_FORMATS)
+            yield f"reads data by {source!r}, which is neither of {formats} nor a hub's data set"
+    if _mapping(settings.get("dataset_kwargs")).get("trust_remote_code"):
+        yield "asks to run a data set's own code (trust_remote_code)"
+    for member in _entries(settings.get("task")):  # tasks and groups written inside a group
+        yield from _problems(member, known_metrics)
 
 
-def _code_in(path: Path, known_metrics: Container[str]) -> Iterator[str]:
-    for node in _nodes(_root(path), set()):
-        if not node.tag.startswith(_DATA_TAGS):
-            yield f"names Python functions ({node.tag})"
-        for key, value in node.value if isinstance(node, yaml.MappingNode) else ():
-            is_other = key.value == "metric" and value.value not in known_metrics
-            if is_other or key.value == "hf_evaluate":
-                yield f"has a metric that is none of lm-eval's own ({key.value}: {value.value})"
+def _is_reader(name: str) -> bool:
+    """Whether `datasets` has a reader of that name, which it prefers to a data set on a hub."""
+    return (
+        "." not in name and "/" not in name and bool(find_spec(f"datasets.packaged_modules.{name}"))
+    )
 
 
-def _root(path: Path) -> yaml.Node | None:
-    """What a file holds, in the encoding it says; None if lm-eval cannot read it either."""
-    try:
-        found: yaml.Node | None = yaml.compose(path.read_bytes(), Loader=yaml.SafeLoader)
-    except (yaml.YAMLError, UnicodeDecodeError):
-        return None
-    return found
+def _code_tags(value: Any) -> Iterator[str]:
+    if isinstance(value, CodeTag):
+        yield f"names Python functions ({value.tag})"
+    parts = [*value.keys(), *value.values()] if isinstance(value, dict) else value
+    for part in parts if isinstance(value, (dict, list, tuple, set)) else ():
+        yield from _code_tags(part)
 
 
-def _nodes(node: Any, seen: set[int]) -> Iterator[yaml.Node]:
-    if isinstance(node, tuple):  # a key and its value
-        for part in node:
-            yield from _nodes(part, seen)
-    elif isinstance(node, yaml.Node) and id(node) not in seen:
-        seen.add(id(node))
-        yield node
-        for part in node.value if isinstance(node, yaml.CollectionNode) else ():
-            yield from _nodes(part, seen)
+def _mapping(value: Any) -> Mapping[Any, Any]:
+    return value if isinstance(value, dict) else {}
 
 
-def _fault(path: Path) -> str | None:
-    if path.suffix != _INDEXED:
-        return f"lm-eval reads files whose names end in {_INDEXED}"
-    try:
-        # Its structure alone: values such as !function are no business of this reader.
-        root = yaml.compose(path.read_text(encoding="utf-8"), Loader=yaml.SafeLoader)
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        return " ".join(str(error).split())
-    if not isinstance(root, yaml.MappingNode):
-        return "it holds no fields"
-    for included in _included(root):
-        if not (path.parent / included).is_file():
-            return f"it includes {included}, which is not there"
-    return None
-
-
-def _included(root: Any) -> list[str]:
-    """The files that a file says it goes on from."""
-    found = [value for key, value in root.value if key.value == "include"]
-    nodes = [node for value in found for node in _one_or_more(value)]
-    return [node.value for node in nodes if isinstance(node, yaml.ScalarNode)]
-
-
-def _one_or_more(node: Any) -> list[Any]:
-    return list(node.value) if isinstance(node, yaml.SequenceNode) else [node]
+def _entries(value: Any) -> list[Mapping[Any, Any]]:
+    """The mappings in a list, or the one given in its place."""
+    values = value if isinstance(value, list) else [value]
+    return [] if value is None else [_mapping(each) for each in values]

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import lru_cache, partial
 from importlib.metadata import version
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 from typing import Any
 
@@ -27,7 +28,12 @@ from chomp.errors import TRIED_VERSIONS, ConfigError, message, private_names, re
 from chomp.evaluation.harness.language_model import HarnessModel
 from chomp.evaluation.harness.results import HarnessResults
 from chomp.evaluation.harness.serving import END, FAILED, told
-from chomp.evaluation.harness.task_files import require_no_code, unreadable_files
+from chomp.evaluation.harness.task_files import (
+    TaskFiles,
+    read_task_files,
+    require_no_code,
+    write_task_files,
+)
 from chomp.evaluation.requests import Cuts
 from chomp.mesh import is_first
 
@@ -115,20 +121,23 @@ def load_tasks(
     """
     _require_possible(tasks, include_path, include_defaults, num_fewshot, limit)
     require_sandbox()
-    if include_path is not None and not allow_code:
-        require_no_code(include_path, metric_registry)
-    manager = TaskManager(include_path=include_path, include_defaults=include_defaults)
-    unread = {} if include_path is None else unreadable_files(include_path)
-    names = [found for name in tasks for found in _found(manager, name, unread)]
-    for path, fault in unread.items():
-        _log.warning("%s is no task that could be asked: %s", path, fault)
-    return LoadedTasks(
-        items=tuple(_loaded(manager, list(dict.fromkeys(names)), allow_code)),
-        manager=manager,
-        num_fewshot=num_fewshot,
-        limit=limit,
-        allow_code=allow_code,
-    )
+    files = TaskFiles({}, {}) if include_path is None else read_task_files(include_path)
+    with TemporaryDirectory() as checked:
+        if not allow_code:
+            require_no_code(files, metric_registry)
+            write_task_files(files, Path(checked))
+            include_path = checked  # what was checked is what is used
+        manager = TaskManager(include_path=include_path, include_defaults=include_defaults)
+        names = [found for name in tasks for found in _found(manager, name, files.faults)]
+        for path, fault in files.faults.items():
+            _log.warning("%s is no task that could be asked: %s", path, fault)
+        return LoadedTasks(
+            items=tuple(_loaded(manager, list(dict.fromkeys(names)), allow_code)),
+            manager=manager,
+            num_fewshot=num_fewshot,
+            limit=limit,
+            allow_code=allow_code,
+        )
 
 
 def _driven(model: HarnessModel, results_of: Callable[[], HarnessResults]) -> HarnessResults:
@@ -215,7 +224,7 @@ def _require_possible(
     )
 
 
-def _found(manager: Any, name: str, unread: Mapping[str, str]) -> list[str]:
+def _found(manager: Any, name: str, unread: Mapping[Path, str]) -> list[str]:
     known = manager.all_tasks
     matches: list[str] = manager.match_tasks([name])
     some = ", ".join(known[:8]) + (f" and {len(known) - 8} more" if len(known) > 8 else "")
