@@ -265,6 +265,15 @@ def _until_it_raises(call: Any) -> None:
 
 
 @pytest.mark.usefixtures("on_one_device")
+def test_what_cannot_be_opened_again_is_not_called_saved(tmp_path):
+    folder = tmp_path / "run[1]"  # Orbax takes this for a pattern, and merges nothing
+    with pytest.raises(StorageError):
+        save_step_checkpoint(str(folder), state_at(3), about(step=3))
+    assert list_checkpoints(str(folder)) == []
+    assert not list(folder.iterdir())
+
+
+@pytest.mark.usefixtures("on_one_device")
 def test_waiting_tells_where_the_newest_save_is(tmp_path):
     with checkpointer(tmp_path) as saver:
         assert saver.wait() == str(tmp_path)

@@ -20,6 +20,7 @@ import orbax.checkpoint as ocp
 
 from chomp.checkpoint.layout import (
     UNFINISHED,
+    StepFolder,
     read_step_folder,
     state_file_sizes,
     state_path,
@@ -28,6 +29,7 @@ from chomp.checkpoint.layout import (
 )
 from chomp.checkpoint.leaves import arrays_of, named_leaves
 from chomp.checkpoint.metadata import CheckpointMetadata
+from chomp.checkpoint.read_on_host import problem_with_arrays
 from chomp.checkpoint.receipt import checked_receipt
 from chomp.checkpoint.writing import writer_for
 from chomp.errors import ChompError, StorageError, message
@@ -150,6 +152,11 @@ def _make_complete(save: UnfinishedSave, next_batches: Callable[[], Sequence[str
     if next_batches is not None:
         metadata = dataclasses.replace(metadata, next_batches=list(next_batches()))
     write_metadata(unfinished, metadata)
+    # Orbax has returned without an error and without a manifest before: where nothing of what it
+    # wrote is found again, it warns and goes on.
+    problem = problem_with_arrays(StepFolder(unfinished, metadata))
+    if problem is not None:
+        raise OSError(f"what was written cannot be read back: {problem}")
     if is_local(unfinished):
         sync_tree(unfinished)  # TensorStore has synced its own files, Orbax has not
     rename_folder(unfinished, save.path)
