@@ -1,6 +1,7 @@
 """Vocabularies as the hub has them: every text keeps its bytes, or is refused by name."""
 
 import pickle
+import random
 
 import numpy as np
 import pytest
@@ -26,6 +27,7 @@ from vocabularies import (
 
 from chomp.errors import DataError
 from chomp.tokenize import ByteTokenizer, JsonTokenizer, Tokenizer, bytes_per_token, train_bpe
+from chomp.tokenize.json_tokenizer import MAX_TEXT
 
 # All of Unicode but "▁", which is a blank to these vocabularies, as it is to SentencePiece.
 any_text = st.text(st.characters(exclude_characters=MARK, exclude_categories=["Cs"]), max_size=40)
@@ -305,3 +307,24 @@ def test_a_unigram_without_its_own_byte_pieces_can_be_given_them():
     plain = HuggingFaceTokenizer.from_str(unigram(with_fallback=False))
     assert not JsonTokenizer(plain.to_str()).can_encode_any_text
     assert JsonTokenizer(with_byte_pieces(plain)).can_encode_any_text
+
+
+@pytest.mark.parametrize("name", ["bpe", *KINDS])
+def test_a_text_too_long_for_one_piece_gets_the_ids_of_the_whole(name: str):
+    text = train_bpe(TEXTS, vocab_size=300).to_json() if name == "bpe" else KINDS[name]()
+    tokenizer = JsonTokenizer(text)
+    long = " ab ba" * (MAX_TEXT // 5)
+    whole = tokenizer._tokenizer.encode(long, add_special_tokens=False)
+    assert list(tokenizer.encode_batch(["ab", long])[1]) == whole.ids
+
+
+def test_a_character_without_an_id_is_found_far_into_a_long_text():
+    tokenizer = JsonTokenizer(letters("a", " "))
+    with pytest.raises(DataError, match=rf"^text 1 of a batch, character {MAX_TEXT + 999}: 'é'"):
+        tokenizer.encode_batch(["a", "a" * (MAX_TEXT + 999) + "é" + "a" * 9])
+
+
+def test_training_takes_no_longer_for_a_text_without_spaces():
+    letters_only = "".join(random.Random(0).choices("acgt", k=200_000))
+    tokenizer = train_bpe([letters_only], vocab_size=300)  # 16 s where words have no bound
+    assert tokenizer.decode(tokenizer.encode_batch([letters_only])[0]) == letters_only

@@ -76,7 +76,7 @@ def encoded_prompts(run: OpenedRun, texts: Sequence[str]) -> list[Prompt]:
     prefix = eos_id if bos_id is None else bos_id
     encoded = run.tokenizer.encode_batch(list(texts))
     return [
-        Prompt(text=text, ids=[prefix, *ids] if bos_id is not None or not ids else ids)
+        Prompt(text=text, ids=[prefix, *ids] if bos_id is not None or not ids else list(ids))
         for text, ids in zip(texts, encoded, strict=True)
     ]
 

@@ -21,7 +21,7 @@ class ByteTokenizer:
         """A constant: there is only one byte tokenizer."""
         return hashlib.sha256(b"chomp byte tokenizer: id = byte, eos = 256").hexdigest()
 
-    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+    def encode_batch(self, texts: Sequence[str]) -> Sequence[Sequence[int]]:
         """The UTF-8 bytes of each text."""
         try:
             return [list(text.encode()) for text in texts]

@@ -6,7 +6,10 @@ And nothing is lost in silence: a character that has no id is an error, not an u
 
 import hashlib
 import json
-from collections.abc import Sequence
+import re
+from array import array
+from collections import deque
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -18,6 +21,11 @@ from chomp.tokenize.piece_rules import BYTE_PIECES, PieceRules
 from chomp.tokenize.quoting import quotable, split_quotes
 from chomp.tokenize.special_ids import begin_id, end_id
 from chomp.tokenize.unencodable import lone_surrogate, unencodable
+
+# The library takes 160 bytes for each byte of a text. Longer texts are encoded in pieces.
+MAX_TEXT = 1 << 20
+_CUT_WINDOW = 1 << 16  # where to look for the start of a word
+_WORD_START = re.compile(r"(?<=\S) (?=\S)")
 
 
 class JsonTokenizer:
@@ -61,15 +69,33 @@ class JsonTokenizer:
         bos = "" if self.bos_id is None else f" bos={self.bos_id}"
         return hashlib.sha256(f"{rules} eos={self.eos_id}{bos}".encode()).hexdigest()
 
-    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+    def encode_batch(self, texts: Sequence[str]) -> Sequence[Sequence[int]]:
         """Ids of each text, on all cores."""
+        if all(len(text) <= MAX_TEXT for text in texts):
+            return self._encode(texts)
+        return [self._encode_in_pieces(index, text) for index, text in enumerate(texts)]
+
+    def _encode_in_pieces(self, index: int, text: str) -> "array[int]":
+        """Ids of a long text, cut in front of words; only a text without words gets other ids."""
+        ids = array("I")
+        for start, end in pieces_of(text):
+            if start > 0 and text[start] == " ":
+                # It belongs to the word behind it, unless the rules put one in front of any text.
+                around = text[start - 1 : start + 2]
+                parts = self._encode([around, around[0], around[1:], around[2:]], index, start - 1)
+                start += parts[0] == parts[1] + parts[3] != parts[1] + parts[2]
+            ids.extend(self._encode([text[start:end]], index, start)[0])
+        return ids
+
+    def _encode(self, texts: Sequence[str], index: int = 0, offset: int = 0) -> list[list[int]]:
+        """Ids of each text. `index` and `offset` say where the first one stands, for errors."""
         try:
             encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
         except Exception as error:  # the library raises bare Exception
-            raise self._refusal(texts, error) from error
+            raise self._refusal(texts, error, index, offset) from error
         batch = [encoding.ids for encoding in encodings]
         if self._never_given:
-            self._refuse_unknown(texts, batch)
+            self._refuse_unknown(texts, batch, index, offset)
         return batch
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -122,28 +148,34 @@ class JsonTokenizer:
         ids = map(self._tokenizer.token_to_id, looked_for)
         return frozenset(i for i in ids if i is not None)
 
-    def _refuse_unknown(self, texts: Sequence[str], batch: Sequence[Sequence[int]]) -> None:
-        for index, ids in enumerate(batch):
+    def _refuse_unknown(
+        self, texts: Sequence[str], batch: Sequence[Sequence[int]], index: int, offset: int
+    ) -> None:
+        for text, ids in zip(texts, batch, strict=True):
             if self._never_given.isdisjoint(ids):
+                index += 1
                 continue
             # Encoded once more, the slow way, which tells where in the text each id is from.
-            encoding = self._tokenizer.encode(texts[index], add_special_tokens=False)
+            encoding = self._tokenizer.encode(text, add_special_tokens=False)
             at = next(i for i, token in enumerate(encoding.ids) if token in self._never_given)
             start, end = encoding.offsets[at]
             name = self._tokenizer.id_to_token(encoding.ids[at])
             why = f"has no id of its own, it would become {name!r}"
-            raise unencodable(index, texts[index], start=start, end=end, why=why)
+            raise unencodable(index, text, start=start, end=end, why=why, offset=offset)
 
-    def _refusal(self, texts: Sequence[str], error: Exception) -> Exception:
+    def _refusal(
+        self, texts: Sequence[str], error: Exception, first: int, offset: int
+    ) -> Exception:
         """What to raise when the library refused a batch: the first text and character at fault."""
-        for index, text in enumerate(texts):
+        for index, text in enumerate(texts, first):
             if not self._is_refused(text):
                 continue
             # A word may be refused whose characters are not: then all of the text is named.
             culprit = next(filter(self._is_refused, dict.fromkeys(text)), text)
             start = text.index(culprit)
-            return lone_surrogate(index, text) or unencodable(
-                index, text, start=start, end=start + len(culprit), why=f"has no id ({error})"
+            why, end = f"has no id ({error})", start + len(culprit)
+            return lone_surrogate(index, text, offset) or unencodable(
+                index, text, start=start, end=end, why=why, offset=offset
             )
         return error
 
@@ -160,6 +192,21 @@ def tokenizer_from_json_file(
 ) -> JsonTokenizer:
     """The tokenizer in a `tokenizer.json`, local or behind fsspec."""
     return JsonTokenizer(read_text(path), eos=eos, bos=bos, source=str(path))
+
+
+def pieces_of(text: str) -> Iterator[tuple[int, int]]:
+    """Start and end of pieces of at most `MAX_TEXT` characters, cut in front of a word if it can.
+
+    A cut stands in front of a single space, where every rule for words ends one.
+    """
+    start = 0
+    while len(text) - start > MAX_TEXT:
+        end = start + MAX_TEXT
+        cuts = deque(_WORD_START.finditer(text, end - _CUT_WINDOW, end), maxlen=1)
+        end = cuts[0].start() if cuts else end
+        yield start, end
+        start = end
+    yield start, len(text)
 
 
 def _from_parts(text: str, eos_id: int, bos_id: int | None) -> JsonTokenizer:

@@ -36,7 +36,7 @@ class Tokenizer(Protocol):
         """SHA-256 of everything that decides which ids a text gets."""
         ...
 
-    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+    def encode_batch(self, texts: Sequence[str]) -> Sequence[Sequence[int]]:
         """Ids of each text, without the ids that begin and end a document.
 
         A text that has no ids of its own (an unknown character) is a `DataError`.

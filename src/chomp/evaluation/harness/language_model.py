@@ -72,7 +72,7 @@ class HarnessModel(LM):  # type: ignore[misc]  # lm_eval has no types
     ) -> list[float]:
         """Log-likelihood of each whole text, every token scored once with all context that fits."""
         texts = self._encoder.encode_batch([request.args[0] for request in requests])
-        windows = [list(self._windows(ids)) for ids in texts]
+        windows = [self._windows(list(ids)) for ids in texts]
         flat = [window for of_text in windows for window in of_text]
         scores = iter(self._scores(flat))
         return [math.fsum(next(scores).log_likelihood for _ in of_text) for of_text in windows]
