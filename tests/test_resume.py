@@ -13,9 +13,24 @@ from chomp.checkpoint import CheckpointConfig, latest_checkpoint
 from chomp.checkpoint.metadata import signed
 from chomp.data import LmDataConfig
 from chomp.errors import CheckpointError
+from chomp.executor.status import StepInfo, write_info
 from experiments.grug.base.train import GrugRunConfig, run_grug
 from tests import tiny
 from tests.well_compiled import well_compiled
+
+# What the executor writes into the folder of a step before it runs.
+STEP = StepInfo(
+    name="grug/tuned",
+    identity="ba9876543210",
+    values={},
+    fn="train",
+    config={},
+    description="",
+    dependencies=[],
+    output_path="",
+    sources={},
+    started=0.0,
+)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -95,18 +110,40 @@ def test_an_average_may_come_and_go(shorter, longer, data):
     assert tiny.receipt(shorter, 10) == tiny.receipt(longer, 10)
 
 
-def test_weights_of_another_run_start_a_run_of_their_own(shorter, longer, data, tmp_path):
-    config = config_of(data, tmp_path / "tuned", initialize_from=str(shorter), data_seed=3)
-    run_grug(config)
-    found = tiny.losses(tmp_path / "tuned")
+def test_weights_of_another_run_start_a_run_of_their_own(six_steps, data, tmp_path):
+    # As the executor lays them out: the run and where its weights come from, below one prefix.
+    outputs, moved = tmp_path / "outputs", tmp_path / "moved"
+    shutil.copytree(six_steps, outputs / "grug/first-0123456789ab")
+
+    def config_below(prefix: Path, **trainer: Any) -> GrugRunConfig:
+        source = {"initialize_from": str(prefix / "grug/first-0123456789ab")}
+        settings = {"data_seed": 3, **source, **trainer}
+        return config_of(data, prefix / "grug/tuned-ba9876543210", **settings)
+
+    tuned = Path(config_below(outputs).output_path)
+    tuned.mkdir(parents=True)
+    write_info(str(tuned), STEP)
+    run_grug(config_below(outputs))
+    found = tiny.losses(tuned)
     assert sorted(found) == list(range(6))
-    assert found[0] < tiny.losses(shorter)[0] - 0.5  # it begins with what the other has learned
-    # The same command again goes on with its own checkpoint, whatever lies there.
-    run_grug(config)
-    assert tiny.losses(tmp_path / "tuned") == found
-    newest = latest_checkpoint(str(tmp_path / "tuned" / "checkpoints"))
+    assert found[0] < tiny.losses(six_steps)[0] - 0.5  # it begins with what the other has learned
+    for trainer in ({"initialize_from": None}, {"initialize_from": str(six_steps)}):
+        with pytest.raises(CheckpointError, match=r"trainer\.initialize_from .* identity\n"):
+            run_grug(config_below(outputs, **trainer))
+    # The same command again goes on with its own checkpoint, whatever is at the source by now.
+    outputs.rename(moved)
+    shutil.rmtree(moved / "grug/first-0123456789ab")
+    run_grug(config_below(moved))
+    tuned = moved / "grug/tuned-ba9876543210"
+    assert tiny.losses(tuned) == found
+    newest = latest_checkpoint(str(tuned / "checkpoints"))
     assert newest is not None
-    assert (newest.metadata.continues or {})["initialize_from"].startswith(str(shorter))
+    continues = newest.metadata.continues or {}
+    assert continues["initialize_from"] == str(
+        outputs / "grug/first-0123456789ab/checkpoints/step-6"
+    )
+    recorded = json.loads((tuned / "config_resolved.json").read_text())["trainer"]
+    assert recorded["initialize_from"] == str(moved / "grug/first-0123456789ab")
 
 
 def test_a_batch_that_is_not_the_one_the_checkpoint_expects_is_an_error(data, tmp_path):

@@ -21,7 +21,10 @@ from chomp.checkpoint.allowed_changes import allowed_changes
 from chomp.checkpoint.compatibility import require_same_run
 from chomp.config import apply_overrides, config_hash, config_to_mapping
 from chomp.errors import CheckpointError, ConfigError
+from chomp.executor import ExecutorStep, versioned
+from chomp.executor.identity import Identities
 from chomp.variants.folders import variant_folders
+from tests.grug_contracts import markers_for_values
 
 TEMPLATES = [variant.name for variant in variant_folders(Path(__file__).parents[1])]
 
@@ -41,6 +44,7 @@ IDENTITY = {
     "train.seed": "5",
     "train.data_seed": "6",
     "train.precision": "compute=bfloat16",
+    "train.initialize_from": "outputs/another",
     "optim.name": "muon",
 }
 SCHEDULE = {
@@ -84,12 +88,17 @@ FREE = {
 def launched(template: str) -> Any:
     """The config of the run that a template's launch file makes."""
     launch = importlib.import_module(f"experiments.grug.{template}.launch")
+    return launch.run_config(replace(launch_class(launch)(), output_path="run"))
+
+
+def launch_class(launch: Any) -> Any:
+    """The config class of a template's launch file."""
     (cls,) = (
         value
         for name, value in vars(launch).items()
         if name.endswith("LaunchConfig") and value.__module__ == launch.__name__
     )
-    return launch.run_config(replace(cls(), output_path="run"))
+    return cls
 
 
 def about(config: Any, step: int = 0) -> CheckpointMetadata:
@@ -170,3 +179,31 @@ def test_what_changes_nothing_that_is_trained_is_free(template, name, caplog):
 def test_every_section_of_a_run_is_in_one_of_the_tables():
     said = {path_of(name).split(".")[0] for name in IDENTITY | SCHEDULE | FREE}
     assert {field.name for field in fields(launched("base"))} == said
+
+
+@pytest.mark.parametrize("template", TEMPLATES)
+def test_other_first_weights_are_another_step_and_those_of_a_step_count_as_that_step(template):
+    launch = importlib.import_module(f"experiments.grug.{template}.launch")
+    config = launch_class(launch)()
+    with markers_for_values():
+        step = launch.steps(config)[-1]
+
+    def identity(**trainer: Any) -> str:
+        with markers_for_values():
+            changed = versioned(replace(config.trainer, **trainer))
+            again = replace(step, config=replace(step.config, trainer=changed))
+            return Identities().of(again).hash
+
+    def source(width: int) -> str:
+        return ExecutorStep("first", print, {"width": versioned(width)}) / "checkpoints"
+
+    hashes = [
+        identity(),
+        identity(initialize_from="outputs/a"),
+        identity(initialize_from="outputs/b"),
+        identity(initialize_from="outputs/b", initialize_weights="ema"),
+        identity(initialize_from=source(1)),
+        identity(initialize_from=source(2)),
+    ]
+    assert len(set(hashes)) == len(hashes)
+    assert identity(initialize_from=source(1)) == hashes[4]

@@ -5,7 +5,7 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -39,7 +39,8 @@ class TrainerSample(Config):
     log_every: int = setting(default=1, mark="cosmetic")
     load_checkpoint: bool | None = setting(default=None, mark="cosmetic")
     load_checkpoint_path: str | None = setting(default=None, mark="cosmetic")
-    initialize_from: str | None = setting(default=None, mark="cosmetic")
+    initialize_from: str | None = None
+    initialize_weights: Literal["current", "ema"] = "current"
     allow_changes: tuple[str, ...] = setting(default=(), mark="cosmetic")
     allow_fresh_start: bool = setting(default=False, mark="cosmetic")
 

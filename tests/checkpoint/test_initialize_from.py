@@ -1,6 +1,7 @@
 """Weights of another run, and the average that is switched on or off on the way."""
 
 import dataclasses
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -110,7 +111,7 @@ def test_the_average_is_a_copy_in_float32_that_can_be_donated_beside_the_weights
 def test_a_run_s_own_checkpoint_comes_first(other_run, tmp_path, mesh):
     config = run(initialize_from=str(other_run))
     first = begun(tmp_path, mesh, config, initialize=fresh())
-    save(tmp_path, 1, state_at(1), continues=first.continues)
+    save(tmp_path, 1, state_at(1), continues=first.continues, config=config)
     second = begun(tmp_path, mesh, config, initialize=fresh())
     assert_same(second.state, state_at(1))
     assert second.continues is not None
@@ -155,10 +156,83 @@ def test_a_changed_weight_is_found_by_the_receipt(other_run, tmp_path, mesh):
     assert_same(beginning.state, expected(3, is_averaged=False))
 
 
-def test_weights_of_another_kind_are_refused_with_a_table(other_run, tmp_path, mesh):
+@pytest.mark.parametrize("weights", ["current", "ema"])
+def test_weights_of_another_shape_are_refused_with_both_shapes_and_the_fields(
+    weights, other_run, tmp_path, mesh
+):
+    config = run({"columns": 64}, initialize_from=str(other_run), initialize_weights=weights)
+
+    def wider() -> State:
+        state = state_at(0)
+        return dataclasses.replace(state, params={**state.params, "w": jnp.zeros((8, 6))})
+
+    with pytest.raises(CheckpointError) as refused:
+        begun(tmp_path, mesh, config, initialize=wider)
+    told = str(refused.value)
+    field = {"current": "params", "ema": "ema_params"}[weights]
+    assert re.search(rf"{field}/w +\(8, 4\) float32 +\(8, 6\) float32\n", told)
+    assert f"{field}/bias" not in told
+    assert "model.columns=32" in told.partition("Fix: ")[2]
+    assert "optimizer" not in told
+    assert "template" not in told
+
+
+def test_weights_of_another_dtype_are_refused_with_a_table(other_run, tmp_path, mesh):
     config = run(initialize_from=str(other_run))
     with pytest.raises(CheckpointError, match=r"params/w +\(8, 4\) float32 +\(8, 4\) bfloat16\n"):
         begun(tmp_path, mesh, config, initialize=fresh(dtype="bfloat16"))
+
+
+@pytest.mark.parametrize("is_averaged", [False, True])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_averaged_weights_begin_a_run(is_averaged, dtype, other_run, tmp_path, mesh):
+    config = run(initialize_from=str(other_run), initialize_weights="ema")
+    initialize = fresh(is_averaged=is_averaged, dtype=dtype)
+    beginning = begun(tmp_path, mesh, config, initialize=initialize)
+    average = state_at(5, is_averaged=True).ema_params
+    assert average is not None
+    weights = {name: leaf.astype(dtype) for name, leaf in average.items()}
+    wanted = dataclasses.replace(
+        state_at(0), params=weights, ema_params=average if is_averaged else None
+    )
+    assert_same(beginning.state, wanted)
+    assert beginning.continues is not None
+    assert beginning.continues["initialize_weights"] == "ema"
+
+
+def test_averaged_weights_that_are_not_there_are_an_error(without_average, tmp_path, mesh):
+    config = run(initialize_from=str(without_average), initialize_weights="ema")
+    with pytest.raises(ConfigError, match=r"Fix: .*initialize_weights=current"):
+        begun(tmp_path, mesh, config, initialize=fresh())
+    with pytest.raises(ConfigError, match=r"initialize_weights=ema.*initialize_from"):
+        begun(tmp_path, mesh, run(initialize_weights="ema"), initialize=fresh())
+
+
+@pytest.mark.parametrize(
+    "before",
+    [{}, {"initialize_from": "elsewhere"}, {"initialize_weights": "ema"}],
+)
+def test_a_run_with_other_first_weights_is_another_run(before, other_run, tmp_path, mesh):
+    source = {"initialize_from": str(other_run)}
+    save(tmp_path, 1, state_at(1), config=run(**({**source, **before} if before else {})))
+    saved = snapshot(tmp_path)
+    for asked in ({}, {"load_checkpoint_path": str(tmp_path)}):
+        with pytest.raises(CheckpointError, match=r"(?s)another run.*initialize_.* identity\n"):
+            begun(tmp_path, mesh, run(**source, **asked), initialize=fresh())
+    assert snapshot(tmp_path) == saved
+
+
+def test_a_run_goes_back_to_a_step_of_its_own_with_its_first_weights_named(
+    other_run, tmp_path, mesh
+):
+    config = run(initialize_from=str(other_run))
+    for step in (1, 2):
+        save(tmp_path, step, state_at(step), config=config)
+    back = dataclasses.replace(
+        config.trainer, load_checkpoint=True, load_checkpoint_path=str(tmp_path / "step-1")
+    )
+    beginning = begun(tmp_path, mesh, dataclasses.replace(config, trainer=back), initialize=fresh())
+    assert_same(beginning.state, state_at(1))
 
 
 def test_weights_of_another_tokenizer_are_told_loudly(other_run, tmp_path, mesh, caplog):

@@ -109,7 +109,7 @@ def test_a_new_run_may_be_started_with_allowed_fields(here: Path, chomp: Chomp):
 
 @pytest.mark.parametrize(
     "override",
-    ["train.load_checkpoint=true", "train.initialize_from=other", "train.allow_changes=[a]"],
+    ["train.load_checkpoint=true", "train.allow_changes=[a]"],
 )
 def test_how_a_run_is_to_start_does_not_make_it_another_run(
     here: Path, chomp: Chomp, override: str
@@ -124,3 +124,16 @@ def test_how_a_run_is_to_start_does_not_make_it_another_run(
     # It is done, so it does not start; that the wish came to nothing must not go unsaid.
     assert override.replace("train.", "trainer.").partition("=")[0] in told.err
     assert list((here / "runs").iterdir()) == [folder]
+
+
+def test_other_first_weights_make_another_run(here: Path, chomp: Chomp):
+    override = ["-o", "train.initialize_from=other"]
+    assert chomp("train", "launch.py").code == 0
+    assert chomp("train", "launch.py", *override).code == 0
+    assert len(list((here / "runs").iterdir())) == 2
+    # In a folder that is named, the run that is there is left alone, finished or not.
+    named = ["train", "launch.py", "--run-dir", "run"]
+    assert chomp(*named).code == 0
+    told = chomp(*named, *override)
+    assert (told.code, told.out) == (1, "")
+    assert "trainer.initialize_from: None there, 'other' here" in told.err

@@ -21,7 +21,7 @@ class Trainer(Config):
     batch_size: tuple[tuple[int, int], ...] = setting(default=((0, 8),), mark="schedule")
     allow_changes: tuple[str, ...] = setting(default=(), mark="cosmetic", is_versioned=False)
     load_checkpoint: bool | None = setting(default=None, mark="cosmetic", is_versioned=False)
-    initialize_from: str | None = setting(default=None, mark="cosmetic", is_versioned=False)
+    initialize_from: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,7 +5,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import equinox as eqx
 import jax
@@ -77,8 +77,10 @@ class GrugTrainerConfig(Config):
     load_checkpoint: bool | None = setting(default=None, mark="cosmetic", is_versioned=False)
     # Where to look instead: a step-N, a folder of them, or a run.
     load_checkpoint_path: str | None = setting(default=None, mark="cosmetic", is_versioned=False)
-    # The same for a run that begins: only its weights are from there.
-    initialize_from: str | None = setting(default=None, mark="cosmetic", is_versioned=False)
+    # Whose weights a new run begins with: a step-N, or a run for its newest. Identity is the path
+    # as written; an output prefix that the run itself lies in does not count.
+    initialize_from: str | None = None
+    initialize_weights: Literal["current", "ema"] = "current"  # averaged: ema
     # Fields of the schedule that may differ from the checkpoint's.
     allow_changes: tuple[str, ...] = setting(default=(), mark="cosmetic", is_versioned=False)
     # Begin anew where there are checkpoints and none of them can be read.

@@ -7,7 +7,7 @@ import logging
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from chomp.checkpoint.layout import (
     CHECKPOINTS,
@@ -24,6 +24,7 @@ from chomp.storage import is_local, join, name_of, normalise, parent_of
 # In `continues`, how a checkpoint's line began; every later attempt hands them on.
 ASKED_FOR = "load_checkpoint_path"
 WEIGHTS_FROM = "initialize_from"
+WEIGHTS_CHOSEN = "initialize_weights"
 
 _log = logging.getLogger(__name__)
 
@@ -46,6 +47,10 @@ class LoadSettings(Protocol):
     @property
     def initialize_from(self) -> str | None:
         """A place whose weights a run without a checkpoint begins with."""
+
+    @property
+    def initialize_weights(self) -> Literal["current", "ema"]:
+        """Which weights of that place: those of its last step, or their average."""
 
     @property
     def allow_changes(self) -> tuple[str, ...]:
@@ -77,11 +82,11 @@ def require_sound(settings: LoadSettings) -> None:
         fix="remove one of the two",
     )
     require(
-        path is None or settings.initialize_from is None,
-        given=f"trainer.load_checkpoint_path={path} with "
-        f"initialize_from={settings.initialize_from}",
-        allowed="a whole state to go on from, or weights to begin with",
-        fix="remove one of the two",
+        settings.initialize_weights == "current" or settings.initialize_from is not None,
+        given=f"train.initialize_weights={settings.initialize_weights} without "
+        "train.initialize_from",
+        allowed="a choice of weights where another run's are loaded",
+        fix="set train.initialize_from to a checkpoint, or leave out train.initialize_weights",
     )
 
 
@@ -136,7 +141,8 @@ def places_of(found: Iterable[StepFolder | Unreadable]) -> list[str]:
 def lineage(found: StepFolder, folder: str, settings: LoadSettings) -> dict[str, Any]:
     """What the checkpoints of an attempt that goes on from `found` say in `continues`."""
     begun = found.metadata.continues or {}
-    kept = {key: begun[key] for key in (ASKED_FOR, WEIGHTS_FROM) if key in begun}
+    handed_on = (ASKED_FOR, WEIGHTS_FROM, WEIGHTS_CHOSEN)
+    kept = {key: begun[key] for key in handed_on if key in begun}
     if settings.load_checkpoint_path is not None:
         kept[ASKED_FOR] = _one_spelling(settings.load_checkpoint_path, folder)
     return described(found) | kept

@@ -68,11 +68,17 @@ def require_same_run(
 
 
 def require_same_arrays(
-    path: str, saved: Mapping[str, Mapping[str, Any]], wanted: Mapping[str, Any]
+    path: str,
+    saved: Mapping[str, Mapping[str, Any]],
+    wanted: Mapping[str, Any],
+    *,
+    allowed: str = "a checkpoint of exactly this model and optimizer",
+    fix: str = "restore with the template that saved it (the run folder's template/)",
 ) -> None:
     """Raise `CheckpointError` with one table unless names, shapes and dtypes are equal.
 
     `saved` is the `arrays` of a checkpoint's metadata; `wanted` has arrays or their abstract forms.
+    `allowed` and `fix` go into the message.
     """
     before = {name: _kind(tuple(array["shape"]), array["dtype"]) for name, array in saved.items()}
     now = {name: _kind(leaf.shape, leaf.dtype) for name, leaf in wanted.items()}
@@ -85,8 +91,8 @@ def require_same_arrays(
         raise CheckpointError(
             message(
                 given=f"{path} holds other arrays:\n{in_columns(('array', 'saved', 'now'), rows)}",
-                allowed="a checkpoint of exactly this model and optimizer",
-                fix="restore with the template that saved it (the run folder's template/)",
+                allowed=allowed,
+                fix=fix,
             )
         )
 

@@ -17,6 +17,7 @@ from jax.sharding import Mesh
 
 from chomp.checkpoint.allowed_changes import allowed_changes
 from chomp.checkpoint.candidates import (
+    WEIGHTS_CHOSEN,
     WEIGHTS_FROM,
     LoadSettings,
     Search,
@@ -35,7 +36,8 @@ from chomp.checkpoint.layout import DamagedCheckpoint, StepFolder, move_aside
 from chomp.checkpoint.leaves import named_leaves, with_leaves
 from chomp.checkpoint.metadata import CheckpointMetadata
 from chomp.checkpoint.read_on_mesh import placed, read_arrays, receipt_problem
-from chomp.checkpoint.weights import AVERAGE, average_at, begin_with_weights, within, without
+from chomp.checkpoint.weights import AVERAGE, average_at, within, without
+from chomp.checkpoint.weights_alone import begin_with_weights
 from chomp.errors import CheckpointError, message
 from chomp.mesh.processes import all_or_none
 
@@ -60,6 +62,7 @@ class LoadOptions:
     load_checkpoint: bool | None = None
     load_checkpoint_path: str | None = None
     initialize_from: str | None = None
+    initialize_weights: Literal["current", "ema"] = "current"
     allow_changes: tuple[str, ...] = ()
     allow_fresh_start: bool = False
 
@@ -167,11 +170,16 @@ def _begun(
         # Not under one jit: XLA would compile the same random program for every weight of a shape,
         # which at 124M took longer than compiling the training step did (H200, November 2026).
         return Beginning(initialize(), None, None)
+    chosen = settings.initialize_weights
     state, source = begin_with_weights(
-        settings.initialize_from, initialize, tokenizer_hash=about.tokenizer_hash, mesh=mesh
+        settings.initialize_from,
+        "ema" if chosen == "ema" else "params",
+        initialize,
+        about=about,
+        mesh=mesh,
     )
-    _log.warning("weights from %s; step and optimizer begin anew", source["path"])
-    return Beginning(state, None, {**source, WEIGHTS_FROM: source["path"]})
+    _log.warning("%s weights from %s; step and optimizer are fresh", chosen, source["path"])
+    return Beginning(state, None, source | {WEIGHTS_FROM: source["path"], WEIGHTS_CHOSEN: chosen})
 
 
 def _or_where_it_began(

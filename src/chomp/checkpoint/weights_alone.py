@@ -1,26 +1,33 @@
-"""The weights of a checkpoint on a mesh, without the optimizer: what evaluation reads.
+"""The weights of a checkpoint on a mesh, without the optimizer: for evaluation, or to begin with.
 
 The average of a checkpoint is read where it has one, whatever the run's config says of averages by
 now: the checkpoint knows what was saved.
 """
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from functools import partial
+from typing import Any, Literal, TypeVar
 
 import jax
 from jax.sharding import Mesh
 
-from chomp.checkpoint.candidates import search_at
+from chomp.checkpoint.candidates import described, search_at
 from chomp.checkpoint.compatibility import require_same_arrays
 from chomp.checkpoint.fallback import newest_whole
 from chomp.checkpoint.layout import StepFolder
 from chomp.checkpoint.leaves import named_leaves, with_leaves
+from chomp.checkpoint.metadata import CheckpointMetadata
 from chomp.checkpoint.read_on_mesh import placed
-from chomp.checkpoint.weights import AVERAGE, WEIGHTS, within
+from chomp.checkpoint.weights import AVERAGE, WEIGHTS, average_at, within, without
+from chomp.config import config_difference
 from chomp.errors import CheckpointError, message, require
 
 WeightsName = Literal["params", "ema"]
+State = TypeVar("State")
+
+_log = logging.getLogger(__name__)
 
 _FIELDS: dict[WeightsName, str] = {"params": WEIGHTS, "ema": AVERAGE}
 
@@ -50,7 +57,7 @@ def these_weights(found: StepFolder, names: Sequence[WeightsName]) -> Sequence[W
         all(name in there for name in names),
         given=f"the averaged weights of {found.path}, which has none",
         allowed="a checkpoint of a run with train.ema_beta set",
-        fix="ask for `params`, the weights themselves",
+        fix="ask for the current weights (--weights params, or train.initialize_weights=current)",
     )
     return names
 
@@ -61,13 +68,15 @@ def load_weights(
     *,
     mesh: Mesh,
     choose: Callable[[StepFolder], Sequence[WeightsName]] = all_weights,
+    model: Mapping[str, Any] | None = None,
 ) -> WeightsAlone:
     """The weights of the newest whole checkpoint at `place`, proven by its receipt.
 
     `abstract_params` is the `jax.eval_shape` of a state's `params`; its shardings are those of the
     result. `choose` says which weights of a checkpoint to read, and raises for one that is not to
-    be used, before any array is read. A damaged checkpoint is passed over for an older one, with a
-    warning, unless it is the one that `place` names. Every process calls this, and all get the
+    be used, before any array is read. `model` is the present model's config: an error about other
+    shapes names the fields that differ. A damaged checkpoint is passed over for an older one, with
+    a warning, unless it is the one that `place` names. Every process calls this, and all get the
     same or raise.
     """
     leaves = {name: placed(leaf, mesh) for name, leaf in named_leaves(abstract_params).items()}
@@ -80,14 +89,74 @@ def load_weights(
     def check(found: StepFolder) -> None:
         for field in [_FIELDS[name] for name in choose(found)]:
             saved = within(found.metadata.arrays, field)
-            require_same_arrays(found.path, saved, within(targets(found), field))
+            require_same_arrays(
+                found.path,
+                saved,
+                within(targets(found), field),
+                allowed="weights of the names, shapes and dtypes that the model has now",
+                fix=_same_model(found, model),
+            )
 
-    outcome = newest_whole(
-        "find weights to evaluate", lambda: search_at(place), check=check, targets=targets
-    )
+    outcome = newest_whole("find weights", lambda: search_at(place), check=check, targets=targets)
     if outcome.whole is None:
         raise _none_whole(place, outcome.skipped)
     return WeightsAlone(outcome.whole.found, _models(abstract_params, outcome.whole.leaves))
+
+
+def begin_with_weights(
+    place: str,
+    name: WeightsName,
+    initialize: Callable[[], State],
+    *,
+    about: CheckpointMetadata,
+    mesh: Mesh,
+) -> tuple[State, dict[str, Any]]:
+    """A fresh state with the newest whole weights at `place`, and which checkpoint had them.
+
+    `place` may belong to any run; only names, shapes and dtypes of the weights have to agree. Step,
+    optimizer and random key are fresh, and an average starts at the loaded weights. An optimizer
+    that keeps weights in its state would keep the fresh ones. A checkpoint of another tokenizer
+    than that of the run, `about`, is warned of.
+    """
+    abstract = jax.eval_shape(initialize)
+    leaves = {name: placed(leaf, mesh) for name, leaf in named_leaves(abstract).items()}
+    targets = within(leaves, WEIGHTS)
+    # Made before anything is read, and at once without its weights: never two copies of those.
+    fresh = without(without(named_leaves(initialize()), WEIGHTS), AVERAGE)
+    loaded = load_weights(
+        place,
+        {name.removeprefix(WEIGHTS): leaf for name, leaf in targets.items()},
+        mesh=mesh,
+        choose=partial(these_weights, names=(name,)),
+        model=about.config.get("model"),
+    )
+    # An average is float32, whatever the weights are.
+    weights = {
+        WEIGHTS + key: array.astype(targets[WEIGHTS + key].dtype)
+        for key, array in loaded.models.pop(name).items()
+    }
+    found = loaded.found
+    if found.metadata.tokenizer_hash != about.tokenizer_hash:
+        # Not refused: the layers between embedding and head may be what somebody wants.
+        _log.warning(
+            "%s was trained with ANOTHER TOKENIZER (%s there, %s here): its embedding and its head "
+            "mean other tokens",
+            found.path,
+            found.metadata.tokenizer_hash or "unknown",
+            about.tokenizer_hash or "unknown",
+        )
+    state = with_leaves(abstract, fresh | weights | average_at(weights, leaves))
+    return state, described(found)
+
+
+def _same_model(found: StepFolder, model: Mapping[str, Any] | None) -> str:
+    """How to make weights fit: the fields of the model that were others, and what they were."""
+    other = "choose a checkpoint of this model"
+    if model is None:
+        return other
+    differing = config_difference(found.metadata.config.get("model", {}), model)
+    fields = ", ".join(f"model.{item.path}={item.before}" for item in differing)
+    return f"set {fields}, as its run had, or {other}" if fields else other
 
 
 def _targets(
