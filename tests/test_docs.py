@@ -97,6 +97,19 @@ RUN_ELSEWHERE = {
         "tests/report/test_trace_recipe.py, the page in order"
     ),
     "uv run chomp report runs/traced --profile": "tests/report/test_trace_recipe.py",
+    "uv run chomp train configs/debug_smoke.yaml --run-dir runs/first": (
+        "tests/cli/test_train_allow.py, the page in order"
+    ),
+    "uv run chomp train configs/debug_smoke.yaml --run-dir runs/first -o train.steps=40 -o "
+    "optim.schedule_start=20 -o optim.lr=3e-3 -o optim.warmup_steps=10% --allow train.steps "
+    "--allow optim.schedule_start --allow optim.lr --allow optim.warmup_steps": (
+        "tests/cli/test_train_allow.py, the page in order"
+    ),
+    "uv run chomp train configs/debug_smoke.yaml --run-dir runs/cooldown -o "
+    "train.load_checkpoint_path=runs/first/checkpoints/step-20 -o train.steps=30 -o "
+    "optim.schedule_start=20 -o optim.lr_schedule=linear -o optim.warmup_steps=0 --allow "
+    "train.steps --allow optim.schedule_start --allow optim.lr_schedule --allow "
+    "optim.warmup_steps": ("tests/cli/test_train_allow.py, the page in order"),
 }
 
 

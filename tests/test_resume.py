@@ -12,8 +12,9 @@ import pytest
 from chomp.checkpoint import CheckpointConfig, latest_checkpoint
 from chomp.checkpoint.metadata import signed
 from chomp.data import LmDataConfig
-from chomp.errors import CheckpointError
+from chomp.errors import CheckpointError, RunInterrupted
 from chomp.executor.status import StepInfo, write_info
+from chomp.hooks.stop_after import VARIABLE
 from experiments.grug.base.train import GrugRunConfig, run_grug
 from tests import tiny
 from tests.well_compiled import well_compiled
@@ -144,6 +145,65 @@ def test_weights_of_another_run_start_a_run_of_their_own(six_steps, data, tmp_pa
     )
     recorded = json.loads((tuned / "config_resolved.json").read_text())["trainer"]
     assert recorded["initialize_from"] == str(moved / "grug/first-0123456789ab")
+
+
+def scheduled(config: GrugRunConfig, **optimizer: Any) -> GrugRunConfig:
+    """The config with another schedule, whose every change is allowed."""
+    allowed = ("train.steps", *(f"optim.{name}" for name in optimizer))
+    return replace(
+        config,
+        optimizer=replace(config.optimizer, **optimizer),
+        trainer=replace(config.trainer, allow_changes=allowed),
+    )
+
+
+def test_a_schedule_that_starts_anew_keeps_weights_and_moments(shorter, longer, data):
+    # The same rate as before, so the same bits: nothing but the rate depends on the start.
+    config = config_of(data, shorter, steps=10)
+    run_grug(scheduled(config, schedule_start=6, warmup_steps=0))
+    assert tiny.losses(shorter) == tiny.losses(longer)
+    assert tiny.receipt(shorter, 10) == tiny.receipt(longer, 10)
+
+
+def test_a_schedule_that_starts_where_a_run_never_was_is_refused(six_steps, data, tmp_path):
+    with pytest.raises(CheckpointError, match=r"schedule_start=7 .*step-6.*Fix: "):
+        run_grug(scheduled(config_of(data, six_steps, steps=10), schedule_start=7))
+    assert not (six_steps / "checkpoints" / "step-10").exists()
+    with pytest.raises(CheckpointError, match=r"schedule_start=6 .*Fix: .*schedule_start=0"):
+        run_grug(scheduled(config_of(data, tmp_path / "new", steps=10), schedule_start=6))
+    assert not (tmp_path / "new" / "config_resolved.json").exists()
+
+
+def test_a_cooldown_of_a_finished_run_is_the_same_in_pieces(
+    shorter, data, tmp_path, monkeypatch: pytest.MonkeyPatch
+):
+    pieces = Path(shutil.copytree(shorter, tmp_path / "pieces"))
+
+    def cooldown(folder: Path) -> GrugRunConfig:
+        return scheduled(
+            config_of(data, folder, steps=12),
+            schedule_start=6,
+            lr=4e-3,
+            lr_schedule="linear",
+            warmup_steps=2,
+        )
+
+    run_grug(cooldown(shorter))
+    with monkeypatch.context() as patch:
+        patch.setenv(VARIABLE, "3")
+        with pytest.raises(RunInterrupted):
+            run_grug(cooldown(pieces))
+    assert not (pieces / "checkpoints" / "step-12").exists()
+    run_grug(cooldown(pieces))
+    assert tiny.losses(pieces) == tiny.losses(shorter)
+    assert tiny.receipt(pieces, 12) == tiny.receipt(shorter, 12)
+    rows = [json.loads(line) for line in (pieces / "metrics.jsonl").read_text().splitlines()]
+    rates = {row["step"]: row["lr"] for row in rows if "lr" in row}
+    assert rates[5] == pytest.approx(1e-2)
+    by_hand = [2e-3, 4e-3, 3e-3, 2e-3, 1e-3, 0.0]
+    assert [rates[step] for step in range(6, 12)] == pytest.approx(by_hand)
+    derived = json.loads((pieces / "config_resolved.json").read_text())["derived"]["optim"]
+    assert derived == {"warmup_steps_effective": 2, "decay_steps_effective": 4}
 
 
 def test_a_batch_that_is_not_the_one_the_checkpoint_expects_is_an_error(data, tmp_path):

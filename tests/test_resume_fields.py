@@ -58,6 +58,7 @@ SCHEDULE = {
     "optim.weight_decay": "0.7",
     "optim.grad_clip_norm": "3.0",
     "optim.warmup_steps": "3",
+    "optim.schedule_start": "6",
     "optim.decay_steps": "50",
     "optim.min_lr_ratio": "0.3",
     "model.remat": "block",

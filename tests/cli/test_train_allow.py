@@ -1,13 +1,24 @@
 """`chomp train --allow`: a run goes on in its folder although its schedule has changed."""
 
+import json
+import math
+import os
 import re
+import shlex
+import shutil
 from pathlib import Path
 
 import pytest
 
 from chomp.executor.status import read_info
+from tests import tiny
 from tests.cli.conftest import Chomp
+from tests.forked_commands import ForkedCommands
 from tests.launch.allowing_launch import LAUNCH_FILE
+from tests.test_docs import commands
+
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs/recipes/continue_training.md"
 
 
 @pytest.fixture
@@ -137,3 +148,45 @@ def test_other_first_weights_make_another_run(here: Path, chomp: Chomp):
     told = chomp(*named, *override)
     assert (told.code, told.out) == (1, "")
     assert "trainer.initialize_from: None there, 'other' here" in told.err
+
+
+@pytest.mark.slow  # six commands that train: 30 s
+def test_the_page_on_continuing_is_what_its_commands_do(
+    base_launches: ForkedCommands, tmp_path: Path
+):
+    for name in ("configs", "experiments"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    inherited = {key: value for key, value in os.environ.items() if key != "CHOMP_PREFIX"}
+    env = {**inherited, "JAX_NUM_CPU_DEVICES": "1"}
+    program = ROOT / "src/chomp/__main__.py"
+    first, *others = [shlex.split(command)[3:] for command in commands(PAGE)]
+    assert len(others) == 2
+
+    def done(*words: str) -> str:
+        told = base_launches.run(program, *words, "-o", "train.log_every=1", env=env, cwd=tmp_path)
+        assert told.returncode == 0, told.stderr
+        return str(told.stdout)
+
+    done(*first)
+    middle = tmp_path / "runs/pieces"
+    shutil.copytree(tmp_path / "runs/first", middle)
+    for words in others:
+        done(*words)
+    # The rates are those that the page says, counted by hand.
+    rates = [rates_of(tmp_path / "runs" / name) for name in ("first", "cooldown")]
+    cosine = [3e-3 * (1 + math.cos(math.pi * n / 18)) / 2 for n in range(1, 19)]
+    assert [rates[0][n] for n in range(20, 40)] == pytest.approx([1.5e-3, 3e-3, *cosine], abs=1e-9)
+    line = [1e-2 * (1 - n / 10) for n in range(1, 11)]
+    assert [rates[1][n] for n in range(20, 30)] == pytest.approx(line, abs=1e-9)
+    # Stopped in the middle and given again: the same weights and moments.
+    again = [str(middle) if word == "runs/first" else word for word in others[0]]
+    for more in (["--max-steps", "7"], []):
+        done(*again, *more)
+    assert tiny.receipt(middle, 40) == tiny.receipt(tmp_path / "runs/first", 40)
+    assert "Already done" in done(*others[0])
+
+
+def rates_of(run: Path) -> dict[int, float]:
+    """The learning rate of every step, the newest attempt's where there are several."""
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return {row["step"]: row["lr"] for row in rows if "lr" in row}

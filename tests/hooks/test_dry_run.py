@@ -1,6 +1,7 @@
 """A dry run tells what a run would take, refuses what the run would refuse, and leaves nothing."""
 
 import io
+import re
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -67,7 +68,10 @@ def test_without_data_the_step_is_compiled_all_the_same_and_it_is_said(data, tmp
         for name, component in data.components.items()
     }
     config = tiny.run_config(replace(data, components=nothing), tmp_path / "run")
-    text = told(config, is_data_ready=False)
+    optimizer = replace(config.optimizer, schedule_start=6)
+    text = told(replace(config, optimizer=optimizer), is_data_ready=False)
+    # The rates are those of the schedule, from its start to the end of the run.
+    assert re.search(r"step\W+6\W.*\W11\W", text)
     assert "The first document of each component can be read." in text
     assert "The data is not built yet, so epochs are not known" in text
     assert "The step compiles in" in text

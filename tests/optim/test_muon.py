@@ -224,6 +224,7 @@ CHANGES: dict[str, Any] = {
     "min_lr_ratio": 0.5,
     "lr_schedule": "linear",
     "cycles": 2,
+    "schedule_start": 1,
     "adam.b1": 0.5,
     "adam.b2": 0.5,
     "adam.eps": 1.0,

@@ -214,8 +214,38 @@ def test_what_cannot_be_or_would_not_be_used_is_refused_in_three_parts(wrong):
         {"cycles": 3, "decay_steps": 40},
         {"cycles": 91},
         {"cycles": 10, "lr_schedule": "wsd", "decay_steps": "20%"},
+        {"schedule_start": STEPS},
     ],
 )
 def test_lengths_that_do_not_fit_the_run_are_refused_with_the_run(wrong):
     with pytest.raises(ConfigError, match=r"a run of 100.*Allowed: .*Fix: "):
         GrugOptimizerConfig(**wrong).schedule(STEPS)
+
+
+@pytest.mark.parametrize("name", ["adamw", "muon"])
+@pytest.mark.parametrize("cycles", [1, 3])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_from_its_start_a_schedule_is_that_of_a_run_of_the_steps_that_are_left(shape, cycles, name):
+    if cycles > 1 and shape in ("constant", "inverse_sqrt"):
+        return  # refused
+    changes = {"warmup_steps": "10%", "cycles": cycles, "name": name}
+    if shape in ("linear", "wsd"):
+        changes["decay_steps"] = "15%"
+    whole = config(shape, **changes).hyperparameters(STEPS)
+    later = config(shape, **changes, schedule_start=400).hyperparameters(400 + STEPS)
+    for step in range(STEPS + 5):
+        assert later(400 + step) == whole(step)
+    # On a device too; before it comes nothing, only updates that skipped steps have delayed.
+    schedule = config(shape, **changes, schedule_start=400).schedule(400 + STEPS)
+    plain = config(shape, **changes).schedule(STEPS)
+    for step in (0, 5, 50, STEPS - 1):
+        assert schedule(jnp.int32(400 + step)) == plain(jnp.int32(step))
+    assert schedule(jnp.int32(397)) == schedule(jnp.int32(400)) == plain(jnp.int32(0))
+
+
+def test_lengths_that_do_not_fit_the_steps_that_are_left_are_refused_with_those():
+    wrong = GrugOptimizerConfig(schedule_start=95, warmup_steps=5)
+    with pytest.raises(ConfigError, match=r"5 steps from optim\.schedule_start=95.*Fix: "):
+        wrong.schedule(STEPS)
+    with pytest.raises(ConfigError, match=r"^optim\.schedule_start=-1\. Allowed: .*Fix: "):
+        GrugOptimizerConfig(schedule_start=-1)

@@ -162,11 +162,11 @@ def _facts(config: Any, state: Any, state_bytes: int) -> Table:
 
 
 def _learning_rates(config: Any) -> Table:
-    steps = config.trainer.steps
-    rates = config.optimizer.hyperparameters(steps)
-    at = dict.fromkeys(min(round(part * steps), steps - 1) for part in _LANDMARKS)
+    start, end = config.optimizer.schedule_start, config.trainer.steps
+    rates = config.optimizer.hyperparameters(end)
+    at = dict.fromkeys(min(start + round(part * (end - start)), end - 1) for part in _LANDMARKS)
     table = Table("step", *(f"{step:,}" for step in at), title="learning rate")
-    names = [name for name in rates(0) if name.endswith("learning_rate")]
+    names = [name for name in rates(start) if name.endswith("learning_rate")]
     for name in names:
         table.add_row(name.removeprefix("optim/"), *(f"{rates(step)[name]:.3g}" for step in at))
     return table

@@ -9,6 +9,7 @@ from jax.sharding import Mesh
 
 from chomp.checkpoint import CheckpointMetadata, StepFolder, restore_latest_or_initialize
 from chomp.data import TrainLoader
+from chomp.errors import CheckpointError, message
 from chomp.hooks.checkpoint_metadata import checkpoint_metadata
 from chomp.hooks.next_batches import require_same_batches
 from chomp.hooks.run_folder import RunFolder
@@ -40,12 +41,14 @@ def starting_point(
     """The newest checkpoint that can be trusted, or what `initialize` makes; the loader follows.
 
     `config` is a template's run config. Raises `CheckpointError` for a checkpoint of another run,
-    other data, or batches that are not those it was going to train on.
+    other data, or batches that are not those it was going to train on, and where the run has not
+    reached `optim.schedule_start`.
     """
     about = checkpoint_metadata(config, folder, loader=loader, tokenizer=tokenizer, mesh=mesh)
 
     def prove(found: StepFolder) -> None:
         before = found.metadata
+        _require_reached(config.optimizer.schedule_start, found)
         loader.restore_streams(before.stream_states)
         require_same_batches(
             loader, before.next_batches, step=before.step, total_steps=config.trainer.steps
@@ -61,7 +64,24 @@ def starting_point(
         data_offset_at=loader.batches.examples_before,
         proof=prove,
     )
+    _require_reached(config.optimizer.schedule_start, begun.found)
     log.info("starting from %s", "step 0" if begun.found is None else begun.found.path)
     about = replace(about, continues=begun.continues)
     before = about if begun.found is None else begun.found.metadata
     return StartingPoint(begun.state, about, before)
+
+
+def _require_reached(schedule_start: int, found: StepFolder | None) -> None:
+    """Raise `CheckpointError` for a schedule that starts after the step a run goes on from."""
+    step = 0 if found is None else found.metadata.step
+    if schedule_start > step:
+        there = "a run that starts at step 0" if found is None else found.path
+        raise CheckpointError(
+            message(
+                given=f"optim.schedule_start={schedule_start} with {there}: the steps before it "
+                "would have no learning rate",
+                allowed=f"a schedule that starts at step {step} or earlier",
+                fix=f"set optim.schedule_start={step}, or continue from a checkpoint of step "
+                f"{schedule_start} or later",
+            )
+        )

@@ -25,8 +25,8 @@ _WSD_DECAY = "20%"
 class GrugOptimizerConfig(Config):
     """AdamW or Muon, a schedule for both; weight decay on matrices only.
 
-    A length is steps (`100`) or a share of the run (`"5%"`). A field that the chosen optimizer or
-    schedule has no use for must keep its default.
+    A length is steps (`100`) or a share (`"5%"`) of the run, or of its steps from `schedule_start`
+    on. A field that the chosen optimizer or schedule has no use for must keep its default.
     """
 
     name: Literal["adamw", "muon"] = "adamw"
@@ -40,6 +40,8 @@ class GrugOptimizerConfig(Config):
     min_lr_ratio: float = setting(default=0.0, mark="schedule")
     lr_schedule: Shape = setting(default="cosine", mark="schedule")
     cycles: int = setting(default=1, mark="schedule")  # decays, each from the full rate
+    # The step whose rate is the first of the schedule, warmup included: where a run is continued.
+    schedule_start: int = setting(default=0, mark="schedule")
     adam: AdamConfig = field(default_factory=AdamConfig)
     muon: MuonConfig = field(default_factory=MuonConfig)
 
@@ -68,18 +70,33 @@ class GrugOptimizerConfig(Config):
             allowed="1 or more",
             fix="set optim.cycles=1 for a single decay",
         )
+        require(
+            self.schedule_start >= 0,
+            given=f"optim.schedule_start={self.schedule_start}",
+            allowed="0, or the step of the checkpoint that the run continues from",
+            fix="set optim.schedule_start=0 for a schedule over the whole run",
+        )
         self._refuse_unused()
 
     def schedule(self, num_steps: int) -> LearningRate:
         """The learning rate of a run of `num_steps`; its lengths are in steps."""
-        warmup = steps_of(self.warmup_steps, num_steps)
+        length, whole = num_steps - self.schedule_start, f"a run of {num_steps} steps"
         require(
-            warmup < num_steps,
-            given=f"optim.warmup_steps={self.warmup_steps} in a run of {num_steps} steps",
-            allowed="fewer warmup steps than steps",
-            fix=f"set optim.warmup_steps to {num_steps // 10}",
+            length > 0,
+            given=f"optim.schedule_start={self.schedule_start} in {whole}",
+            allowed="a start before the last step",
+            fix=f"set train.steps above {self.schedule_start}, or lower optim.schedule_start",
         )
-        decay, stable = self._cycle(num_steps, num_steps - warmup)
+        if self.schedule_start:
+            whole = f"the {length} steps from optim.schedule_start={self.schedule_start} on"
+        warmup = steps_of(self.warmup_steps, length)
+        require(
+            warmup < length,
+            given=f"optim.warmup_steps={self.warmup_steps} in {whole}",
+            allowed="fewer warmup steps than steps",
+            fix=f"set optim.warmup_steps to {length // 10}",
+        )
+        decay, stable = self._cycle(length, length - warmup, whole)
         return LearningRate(
             lr=self.lr,
             warmup_steps=warmup,
@@ -88,6 +105,7 @@ class GrugOptimizerConfig(Config):
             shape=self.lr_schedule,
             stable_steps=stable,
             cycles=self.cycles,
+            start=self.schedule_start,
         )
 
     def hyperparameters(self, num_steps: int) -> Callable[[int], dict[str, float]]:
@@ -150,12 +168,11 @@ class GrugOptimizerConfig(Config):
         )
         return jax.tree.unflatten(jax.tree.structure(params), rules)
 
-    def _cycle(self, num_steps: int, rest: int) -> tuple[int | float, int | float]:
+    def _cycle(self, num_steps: int, rest: int, whole: str) -> tuple[int | float, int | float]:
         """Steps of one decay and of the stable part before it, `rest` steps after the warmup."""
         require(
             self.cycles == 1 or 2 * self.cycles <= rest,
-            given=f"optim.cycles={self.cycles} with {rest} steps after the warmup of a run of "
-            f"{num_steps}",
+            given=f"optim.cycles={self.cycles} with {rest} steps after the warmup of {whole}",
             allowed="two steps or more for each cycle: its last is at the lowest rate",
             fix=f"set optim.cycles to {max(rest // 10, 1)} or less",
         )
@@ -170,7 +187,7 @@ class GrugOptimizerConfig(Config):
         require(
             decay <= length or (self.cycles == 1 and not is_wsd),
             given=f"optim.decay_steps={self.decay_steps} with optim.cycles={self.cycles} and "
-            f"{rest} steps after the warmup of a run of {num_steps}",
+            f"{rest} steps after the warmup of {whole}",
             allowed=f"decays of at most {int(length)} steps",
             fix="lower optim.decay_steps, optim.cycles or optim.warmup_steps",
         )

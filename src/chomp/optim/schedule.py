@@ -12,6 +12,8 @@ lr * c / w: the first update counts. After the warmup it is lr times
 where p goes from 0 to 1 over `decay_steps` (1 is the last step's, but the only step of a decay has
 0) and then stays. `cycles` decays (of wsd: with their
 stable parts) follow each other, each beginning again at the full rate.
+
+A schedule may start later than the run: all of the above then counts from `start`.
 """
 
 from dataclasses import dataclass
@@ -32,7 +34,7 @@ Rate = Float[Array, ""] | Float[np.ndarray, ""] | np.floating
 
 @dataclass(frozen=True, kw_only=True)
 class LearningRate:
-    """An optax schedule, in float32, by the formulas above; lengths are steps of this very run.
+    """An optax schedule, in float32, by the formulas above; lengths are in steps.
 
     Of a JAX array the rate is a JAX array. Of an int numpy computes it, so that logging it touches
     no device; the two differ by rounding only.
@@ -45,10 +47,14 @@ class LearningRate:
     shape: Shape = "cosine"
     stable_steps: int | float = 0  # of one cycle
     cycles: int = 1
+    start: int = 0  # the step whose rate is the first
 
     def __call__(self, step: int | Int[Array, ""]) -> Rate:
         """The rate of a step, counted from 0."""
         xp: ModuleType = jnp if isinstance(step, jax.Array) else np
+        if self.start:
+            # Steps that were skipped are no updates, so the first ones here may count below it.
+            step = xp.maximum(step - self.start, 0)
         count = xp.asarray(step, xp.float32)
         warmup = (count + 1.0) / max(self.warmup_steps, 1)
         after = self._after_warmup(xp, count)
