@@ -182,3 +182,27 @@ def test_a_mark_covers_what_is_below_it_and_can_only_be_loosened_there():
         ("inner.strict", "schedule"),
         ("inner.loose", "cosmetic"),
     ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Earlier(Config):
+    """A config as an earlier version had it."""
+
+    width: int = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class Later(Config):
+    """The same with a field that was added."""
+
+    width: int = 8
+    source: str | None = setting(default=None, is_added=True)
+
+
+def test_a_field_that_was_added_counts_only_where_it_is_set():
+    assert config_hash(Later()) == config_hash(Earlier())
+    assert config_hash(Later(source="a")) != config_hash(Earlier())
+    recorded = config_to_mapping(Earlier())
+    assert config_difference(recorded, Later()) == []
+    (found,) = config_difference(recorded, Later(source="a"))
+    assert (found.path, found.before, found.mark) == ("source", MISSING, "identity")

@@ -23,6 +23,7 @@ def test_the_public_names_are_exactly_these():
         "fingerprint",
         "load_config",
         "setting",
+        "unset_additions",
         "validated",
     ]
     assert all(hasattr(chomp.config, name) for name in chomp.config.__all__)

@@ -82,8 +82,9 @@ class GrugTrainerConfig(Config):
     load_checkpoint_path: str | None = setting(default=None, mark="cosmetic", is_versioned=False)
     # Whose weights a new run begins with: a step-N, or a run for its newest. Identity is the path
     # as written; an output prefix that the run itself lies in does not count.
-    initialize_from: str | None = None
-    initialize_weights: Literal["current", "ema"] = "current"  # averaged: ema
+    initialize_from: str | None = setting(default=None, is_added=True)
+    # Averaged ones: ema.
+    initialize_weights: Literal["current", "ema"] = setting(default="current", is_added=True)
     # Fields of the schedule that may differ from the checkpoint's.
     allow_changes: tuple[str, ...] = setting(default=(), mark="cosmetic", is_versioned=False)
     # Begin anew where there are checkpoints and none of them can be read.

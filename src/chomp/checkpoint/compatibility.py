@@ -12,7 +12,7 @@ from typing import Any
 
 from chomp.checkpoint.layout import StepFolder
 from chomp.checkpoint.metadata import CheckpointMetadata
-from chomp.config import Difference, config_difference
+from chomp.config import MISSING, Difference, config_difference, unset_additions
 from chomp.errors import CheckpointError, message
 
 # Of `environment`: what decides the order of sums, and with it the last bits of every result.
@@ -132,9 +132,11 @@ def _config_changes(
 ) -> list[Difference]:
     # Both mappings are without secrets, which only the typed config has; that one has the marks.
     marks = {change.path: change.mark for change in config_difference(saved.config, config)}
+    added = unset_additions(config)  # a version of chomp that did not have them saved none
     changes = [
         replace(change, mark=marks.get(change.path, "identity"))
         for change in config_difference(saved.config, about.config)
+        if change.before is not MISSING or change.path not in added
     ]
     if saved.config_hash != about.config_hash and not any(c.mark == "identity" for c in changes):
         # A secret, or a version of chomp that counts other fields as part of a run.

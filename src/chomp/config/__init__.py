@@ -6,7 +6,7 @@ never imports JAX. The invariant: a config that came out of here holds only valu
 types, at every depth, and reads back equal from its own mapping or YAML text.
 """
 
-from chomp.config.difference import MISSING, Difference, config_difference
+from chomp.config.difference import MISSING, Difference, config_difference, unset_additions
 from chomp.config.fields import Config, Mark, setting
 from chomp.config.files import config_to_yaml, load_config
 from chomp.config.fingerprint import canonical_json, config_hash, fingerprint
@@ -30,5 +30,6 @@ __all__ = [
     "fingerprint",
     "load_config",
     "setting",
+    "unset_additions",
     "validated",
 ]

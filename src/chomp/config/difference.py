@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Final
 
-from chomp.config.fields import MARKS, ConfigClass, Mark, is_config, mark_of
+from chomp.config.fields import MARKS, ConfigClass, Mark, is_config, is_unset_addition, mark_of
 from chomp.config.paths import KeyPath, dotted
 from chomp.config.plain import plain_items, plain_value
 
@@ -46,13 +46,33 @@ def config_difference(
 
     Either side may be a mapping, such as a config read back from a run folder: its marks are then
     the other side's, and identity where neither side is a config. Lists of different length are
-    one difference; 1 and 1.0 are none.
+    one difference; 1 and 1.0 are none, nor is a field that was added later, at its default, to one
+    that is missing.
     """
     marks = {**_loosened(before), **_loosened(after)}
+    added = unset_additions(before) | unset_additions(after)
     return [
         Difference(path=dotted(path), before=old, after=new, mark=_mark_at(path, marks))
         for path, old, new in _differing(plain_value(before), plain_value(after), ())
+        if MISSING not in (old, new) or dotted(path) not in added
     ]
+
+
+def unset_additions(value: Any) -> set[str]:
+    """The paths inside a config of fields that were added later and have their default."""
+    return {dotted(path) for path in _unset_additions(value, ())}
+
+
+def _unset_additions(value: Any, path: KeyPath) -> Iterator[KeyPath]:
+    if is_config(value):
+        for field in dataclasses.fields(value):
+            item = getattr(value, field.name)
+            if is_unset_addition(field, item):
+                yield (*path, field.name)
+            yield from _unset_additions(item, (*path, field.name))
+    elif isinstance(value, Mapping):
+        for key, item in plain_items(value, path):
+            yield from _unset_additions(item, (*path, key))
 
 
 def _differing(old: Any, new: Any, path: KeyPath) -> Iterator[tuple[KeyPath, Any, Any]]:

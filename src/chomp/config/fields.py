@@ -35,6 +35,7 @@ class _Said(NamedTuple):
     zero_is_null: bool = False
     mark: Mark = "identity"
     is_versioned: bool | None = None
+    is_added: bool = False
 
 
 _PLAIN_FIELD = _Said()
@@ -114,6 +115,7 @@ def setting(
     mark: Mark = ...,
     doc: str = ...,
     is_versioned: bool | None = ...,
+    is_added: bool = ...,
 ) -> T: ...
 
 
@@ -127,6 +129,7 @@ def setting(
     mark: Mark = ...,
     doc: str = ...,
     is_versioned: bool | None = ...,
+    is_added: bool = ...,
 ) -> T: ...
 
 
@@ -139,6 +142,7 @@ def setting(
     mark: Mark = ...,
     doc: str = ...,
     is_versioned: bool | None = ...,
+    is_added: bool = ...,
 ) -> Any: ...
 
 
@@ -152,6 +156,7 @@ def setting(
     mark: Mark = "identity",
     doc: str = "",
     is_versioned: bool | None = None,
+    is_added: bool = False,
 ) -> Any:
     """A dataclass field with alternative spellings, a mark and a line of documentation.
 
@@ -163,6 +168,8 @@ def setting(
     `is_versioned` says whether the field counts in the identity of an executor's step where its
     config is versioned. By default all but cosmetic ones do. True: a cosmetic one too, such as the
     path of data. False: not even another, which was asked of one start and says nothing of the run.
+    `is_added`: the field came after runs were made without it. At its default it is in no hash and
+    makes no difference, so that those runs keep their identity and continue.
     """
     # Mistakes in a class are bugs, so they are TypeErrors and keep their traceback.
     if mark not in MARKS:
@@ -172,7 +179,7 @@ def setting(
             raise TypeError(f"{name}={value!r} is one string; write {name}=({value!r},)")
     if any("." not in name for name in also):
         raise TypeError(f"also={also!r} holds a name of this section; that is an alias")
-    said = _Said(tuple(aliases), tuple(also), zero_is_null, mark, is_versioned)
+    said = _Said(tuple(aliases), tuple(also), zero_is_null, mark, is_versioned, is_added)
     # pydantic puts the second and the third into the JSON schema.
     metadata: dict[str, Any] = {
         _METADATA_KEY: said,
@@ -197,6 +204,11 @@ def is_versioned(field: "dataclasses.Field[Any]") -> bool:
 def is_of_one_start(field: "dataclasses.Field[Any]") -> bool:
     """Whether a dataclass field is asked of one start of a run: `is_versioned=False`."""
     return _said(field).is_versioned is False
+
+
+def is_unset_addition(field: "dataclasses.Field[Any]", value: Any) -> bool:
+    """Whether a field that was added later has its default, which is what runs had before it."""
+    return _said(field).is_added and bool(value == field.default)
 
 
 @cache  # resolving string annotations evaluates them, which is slow

@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from chomp.config.fields import ConfigClass, is_config, mark_of
+from chomp.config.fields import ConfigClass, is_config, is_unset_addition, mark_of
 from chomp.config.parsing import validated
 from chomp.config.plain import plain_value
 
@@ -48,11 +48,11 @@ def config_hash(config: ConfigClass) -> str:
 def _identity(value: Any) -> Any:
     """The value without the fields that are not part of a run's identity."""
     if is_config(value):
-        fields = [field for field in dataclasses.fields(value) if field.init]
+        fields = {field: getattr(value, field.name) for field in dataclasses.fields(value)}
         return {
-            field.name: _identity(getattr(value, field.name))
-            for field in fields
-            if mark_of(field) == "identity"
+            field.name: _identity(item)
+            for field, item in fields.items()
+            if field.init and mark_of(field) == "identity" and not is_unset_addition(field, item)
         }
     if isinstance(value, Mapping):
         return {key: _identity(item) for key, item in value.items()}

@@ -8,7 +8,7 @@ import dataclasses
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from chomp.config.fields import is_config, is_of_one_start, is_versioned
+from chomp.config.fields import is_config, is_of_one_start, is_unset_addition, is_versioned
 from chomp.config.paths import KeyPath
 from chomp.executor.class_names import CLASS, class_name
 from chomp.executor.step import (
@@ -66,7 +66,11 @@ def _parts(value: Any) -> list[tuple[Any, Any, bool]] | None:
         return None
     if is_config(value):
         fields = {field.name: field for field in dataclasses.fields(value)}
-        return [(name, each, is_versioned(fields[str(name)])) for name, each in children(value)]
+        return [
+            (name, each, is_versioned(fields[str(name)]))
+            for name, each in children(value)
+            if not is_unset_addition(fields[str(name)], each)
+        ]
     if isinstance(value, Mapping):
         # By the keys themselves, which are looked at when they become plain data.
         return [(key, each, True) for key, each in value.items()]

@@ -41,7 +41,7 @@ class GrugOptimizerConfig(Config):
     lr_schedule: Shape = setting(default="cosine", mark="schedule")
     cycles: int = setting(default=1, mark="schedule")  # decays, each from the full rate
     # The step whose rate is the first of the schedule, warmup included: where a run is continued.
-    schedule_start: int = setting(default=0, mark="schedule")
+    schedule_start: int = setting(default=0, mark="schedule", is_added=True)
     adam: AdamConfig = field(default_factory=AdamConfig)
     muon: MuonConfig = field(default_factory=MuonConfig)
 
