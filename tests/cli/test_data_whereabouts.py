@@ -160,7 +160,7 @@ def test_a_document_that_no_store_has_though_its_file_is_listed_says_why(
     assert chomp("data", "build", "launch.py").code == 0
     told = chomp("data", "where", "launch.py", "--doc", "poems/empty.txt")
     assert told.code == 1
-    assert "the document is empty, or its component has the weight 0" in told.err
+    assert "the document is empty, or its component is a stream" in told.err
 
 
 def test_a_document_that_the_run_does_not_come_to_is_told_so(built: Path, chomp: Chomp):
@@ -220,3 +220,16 @@ def test_rows_of_a_stream_say_that_nothing_is_kept_of_it(built: Path, chomp: Cho
     assert told.code == 0
     assert "a stream: what it has read is not kept" in told.out
     assert "poems/" in told.out
+
+
+def test_every_document_of_a_component_of_weight_0_is_held_out(folder: Path, chomp: Chomp):
+    command = ("launch.py", "-o", "data.components.poems.weight=0")
+    assert chomp("data", "build", *command).code == 0
+    assert not list((folder / "outputs" / "tokens").glob("poems-train-*"))
+    store = TokenStore.open(str(store_folder(folder, "poems", "validation")))
+    assert len(store.documents) == 20
+    for i in range(20):
+        told = chomp("data", "where", *command, "--doc", f"poems/{i:02}.txt")
+        assert "(poems) is held out" in told.out
+    assert "all documents are held out" in chomp("data", "inspect", *command).out
+    assert "poems" not in chomp("data", "forecast", *command).out

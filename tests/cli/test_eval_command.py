@@ -251,7 +251,7 @@ def test_data_that_cannot_be_evaluated_is_refused_before_anything_is_loaded(
     refused(chomp("eval", "run", "--data", "mixed"), "a.jsonl is JSON lines", "b.txt is text")
     refused(chomp("eval", "run", "--data", "text.gz"), "not JSON lines by its name")
     refused(chomp("eval", "run", "--data", "one.json"), "each line of it is a record", ".jsonl")
-    refused(chomp("eval", "run", "--data", "EMPTY.JSONL"), "EMPTY.JSONL, which holds no document")
+    refused(chomp("eval", "run", "--data", "EMPTY.JSONL"), "EMPTY.JSONL", "no document in")
     refused(chomp("eval", "run", "--data", "ema.txt"), "the name 'ema'", "=ema.txt")
     for name in ("../../evil", "a//b"):
         refused(chomp("eval", "run", "--data", f"{name}=ema.txt"), f"the name {name!r}")

@@ -189,6 +189,64 @@ def test_a_component_that_is_only_evaluated_has_no_part_in_training(data, tmp_pa
     assert with_data_steps(with_idle).components["rhymes"].train_store is None
 
 
+def test_a_component_of_weight_0_is_evaluated_whole(data: LmDataConfig, tmp_path: Path):
+    idle = with_component(data, "rhymes", weight=0.0)
+    steps = plan(idle, tmp_path / "outputs")
+    run_all(steps)
+    paths = {name: steps[f"tokens/{name}-validation"].path for name in data.components}
+    stores = {name: TokenStore.open(path) for name, path in paths.items()}
+    assert stores["rhymes"].manifest.num_documents == 30
+    assert 0 < stores["numbers"].manifest.num_documents < 15
+    tokenizer = load_tokenizer(steps["tokenizer/bpe"].path)
+    for name, path in paths.items():
+        idle = with_component(idle, name, validation_store=path)
+    rows = {each.name: each.num_rows for each in build_eval_datasets(idle, tokenizer, seq_len=16)}
+    assert rows["rhymes"] >= stores["rhymes"].manifest.num_tokens // 16
+
+
+def test_a_store_of_a_part_is_refused_for_a_component_of_weight_0(data, tmp_path: Path):
+    data = replace(data, tokenizer=TokenizerConfig(kind="byte"))
+    steps = plan(data, tmp_path / "outputs")
+    run_all(steps)
+    for name in data.components:
+        path = steps[f"tokens/{name}-validation"].path
+        data = with_component(data, name, validation_store=path)
+    idle = with_component(data, "rhymes", weight=0.0)
+    assert len(build_eval_datasets(data, ByteTokenizer(), seq_len=16)) == 2
+    with pytest.raises(DataError, match=r"'rhymes'.*0\.2.*Allowed: .*all.*Fix: "):
+        build_eval_datasets(idle, ByteTokenizer(), seq_len=16)
+
+
+def test_weight_0_in_some_stages_alone_holds_out_the_usual_fraction(data, tmp_path: Path):
+    stages = (
+        MixtureStage(start_step=0, weights={"numbers": 1.0, "rhymes": 0.0}),
+        MixtureStage(start_step=9, weights={"numbers": 0.0, "rhymes": 1.0}),
+    )
+    assert replace(data, stages=stages).held_out_fraction("rhymes") == 0.2
+    never = replace(data, stages=stages[:1])
+    assert [never.held_out_fraction(name) for name in data.components] == [0.2, 1.0]
+    assert changed_steps(data, never, tmp_path) == {
+        "tokenizer/bpe",
+        *(name for name in plan(never, tmp_path) if name.startswith("tokens/")),
+    }
+
+
+@pytest.mark.parametrize("stages", [(), (MixtureStage(start_step=0, weights={"a": 0.0}),)])
+def test_a_config_that_trains_on_nothing_is_refused(stages):
+    with pytest.raises(ConfigError, match=r"0.* Allowed: .+ Fix: "):
+        LmDataConfig(components={"a": LmComponentConfig(weight=0.0)}, stages=stages)
+
+
+def test_a_component_of_weight_0_without_a_document_is_refused(data, tmp_path: Path):
+    (tmp_path / "blank.txt").write_text("  ")
+    source = TextSource(paths=(str(tmp_path / "blank.txt"),))
+    data = with_component(data, "rhymes", source=source, weight=0.0)
+    data = replace(data, tokenizer=TokenizerConfig(kind="byte"))
+    steps = list(plan(data, tmp_path / "outputs").values())
+    (failure,) = run_plan(steps, lambda planned: planned.step.fn(planned.config))
+    assert isinstance(failure.error, DataError)
+
+
 def test_a_given_tokenizer_is_known_by_its_content_and_not_by_its_path(data, tmp_path: Path):
     save_tokenizer(ByteTokenizer(), str(tmp_path / "one"))
     save_tokenizer(ByteTokenizer(), str(tmp_path / "same"))

@@ -210,7 +210,7 @@ def test_held_out_rows_tell_the_document_of_the_token_that_each_position_predict
 
 
 def test_every_component_is_evaluated_under_its_name_and_tags(folder: Path):
-    data = number_data(folder, {"b": LENGTHS["b"], "a": LENGTHS["a"]}, {"b": 0.0, "a": 1.0})
+    data = number_data(folder, {"b": LENGTHS["b"], "a": LENGTHS["a"]}, {"b": 0.5, "a": 1.0})
     tagged = replace(data.components["b"], tags=("text/web",))
     data = replace(data, components={**data.components, "b": tagged})
     found = build_eval_datasets(data, NUMBERS, seq_len=8)

@@ -4,6 +4,7 @@ import json
 import math
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -389,7 +390,7 @@ def test_other_scored_positions_are_refused_by_field(grug, tmp_path, changed, to
 
 
 def test_held_out_text_without_a_hash_is_compared_by_config_and_that_is_said(grug, tmp_path):
-    def config(path: str) -> dict[str, object]:
+    def config(path: str) -> dict[str, Any]:
         components = {"code": {"source": {"kind": "text", "paths": [path]}}}
         return config_of(0, derived__data={}, data__components=components)
 
@@ -400,6 +401,11 @@ def test_held_out_text_without_a_hash_is_compared_by_config_and_that_is_said(gru
     make_side(grug, "other", {0: 3.9}, config=config("b/*.txt"))
     with pytest.raises(ConfigError, match=r"code.source.paths.*the same held-out text"):
         compared("base", "other", tmp_path, is_other_data=True)
+    whole = config("a/*.txt")  # with weight 0, all of it is evaluated
+    whole["data"]["components"]["code"]["weight"] = 0.0
+    make_side(grug, "whole", {0: 3.9}, config=whole)
+    with pytest.raises(ConfigError, match=r"components.code.*the same held-out text"):
+        compared("base", "whole", tmp_path, is_other_data=True)
 
 
 @pytest.mark.parametrize(

@@ -97,7 +97,9 @@ def _facts(store: TokenStore) -> Table:
     from chomp.storage import folder_size_bytes
 
     manifest, identity = store.manifest, store.manifest.identity
-    held_out = f"{identity.validation_fraction:g} of documents are held out"
+    fraction = identity.validation_fraction
+    held_out = "all" if fraction == 1.0 else f"{fraction:g} of"
+    held_out += " documents are held out"
     facts = {
         "folder": store.path,
         "component": identity.name,

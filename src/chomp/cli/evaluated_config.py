@@ -39,12 +39,12 @@ def _documents_without_held_out(data: Any) -> int | None:
     if not isinstance(data, LmDataConfig) or not data.components:
         return None
     count = 0
-    for component in data.components.values():
+    for name, component in data.components.items():
         source, store = component.source, component.validation_store
         if not isinstance(source, MemorySource) or store is not None:
             return None
         documents = list(source_documents(source, component.format))
-        if any(is_held_out(each, data.validation_fraction) for each in documents):
+        if any(is_held_out(each, data.held_out_fraction(name)) for each in documents):
             return None
         count += len(documents)
     return count

@@ -45,7 +45,7 @@ def unknown_document(run: RunData, document_id: str) -> DataError:
     near = [name for name in _nearest(document_id, parts) if name != document_id]
     is_listed = any(document_id in item.names for item in parts if item.has_whole_parts)
     if is_listed:
-        fix = "look at the source: the document is empty, or its component has the weight 0"
+        fix = "look at the source: the document is empty, or its component is a stream"
     elif near:
         fix = f"choose one of the nearest: {', '.join(near)}"
     else:

@@ -30,7 +30,7 @@ class LmComponentConfig(Config):
 
     source: Source | None = None  # may be left out where both stores are given
     format: Format = field(default_factory=TextFormat)
-    # Share of training examples, unless data.stages says it; 0: evaluated, never trained on.
+    # Share of training examples, unless data.stages says it; 0: never trained on, evaluated whole.
     weight: float = 1.0
     # Groups it is also evaluated under, such as "text/web".
     tags: tuple[str, ...] = setting(default=(), mark="cosmetic")
@@ -104,7 +104,8 @@ class LmDataConfig(Config):
     shuffle: bool | BlockShuffleConfig = True  # rows of stores, anew every epoch
     packing_mode: PackingMode = "concat"  # windows over the line of documents, or whole documents
     packing: PackingConfig | None = None  # of packed rows; None: its defaults
-    validation_fraction: float = 0.05  # of documents, by hash
+    # Of the documents of every component that is trained on, by hash.
+    validation_fraction: float = 0.05
     mask_boundary_loss: bool = True  # a document's end does not predict the next document
     train_on_eos: bool = True  # the end of a document is something to predict
     stream_semantics: bool = False  # attention goes on over the documents of a row
@@ -132,6 +133,13 @@ class LmDataConfig(Config):
             allowed="data.stop_strategy=restart: how long a stream is, nobody knows beforehand",
             fix="set data.stop_strategy=restart, or train from a token store",
         )
+        require(
+            not self.components or bool(self.stages) or any(self.weights.values()),
+            given=f"data.components whose weights are all 0: {', '.join(sorted(self.components))}",
+            allowed="a weight above 0 for one component or more: what has weight 0 is only "
+            "evaluated",
+            fix="give what is to be trained on a weight above 0",
+        )
         for number, stage in enumerate(self.stages):
             _check_stage(number, stage, self.components)
         _check_starts([stage.start_step for stage in self.stages])
@@ -142,6 +150,10 @@ class LmDataConfig(Config):
         if not self.stages:
             return {name: component.weight for name, component in self.components.items()}
         return {name: max(stage.weights[name] for stage in self.stages) for name in self.components}
+
+    def held_out_fraction(self, name: str) -> float:
+        """The part of a component's documents that is evaluated: all, if it is never trained on."""
+        return self.validation_fraction if self.weights[name] > 0 else 1.0
 
     def require_documents_apart(self, field: str) -> None:
         """Raise `ConfigError` where attention runs over documents and `field` would do nothing."""
@@ -198,3 +210,9 @@ def _check_stage(
             allowed=listed,
             fix=f"add {name}: 0 to leave it out of this stage",
         )
+    require(
+        any(stage.weights.values()),
+        given=f"data.stages[{number}].weights that are all 0",
+        allowed=f"{listed}, at least one above 0",
+        fix="give what is to be trained on in this stage a weight above 0",
+    )

@@ -168,20 +168,27 @@ def opened_store(name: str, config: LmDataConfig, split: Split, tokenizer: Token
         store = TokenStore.open(path, tokenizer_hash=tokenizer.content_hash)
     except (DataError, StorageError) as error:
         raise type(error)(f"component {name!r}: {error}") from error
-    _require_split(name, store, split, config.validation_fraction)
+    _require_split(name, store, split, config)
     return store
 
 
-def _require_split(name: str, store: TokenStore, split: Split, fraction: float) -> None:
+def _require_split(name: str, store: TokenStore, split: Split, config: LmDataConfig) -> None:
     """Two stores that were split in different ways may share documents: held out from nothing."""
-    found = store.manifest.identity
-    if (found.split, found.validation_fraction) != (split, fraction):
-        raise DataError(
-            message(
-                given=f"component {name!r}: {split}_store {store.path}, which is the {found.split} "
-                f"split at validation_fraction={found.validation_fraction}",
-                allowed=f"the {split} split at data.validation_fraction={fraction}",
-                fix="name the store of that split, or set the data.validation_fraction it was "
-                "built with",
-            )
+    found, fraction = store.manifest.identity, config.held_out_fraction(name)
+    if (found.split, found.validation_fraction) == (split, fraction):
+        return
+    allowed = f"the {split} split at data.validation_fraction={fraction}"
+    fix = "name the store of that split, or set the data.validation_fraction it was built with"
+    if fraction == 1.0:
+        allowed = "a store of all its documents (validation_fraction=1.0): with weight 0 it is "
+        allowed += "never trained on and evaluated whole"
+        fix = f"leave out data.components.{name}.{split}_store to have it built; "
+        fix += "`chomp eval RUN --data NAME=FOLDER` evaluates any store"
+    raise DataError(
+        message(
+            given=f"component {name!r}: {split}_store {store.path}, which is the {found.split} "
+            f"split at validation_fraction={found.validation_fraction}",
+            allowed=allowed,
+            fix=fix,
         )
+    )

@@ -31,8 +31,8 @@ def with_data_steps(data: LmDataConfig) -> LmDataConfig:
     """`data` with every path that is not given pointing at a step that builds what belongs there.
 
     The steps are identified by the content of the sources: a changed file is another store. A
-    component that is never trained on gets no train store, and no part in the tokenizer; a stream
-    has no train store either.
+    component of weight 0 gets no train store and no part in the tokenizer, and all its documents
+    are in its validation store; a stream has no train store either.
     """
     # A source is read once for all of its steps; one whose paths are all given is not read.
     fingerprint_of = cache(named_fingerprint)
@@ -104,7 +104,7 @@ def store_step(
             source_fingerprint=versioned(fingerprint_of(name, source)),
             format=versioned(component.format),
             split=versioned(split),
-            validation_fraction=versioned(data.validation_fraction),
+            validation_fraction=versioned(data.held_out_fraction(name)),
             max_documents=versioned(most),
             tokenizer_path=tokenizer_path,
             tokenizer_hash=versioned(_given_tokenizer_hash(data)),

@@ -132,8 +132,17 @@ def _without_hash(base: MeasuredRun, variant: MeasuredRun) -> list[str]:
 
 def _text_settings(data: Mapping[str, Any], names: Sequence[str] | None = None) -> dict[str, Any]:
     """What decides which text is held out, whatever its tokens; of some components, or of all."""
+    stages = data.get("stages") or ()
+
+    def weights(name: str, part: Mapping[str, Any]) -> list[float]:
+        return [stage["weights"].get(name, 0) for stage in stages] or [part.get("weight", 1.0)]
+
+    # Of a component that is never trained on, all documents are evaluated.
     components = {
-        name: {key: part.get(key) for key in _TEXT_FIELDS}
+        name: {
+            **{key: part.get(key) for key in _TEXT_FIELDS},
+            "is_trained_on": any(weights(name, part)),
+        }
         for name, part in data.get("components", {}).items()
         if names is None or name in names
     }

@@ -107,22 +107,22 @@ def _write_store(config: StoreBuildConfig, tokenizer: Tokenizer, identity: Store
 
 
 def _refuse_nothing(config: StoreBuildConfig) -> None:
-    """Nothing to train on is an error; nothing held out is said, and evaluation goes without."""
-    if config.split == "validation":
-        # With everything held out it is files that somebody names to evaluate, who says it better.
-        if config.validation_fraction == 1.0:
-            return
+    """Raise `DataError` for an empty split; only a held-out part of the documents may be empty."""
+    if config.split == "validation" and config.validation_fraction < 1.0:
         log.warning(
             "no document of component %r is held out: evaluation will have nothing of it. More "
             "documents, or a larger validation_fraction, would change that.",
             config.name,
         )
         return
+    is_whole = config.split == "validation"
+    where = f"{config.source}"[:500] if is_whole else "the train split"
+    other = "remove it" if is_whole else "a smaller validation_fraction"
     raise DataError(
         message(
-            given=f"no document in the {config.split} split",
-            allowed="at least one document to train on",
-            fix="give the component more documents, or a smaller validation_fraction",
+            given=f"no document in {where}",
+            allowed="at least one document with a text: white space alone is none",
+            fix=f"give the component more documents, or {other}",
         )
     )
 
