@@ -1,6 +1,7 @@
 """Every key of the first chomp's files means a field, or is refused with what replaces it."""
 
 import copy
+import json
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,8 @@ from experiments.grug.megalodon.launch import GrugMegalodonLaunchConfig
 
 HF = {"data": {"backend": "hf", "hf_dataset": "a/b"}}
 HUB = {"data": {"tokenizer": {"kind": "hf", "hf_name_or_path": "a/b"}}}
+OWN_IDS: dict[str, Any] = copy.deepcopy(HUB)  # of the file, in the place of the tokenizer's
+OWN_IDS["data"]["tokenizer"] |= {"auto_set_special_tokens": False, "add_bos": True}
 MUON = {"optim": {"name": "muon"}}
 PACKED = {"data": {"packing_mode": "bin"}}
 TEXT = {"data": {"local_text": "text"}}
@@ -29,8 +32,8 @@ TAKEN: dict[str, tuple[Any, str, Any, dict[str, Any]]] = {
     "model.num_layers": (3, "model.num_layers", 3, {}),
     "model.num_heads": (16, "model.num_heads", 16, {}),
     "model.use_checkpoint": (True, "model.remat", "block", {}),
-    "model.bos_token_id": (1, "data.tokenizer.bos", 1, HUB),
-    "model.eos_token_id": (2, "data.tokenizer.eos", 2, HUB),
+    "model.bos_token_id": (3, "data.tokenizer.bos", 3, OWN_IDS),
+    "model.eos_token_id": (4, "data.tokenizer.eos", 4, OWN_IDS),
     "model.param_dtype": ("bfloat16", "trainer.precision", "params=bfloat16", {}),
     "model.compute_dtype": ("bfloat16", "trainer.precision", "compute=bfloat16", {}),
     "data.backend": ("hf", f"{OF_TEXT}.source.kind", "hf", HF),
@@ -399,6 +402,64 @@ def test_a_tokenizer_in_a_folder_is_its_file(tmp_path: Path):
     assert (found["kind"], found["file"]) == ("json", str(tmp_path / "tokenizer.json"))
 
 
+IDS = {"bos_token_id": 1, "eos_token_id": 2}
+
+
+def special_tokens(tokenizer: dict[str, Any], model: dict[str, Any] | None = None) -> list[Any]:
+    """The `eos` and `bos` that a file of the first chomp comes to."""
+    around = {"data": {"tokenizer": {"kind": "hf", "hf_name_or_path": "a/b", **tokenizer}}}
+    found = parsed({"model": {"vocab_size": 300, **(IDS if model is None else model)}, **around})
+    return [found["data"]["tokenizer"][key] for key in ("eos", "bos")]
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "model", "expected"),
+    [
+        ({"add_bos": False}, IDS, [None, None]),
+        ({}, IDS, [None, None]),
+        ({"auto_set_special_tokens": True, "eos": 7}, IDS, [7, None]),
+        ({"auto_set_special_tokens": False}, IDS, [2, None]),
+        ({"auto_set_special_tokens": False, "add_bos": True}, IDS, [2, 1]),
+        ({"auto_set_special_tokens": False, "add_bos": True}, {}, [2, 1]),
+        ({"add_bos": True, "bos": "<s>"}, IDS, [None, "<s>"]),
+    ],
+)
+def test_a_document_begins_with_bos_only_where_a_file_adds_it(tokenizer, model, expected):
+    assert special_tokens(tokenizer, model) == expected
+
+
+@pytest.mark.parametrize("file", ["tokenizer_config.json", "special_tokens_map.json"])
+def test_the_special_tokens_of_a_tokenizers_own_folder_win(tmp_path: Path, file: str):
+    (tmp_path / "tokenizer.json").write_text("{}")
+    own = {"eos_token": {"content": "<end>", "special": True}, "bos_token": "<s>"}
+    (tmp_path / file).write_text(json.dumps(own))
+    folder = {"hf_name_or_path": str(tmp_path)}
+    assert special_tokens(folder) == ["<end>", None]
+    assert special_tokens({**folder, "add_bos": True}) == ["<end>", "<s>"]
+    assert special_tokens({**folder, "auto_set_special_tokens": False}) == [2, None]
+
+
+def test_special_tokens_that_a_file_does_not_settle_are_refused():
+    for tokenizer, words in (
+        ({"add_bos": True}, "data.tokenizer.bos"),
+        ({"add_bos": "yes"}, "data.tokenizer.add_bos='yes'"),
+        ({"auto_set_special_tokens": 1}, "data.tokenizer.auto_set_special_tokens=1"),
+        ({"auto_set_special_tokens": False, "eos": 3}, "data.tokenizer.eos"),
+    ):
+        with pytest.raises(ConfigError) as caught:
+            special_tokens(tokenizer)
+        assert words in str(caught.value)
+        assert "Fix: " in str(caught.value)
+
+
+def test_an_id_that_the_tokenizers_own_replaces_is_said(caplog: pytest.LogCaptureFixture):
+    assert special_tokens({}, {"eos_token_id": 5}) == [None, None]
+    assert "model.eos_token_id=5" in caplog.text
+    caplog.clear()
+    special_tokens({}, IDS)  # the first chomp's defaults, which nobody asked for
+    assert caplog.text == ""
+
+
 def test_one_text_is_a_stream_that_nothing_is_held_out_of():
     found = parsed({"model": {"vocab_size": 300}, **TEXT})
     assert found["data"]["components"]["text"]["stream"] is not None
@@ -456,6 +517,8 @@ def test_an_override_of_null_gives_the_default_as_in_a_file(key: str, value: Any
         ("checkpoint.enabled=false", "checkpoint.save_interval_s=null"),
         ("data.hf_dataset=a/b", "data.components.text.source.path"),
         ("model.param_dtype=bfloat16", "train.precision"),
+        ("model.eos_token_id=5", "data.tokenizer.eos"),
+        ("model.bos_token_id=5", "data.tokenizer.bos"),
     ],
 )
 def test_an_override_of_a_key_that_was_replaced_names_what_replaces_it(text: str, words: str):
@@ -479,16 +542,17 @@ def test_an_override_that_says_what_is_done_anyway_changes_nothing():
 
 
 def test_an_override_that_cannot_be_is_told_by_the_name_it_was_given():
-    content = merged("data.tokenizer", {"kind": "byte"}, {})
-    config = config_from_mapping(GrugBaseLaunchConfig, content)
+    config = config_from_mapping(GrugBaseLaunchConfig, merged("model.vocab_size", 300, PACKED))
     with pytest.raises(ConfigError) as caught:
-        with_own_overrides(config, ["model.eos_token_id=5", "data.seed=3"])
+        with_own_overrides(config, ["data.packing_max_docs_per_bin=0", "data.seed=3"])
     told = str(caught.value)
-    assert told.endswith("\n(model.eos_token_id=5 is data.tokenizer.eos=5 here)")
+    meant = "data.packing={max_documents_per_row: 0}"
+    assert told.endswith(f"\n(data.packing_max_docs_per_bin=0 is {meant} here)")
     assert "data.seed" not in told  # nothing is wrong with that one
     # By its own name it needs no other.
-    with pytest.raises(ConfigError, match=r"reads it\.$"):
-        with_own_overrides(config, ["data.tokenizer.eos=5"])
+    with pytest.raises(ConfigError) as caught:
+        with_own_overrides(config, [meant])
+    assert "here)" not in str(caught.value)
 
 
 def test_a_key_of_a_file_that_cannot_be_is_told_by_its_own_name():

@@ -32,7 +32,9 @@ CLASSES = {
     "moe": GrugMoeLaunchConfig,
 }
 # Whether they are taken depends on what else a file says, which a schema does not see.
-BY_OTHERS = {"data.tokenizer.add_eos"}
+BY_OTHERS = {
+    f"data.tokenizer.{key}" for key in ("add_eos", "add_bos", "auto_set_special_tokens")
+}
 
 
 @pytest.fixture(scope="module")

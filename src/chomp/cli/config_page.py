@@ -58,6 +58,10 @@ that change nothing here are let through, so that a file may have them written o
 # Keys of which a value is let through for what else the file says.
 _WHERE = {
     "data.tokenizer.add_eos": "it is `false` with `kind: byte`",
+    "data.tokenizer.add_bos": "it is `true` with `kind: hf` and the token is known: `bos_token` of "
+    "the tokenizer's folder, or `model.bos_token_id` with `auto_set_special_tokens: false`",
+    "data.tokenizer.auto_set_special_tokens": "it is `false` with `kind: hf`: then the ids are "
+    "`model.eos_token_id` and, with `add_bos: true`, `model.bos_token_id`",
 }
 _PYTHON_WORDS = {"None": "null", "True": "true", "False": "false"}
 
@@ -141,7 +145,11 @@ def _let_through(name: str) -> str:
     if name.startswith("data.") and key in OF_STREAM:
         return f"; with `backend: hf` it is `data.components.text.stream.{OF_STREAM[key]}`"
     if key in SPECIAL_IDS:
-        return f"; {_code(SPECIAL_IDS[key])} is let through where the tokenizer has its own"
+        other = " and `add_bos: true`" if key == "bos_token_id" else ""
+        return (
+            f" with `auto_set_special_tokens: false`{other}; else the tokenizer's own token "
+            f"counts, and only {_code(SPECIAL_IDS[key])} is let through with `kind: byte` or `bpe`"
+        )
     if key in UNREAD_DEFAULTS:
         values = " or ".join(map(_code, UNREAD_DEFAULTS[key]))
         return f"; {values} is let through where nothing reads it"

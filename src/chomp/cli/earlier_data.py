@@ -4,6 +4,8 @@ dtype. Each function takes them out of a file's content and puts in what they me
 
 from __future__ import annotations
 
+import json
+import logging
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -33,8 +35,10 @@ UNREAD_DEFAULTS: dict[str, tuple[Any, ...]] = {
 }
 # Likewise the ids of special tokens, by the field that they are where a tokenizer has it.
 SPECIAL_IDS = {"bos_token_id": 1, "eos_token_id": 2}
+_SPECIAL_DEFAULTS = {"auto_set_special_tokens": True, "add_bos": False}
 _NOTHING_HELD_OUT = 1e-12  # of documents; a fraction is above 0
 _TOKENIZER_FILE = "tokenizer.json"
+_log = logging.getLogger(__name__)
 
 
 def with_components(data: Content) -> Content:
@@ -101,11 +105,78 @@ def with_tokenizer_kind(tokenizer: Content) -> Content:
     return {**left, "name": name}
 
 
-def without_special_ids(model: Content, tokenizer: Content) -> Content:
-    """A `model` section without ids of special tokens, where the tokenizer has its own."""
+def with_special_tokens(model: Content, tokenizer: Content) -> tuple[Content, Content]:
+    """Both sections with `eos` and `bos` in the place of the keys that decide them together.
+
+    Those are the ids in `model`, unless `auto_set_special_tokens` (the default) asks for the
+    tokenizer's own. A document begins with BOS only where `add_bos` says so.
+    """
     kind = tokenizer.get("kind")
-    if kind in ("hf", "hub", "json"):
-        return model
+    without_ids = {key: value for key, value in model.items() if key not in SPECIAL_IDS}
+    if kind not in ("hf", "hub", "json"):
+        _refuse_special_ids(model, kind)
+        return without_ids, tokenizer
+    left = dict(tokenizer)
+    asked = {key: left.pop(key) for key in _SPECIAL_DEFAULTS if key in left}
+    if kind != "hf" and not asked and without_ids == model:
+        return model, tokenizer  # nothing here is a key of the first chomp
+    for key, value in asked.items():
+        require(
+            isinstance(value, bool),
+            given=f"data.tokenizer.{key}={value!r}",
+            allowed="true or false",
+            fix="write one of them",
+        )
+    is_auto, adds_bos = ({**_SPECIAL_DEFAULTS, **asked}[key] for key in _SPECIAL_DEFAULTS)
+    own = _own_special_tokens(left) if is_auto else {}
+    for name in ("eos", "bos") if adds_bos else ("eos",):
+        key = f"{name}_token_id"
+        require(
+            is_auto or name not in left,
+            given=f"data.tokenizer.{name} with data.tokenizer.auto_set_special_tokens=false, "
+            f"which takes model.{key}",
+            allowed="one of them",
+            fix="remove auto_set_special_tokens",
+        )
+        found = own.get(name) if is_auto else model.get(key, SPECIAL_IDS[key])
+        if found is not None:
+            left.setdefault(name, found)
+    require(
+        not adds_bos or left.get("bos") is not None,
+        given="data.tokenizer.add_bos=true with a tokenizer whose own beginning is not known here",
+        allowed="a tokenizer in a folder with its tokenizer_config.json, or a token that is named",
+        fix="replace add_bos by data.tokenizer.bos=its id or its text",
+    )
+    # Where add_bos=false is written out, nobody expects a BOS.
+    is_clear = {"eos": not is_auto, "bos": "add_bos" in asked and not (adds_bos and is_auto)}
+    for name in (name for name, is_expected in is_clear.items() if not is_expected):
+        given = model.get(f"{name}_token_id")
+        if given not in (None, SPECIAL_IDS[f"{name}_token_id"]):
+            _log.warning(
+                "model.%s_token_id=%s has no effect: special tokens are the tokenizer's own, and a "
+                "document begins with one only with add_bos (set data.tokenizer.%s=%s to use it)",
+                *(name, given, name, given),
+            )
+    return without_ids, left
+
+
+def _own_special_tokens(tokenizer: Content) -> dict[str, str]:
+    """The texts of `eos` and `bos` that a tokenizer in a local folder has noted beside its file."""
+    place = Path(str(tokenizer.get("hf_name_or_path") or tokenizer.get("file") or ""))
+    folder = place if place.is_dir() else place.parent
+    if not (folder / _TOKENIZER_FILE).is_file():
+        return {}
+    noted: Content = {}
+    for name in ("special_tokens_map.json", "tokenizer_config.json"):
+        if (folder / name).is_file():
+            noted |= json.loads((folder / name).read_text())
+    found = {name: noted.get(f"{name}_token") for name in ("eos", "bos")}
+    texts = {k: v.get("content") if isinstance(v, dict) else v for k, v in found.items()}
+    return {name: text for name, text in texts.items() if isinstance(text, str)}
+
+
+def _refuse_special_ids(model: Content, kind: Any) -> None:
+    """Raise `ConfigError` for ids that a tokenizer of that kind, which has its own, cannot have."""
     wrong = [
         f"model.{key}={model[key]!r}"
         for key, default in SPECIAL_IDS.items()
@@ -117,7 +188,6 @@ def without_special_ids(model: Content, tokenizer: Content) -> Content:
         allowed="ids of special tokens with data.tokenizer.kind=hf",
         fix=f"remove {' and '.join(text.partition('=')[0] for text in wrong)}",
     )
-    return {key: value for key, value in model.items() if key not in SPECIAL_IDS}
 
 
 def precision(model: Content) -> tuple[Content, str | None, list[str]]:

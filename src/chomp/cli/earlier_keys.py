@@ -71,8 +71,6 @@ RULES: dict[str, Rule] = {
     "model.pad_token_id": Replaced(
         "padding has no token: it has the segment -1 and the weight 0", harmless=(0,)
     ),
-    "model.bos_token_id": Moved("data.tokenizer.bos"),
-    "model.eos_token_id": Moved("data.tokenizer.eos"),
     "model.use_checkpoint": Moved("model.remat", {True: "block", False: "none"}),
     "model.accum_dtype": Fixed(
         "float32", "losses and gradients are added up in float32", "remove it"
@@ -192,6 +190,8 @@ OF_SOURCES: dict[str, str] = {
     "data.local_text": "data.components.text.source.documents",
     "data.tokenizer.hf_name_or_path": "data.tokenizer.name",
     "data.tokenizer.vocab_size_multiple": "model.vocab_size",
+    "model.bos_token_id": "data.tokenizer.bos",
+    "model.eos_token_id": "data.tokenizer.eos",
     "model.param_dtype": "train.precision",
     "model.compute_dtype": "train.precision",
     "logging.run_dir": "--run-dir",

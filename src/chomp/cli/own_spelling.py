@@ -16,8 +16,8 @@ from chomp.cli.earlier_data import (
     precision,
     taken_multiple,
     with_components,
+    with_special_tokens,
     with_tokenizer_kind,
-    without_special_ids,
 )
 from chomp.cli.earlier_keys import NULL_IS_DEFAULT, ONLY_EARLIER, RULES, Moved, Rule
 from chomp.cli.earlier_overrides import OF_FILES
@@ -133,10 +133,16 @@ class _File:
             return None
 
     def _read_special_ids(self) -> None:
-        model, tokenizer = self._inner("model"), self._section_of("data.tokenizer.")
-        if model is not None and not has_field(self._cls, "model.eos_token_id"):
-            without = without_special_ids(model, tokenizer or {})
-            self.content[self._spelled("model")] = without
+        if has_field(self._cls, "model.eos_token_id"):
+            return
+        model, data = self._inner("model"), self._inner("data") or {}
+        tokenizer = data.get("tokenizer")
+        given: Content = tokenizer if isinstance(tokenizer, dict) else {}
+        without_ids, named = with_special_tokens(model or {}, given)
+        if model is not None:
+            self.content[self._spelled("model")] = without_ids
+        if tokenizer is given:
+            data["tokenizer"] = named
 
     def _read_tokenizer(self) -> None:
         data = self._inner("data")
