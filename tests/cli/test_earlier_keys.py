@@ -14,6 +14,7 @@ from chomp.cli.own_spelling import own_content
 from chomp.cli.rounded_vocabulary import with_rounded_vocabulary
 from chomp.config import config_from_mapping, config_to_mapping
 from chomp.errors import ConfigError
+from chomp.tokenize import train_bpe
 from experiments.grug.base.launch import GrugBaseLaunchConfig
 from experiments.grug.megalodon.launch import GrugMegalodonLaunchConfig
 
@@ -595,6 +596,15 @@ def test_a_vocabulary_is_rounded_up_to_the_multiple_and_holds_the_tokenizers_ids
     assert config.model.vocab_size == rounded
     told = [f"model.vocab_size is {rounded}, not {size}: rounded up to a multiple of {multiple}"]
     assert [each in caplog.text for each in told] == [rounded != size]
+
+
+def test_a_vocabulary_is_rounded_up_to_hold_the_ids_of_a_json_tokenizer(tmp_path: Path):
+    file = tmp_path / "tokenizer.json"
+    file.write_text(train_bpe(iter(["on and on and on"] * 3), vocab_size=262).to_json())
+    tokenizer = {"kind": "json", "file": str(file), "vocab_size_multiple": 128}
+    content = {"model": {"vocab_size": 200}, "data": {"tokenizer": tokenizer}}
+    said = own_config(GrugBaseLaunchConfig, content, source="a file")
+    assert with_rounded_vocabulary(said.config, said.vocab_multiple).model.vocab_size == 384
 
 
 def test_a_vocabulary_that_an_override_gives_is_rounded_up_as_well():

@@ -32,9 +32,7 @@ CLASSES = {
     "moe": GrugMoeLaunchConfig,
 }
 # Whether they are taken depends on what else a file says, which a schema does not see.
-BY_OTHERS = {
-    f"data.tokenizer.{key}" for key in ("add_eos", "add_bos", "auto_set_special_tokens")
-}
+BY_OTHERS = {f"data.tokenizer.{key}" for key in ("add_eos", "add_bos", "auto_set_special_tokens")}
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,8 @@ from typing import Literal
 
 from chomp.config import Config, setting
 from chomp.errors import require
-from chomp.tokenize import Tokenizer, load_tokenizer
+from chomp.storage import exists
+from chomp.tokenize import Tokenizer, load_tokenizer, tokenizer_from_json_file
 from chomp.tokenize.bpe import MIN_BPE_VOCAB_SIZE
 from chomp.tokenize.byte import ByteTokenizer
 
@@ -69,6 +70,9 @@ class TokenizerConfig(Config):
         """How many ids it has, where that is known before it is made."""
         if self.kind == "byte":
             return ByteTokenizer.vocab_size
+        if self.kind == "json" and self.file is not None and exists(self.file):
+            found = tokenizer_from_json_file(self.file, eos=self.eos, bos=self.bos)
+            return found.vocab_size
         return self.vocab_size if self.kind == "bpe" else None
 
     def load(self) -> Tokenizer:
