@@ -259,6 +259,23 @@ def test_a_stream_that_was_not_restored_does_not_serve_the_rows_of_another_step(
     loader.close()
 
 
+def test_a_state_of_a_stream_that_is_gone_is_an_error(one_device_mesh):
+    loader = build_train_loader(dataset_of(stream_data()), one_device_mesh)
+    before = loader.stream_states(0)
+    for step in range(20):
+        loader.batch(step)
+    assert loader.stream_states(20) == loader.dataset.stream_states()
+    assert loader.stream_states(0) == before  # where the streams were put is never forgotten
+    for gone in (1, 21):
+        with pytest.raises(DataError, match=rf"{gone} .* Allowed: .*20.* Fix: "):
+            loader.stream_states(gone)
+    loader.restore_streams(loader.stream_states(12))
+    with pytest.raises(DataError, match=r"20 .* Allowed: .*48.* Fix: "):  # 4 rows a step
+        loader.stream_states(20)
+    assert loader.stream_states(12) == loader.dataset.stream_states()
+    loader.close()
+
+
 def test_rows_come_in_the_order_they_are_asked_for(loader: TrainLoader):
     rows = np.asarray([3, 0, 2])
     some, whole = loader.host_batch(5, rows), loader.host_batch(5)

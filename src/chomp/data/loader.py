@@ -15,7 +15,7 @@ from jaxtyping import Int
 from chomp.data.dataset import TrainDataset
 from chomp.data.examples import GrugLmExample
 from chomp.data.row_limits import RowLimits
-from chomp.errors import divisors, require
+from chomp.errors import DataError, divisors, message, require
 from chomp.mesh import batch_shards, local_rows, place_rows
 
 # Axes: A micro-batches, B rows of a micro-batch, T tokens of a row.
@@ -51,8 +51,9 @@ class TrainLoader:
         self._limits = limits or RowLimits()
         # Batches that were looked at before their step.
         self._kept: dict[int, GrugLmExample] = {}
-        # States of streams after each of the last few steps that were made.
+        # States of streams after each of the last few steps that were made, and where they began.
         self._states: dict[int, dict[str, Any]] = {}
+        self._first_states = dataset.stream_states()
 
     def host_batch(self, step: int, rows: Int[np.ndarray, " K"] | None = None) -> GrugLmExample:
         """The batch of a step as numpy arrays `[A, B, T]`, or only some rows of each B.
@@ -88,18 +89,36 @@ class TrainLoader:
         return self._kept[step]
 
     def stream_states(self, completed_steps: int) -> dict[str, Any] | None:
-        """What a checkpoint after that many steps has to hold of the data: None without streams."""
-        if not self.dataset.streams:
+        """What a checkpoint after that many steps has to hold of the data: None without streams.
+
+        Raises `DataError` for a step whose states are gone, or not made yet.
+        """
+        if self._first_states is None:
             return None
         if completed_steps in self._states:
             return self._states[completed_steps]
-        return self.dataset.stream_states()  # nothing was read since the streams were put there
+        mixture, batches = self.dataset.mixture, self.batches
+        counts = mixture.counts_before(batches.examples_before(completed_steps))
+        rows = dict(zip(mixture.names, counts, strict=True))
+        first = {name: state["rows_served"] for name, state in self._first_states.items()}
+        if all(rows[name] == served for name, served in first.items()):
+            return self._first_states
+        kept = f"steps {min(self._states)} to {max(self._states)}, and " if self._states else ""
+        raise DataError(
+            message(
+                given=f"the states of the streams {sorted(first)} after step {completed_steps} "
+                "were asked for, and are not kept",
+                allowed=f"{kept}where the streams were put: after the rows {first}",
+                fix="save a checkpoint when its step is done; to go back, restore one",
+            )
+        )
 
     def restore_streams(self, states: Mapping[str, Any] | None) -> None:
         """Put the streams where a checkpoint says they stood."""
         self._kept.clear()
         self._states.clear()
         self.dataset.restore_streams(states)
+        self._first_states = self.dataset.stream_states()
 
     def close(self) -> None:
         """End the threads of streams."""
