@@ -1,6 +1,10 @@
 """Packed rows of a store: whole documents side by side, planned once and kept beside the tokens."""
 
 import json
+import os
+import shutil
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
@@ -99,6 +103,58 @@ def test_a_plan_is_made_once_and_read_again(tmp_path: Path):
     assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == times
     PackedRows(store, rule(max_documents=2))
     assert len(list((tmp_path / "store/packing").iterdir())) == 2
+
+
+# Root may write anywhere, so it becomes another user, once all is imported that it may not read.
+READER = """
+import json, logging, os, sys
+import numpy as np
+from chomp.data import PackedRows, PackingRule, TokenStore
+
+logging.basicConfig(level=logging.WARNING)
+rule = PackingRule(row_len=12, max_documents=3, long_documents="split")
+
+def tokens(folder):
+    rows = PackedRows(TokenStore.open(folder), rule)
+    return rows.read(np.arange(rows.num_rows)).tokens.tolist()
+
+writable, read_only = sys.argv[1:]
+expected = tokens(writable)
+if os.geteuid() == 0:
+    os.setgroups([])
+    os.setgid(65534)
+    os.setuid(65534)
+print(json.dumps([expected, tokens(read_only)]))
+"""
+
+
+def test_a_store_that_may_not_be_written_has_the_same_rows():
+    # A folder that every user can reach, which pytest's own are not.
+    with tempfile.TemporaryDirectory() as name:
+        folder, temporary = Path(name), Path(name, "temporary")
+        folder.chmod(0o755)
+        temporary.mkdir()
+        temporary.chmod(0o777)
+        write_store(folder / "store", counted_documents([4, 30, 6, 2, 9, 11]))
+        shutil.copytree(folder / "store", folder / "writable")
+        for each in [folder / "store", *(folder / "store").rglob("*")]:
+            each.chmod(0o555)
+        read = subprocess.run(
+            [sys.executable, "-c", READER, str(folder / "writable"), str(folder / "store")],
+            env={**os.environ, "TMPDIR": str(temporary)},
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        assert read.returncode == 0, read.stderr
+        expected, found = json.loads(read.stdout)
+        assert found == expected
+        assert not (folder / "store/packing").exists()
+        assert str(folder / "store") in read.stderr  # that nothing is kept is said
+        assert list(temporary.iterdir()) == []
+        for each in [folder / "store", *(folder / "store").rglob("*")]:
+            each.chmod(0o755)
 
 
 def test_a_plan_that_was_not_finished_is_made_anew(tmp_path: Path):

@@ -5,8 +5,13 @@ that opening it costs nothing and memory does not grow with the corpus.
 """
 
 import hashlib
+import logging
+import shutil
+import tempfile
 import uuid
+import weakref
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 
 import numpy as np
@@ -21,6 +26,8 @@ from chomp.errors import StorageError
 from chomp.kernels.attention.mask import PAD_SEGMENT
 from chomp.storage import exists, join, make_folder, read_json, remove_tree, rename_folder
 from chomp.storage import write_json_atomic as write_json
+
+log = logging.getLogger(__name__)
 
 # Axes: N rows, T tokens of a row, P pieces.
 
@@ -72,7 +79,7 @@ class PackedRows:
         require_row_len(rule.row_len)
         self.store = store
         self.seq_len = rule.row_len
-        folder = planned(store, rule)
+        folder = self._planned(rule)
         self.figures = PackingFigures(**read_json(join(folder, _PLAN)))
         self.num_rows = self.figures.num_rows
         if self.num_rows == 0:
@@ -128,6 +135,44 @@ class PackedRows:
             found |= {self._row_of_piece(int(piece)) for piece in hits}
         return sorted(found)
 
+    def _planned(self, rule: PackingRule) -> str:
+        """The folder of the store's plan by that rule, which is made if it is not there.
+
+        Its name holds the hash of the store's manifest: a plan never outlives the tokens it is of.
+        Where the store cannot be written, the plan is in a temporary folder while it is in use.
+        """
+        store = self.store
+        folder = join(store.path, PACKING, f"{rule.key}-{store.manifest.own_hash[:16]}")
+        if exists(join(folder, _PLAN)):
+            return folder
+        # Written aside and given its name at the end: another process, here or on another host, may
+        # be making the same plan.
+        aside = f"{folder}-{uuid.uuid4().hex[:8]}"
+        try:
+            make_folder(aside)
+            _write_plan(store, rule, aside)
+            rename_folder(aside, folder)
+        except BaseException as error:
+            with suppress(StorageError):
+                remove_tree(aside)
+            if not isinstance(error, StorageError):
+                raise
+            if exists(join(folder, _PLAN)):
+                return folder
+            reason = str(error)
+        else:
+            return folder
+        temporary = tempfile.mkdtemp(prefix="chomp-packing-")
+        weakref.finalize(self, shutil.rmtree, temporary, ignore_errors=True)
+        log.warning(
+            "the plan of packed rows cannot be kept in the store %s (%s) It is made at every start "
+            "and kept in %s until the end. To keep it, open the store once where it may be written "
+            "(chomp data forecast CONFIG).",
+            *(store.path, reason, temporary),
+        )
+        _write_plan(store, rule, temporary)
+        return temporary
+
     def _row_of_piece(self, piece: int) -> int:
         low, high = 0, self.num_rows - 1
         while low < high:
@@ -145,28 +190,6 @@ class PackedRows:
         last = np.cumsum(2 - (rows == 0)) - 1
         first = np.where(rows == 0, 0, ends[np.maximum(last - 1, 0)])
         return first, ends[last] - first
-
-
-def planned(store: TokenStore, rule: PackingRule) -> str:
-    """The folder of the store's plan by that rule, which is made if it is not there.
-
-    Its name holds the hash of the store's manifest: a plan never outlives the tokens it is of.
-    """
-    folder = join(store.path, PACKING, f"{rule.key}-{store.manifest.own_hash[:16]}")
-    if exists(join(folder, _PLAN)):
-        return folder
-    # Written aside and given its name at the end: another process, here or on another host, may be
-    # making the same plan.
-    aside = f"{folder}-{uuid.uuid4().hex[:8]}"
-    make_folder(aside)
-    try:
-        _write_plan(store, rule, aside)
-        rename_folder(aside, folder)
-    except BaseException as error:
-        remove_tree(aside)
-        if not isinstance(error, StorageError) or not exists(join(folder, _PLAN)):
-            raise
-    return folder
 
 
 def _write_plan(store: TokenStore, rule: PackingRule, folder: str) -> None:

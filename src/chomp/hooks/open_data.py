@@ -19,8 +19,10 @@ from chomp.errors import require_at_most
 from chomp.hooks.start_report import row_limits
 from chomp.kernels.kernel_shapes import ModelShapes
 from chomp.kernels.precision import Precision
-from chomp.mesh import all_or_none
+from chomp.mesh import all_or_none, is_first
 from chomp.tokenize import Tokenizer
+
+_PACKING_S = 6 * 3600.0  # that processes wait for the plan of a large store
 
 
 @runtime_checkable
@@ -85,8 +87,13 @@ def open_data(
     Refuses a tokenizer or rows that the model cannot take, an attention kernel that cannot run
     here, and a run that the data does not last for. What one process cannot open, none does.
     """
+    first: OpenData | None = None
+    if data.packing_mode == "packed":
+        # Process 0 alone writes the plans of packed rows; the others find them.
+        with all_or_none("packing the documents", timeout_s=_PACKING_S):
+            first = _opened(model, data, trainer, mp=mp, mesh=mesh) if is_first() else None
     with all_or_none("opening the data"):
-        return _opened(model, data, trainer, mp=mp, mesh=mesh)
+        return first or _opened(model, data, trainer, mp=mp, mesh=mesh)
 
 
 def require_rows(model: TrainedModel, trainer: BatchSettings) -> None:
