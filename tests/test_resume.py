@@ -11,7 +11,7 @@ import pytest
 
 from chomp.checkpoint import CheckpointConfig, latest_checkpoint
 from chomp.checkpoint.metadata import signed
-from chomp.data import LmDataConfig
+from chomp.data import LmDataConfig, MixtureStage
 from chomp.errors import CheckpointError, RunInterrupted
 from chomp.executor.status import StepInfo, write_info
 from chomp.hooks.stop_after import VARIABLE
@@ -100,6 +100,32 @@ def test_the_same_rows_may_be_cut_into_other_micro_batches(data, tmp_path):
     assert tiny.losses(cut) == pytest.approx(tiny.losses(whole), abs=1e-4)
     with pytest.raises(CheckpointError, match=r"(?s)examples.*Allowed: .*Fix: "):
         run_grug(config_of(data, cut, batch_size=8, steps=8, allow_changes=allowed))
+
+
+def staged(data: LmDataConfig, *stages: tuple[int, float, float]) -> LmDataConfig:
+    """The data with stages: each a step, and the weights of sums and words from there on."""
+    made = [
+        MixtureStage(start_step=step, weights={"sums": float(sums), "words": float(words)})
+        for step, sums, words in stages
+    ]
+    return replace(data, stages=tuple(made))
+
+
+def test_a_run_goes_on_with_stages_that_agree_with_its_past(shorter, data, tmp_path):
+    allowed = ("data.stages", "train.steps")
+    now = staged(data, (0, 3, 1), (6, 0, 1))  # the weights that the run began with, until step 6
+    with pytest.raises(CheckpointError, match=r"(?s)data\.stages.*schedule.*--allow data\.stages"):
+        run_grug(config_of(now, shorter, steps=10, allow_changes=("train.steps",)))
+    for other, step in (((5, 0, 1), 5), ((3, 1, 3), 3)):
+        wrong = staged(data, (0, 3, 1), other)
+        with pytest.raises(CheckpointError, match=rf"at step {step}\. Allowed: .*Fix: .*6"):
+            run_grug(config_of(wrong, shorter, steps=10, allow_changes=allowed))
+    run_grug(config_of(now, shorter, steps=10, allow_changes=allowed))
+    run_grug(config_of(now, tmp_path / "straight", steps=10))
+    assert tiny.losses(shorter) == tiny.losses(tmp_path / "straight")
+    assert tiny.receipt(shorter, 10) == tiny.receipt(tmp_path / "straight", 10)
+    # From here on, the new stages are the run's own.
+    run_grug(config_of(now, shorter, steps=11, allow_changes=("train.steps",)))
 
 
 def test_an_average_may_come_and_go(shorter, longer, data):

@@ -50,6 +50,7 @@ IDENTITY = {
 SCHEDULE = {
     "train.steps": "1000",
     "train.batch_size": "64",
+    "data.stages": "[{start_step: 0, weights: {code: 1, prose: 1}}]",
     "train.grad_accum": "2",
     "train.z_loss_weight": "0.5",
     "train.ema_beta": "0.5",

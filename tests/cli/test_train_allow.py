@@ -190,3 +190,32 @@ def rates_of(run: Path) -> dict[int, float]:
     """The learning rate of every step, the newest attempt's where there are several."""
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     return {row["step"]: row["lr"] for row in rows if "lr" in row}
+
+
+def test_stages_may_change_together_with_the_stores_that_follow_from_them(
+    folder: Path, chomp: Chomp
+):
+    text = (folder / "launch.py").read_text()
+    text = text.replace(
+        '    raise AssertionError("nothing here trains")',
+        '    with open(config.output_path + "/runs", "a") as file:\n'
+        '        file.write(f"{len(config.data.stages)} stages\\n")',
+    )
+    text = text.replace(
+        "    data_seed: int | None = None",
+        "    data_seed: int | None = None\n"
+        '    allow_changes: tuple[str, ...] = setting(default=(), mark="cosmetic", '
+        "is_versioned=False)",
+    )
+    (folder / "launch.py").write_text(text)
+    first, second = "{start_step: 0, weights: {poems: 1, notes: 0}}", "{start_step: 10, weights: "
+    before = ["train", "launch.py", "-o", f"data.stages=[{first}]"]
+    after = ["train", "launch.py", "-o", f"data.stages=[{first}, {second}{{poems: 1, notes: 1}}}}]"]
+    assert chomp(*before, "--run-dir", "run").code == 0
+    told = chomp(*after, "--run-dir", "run")
+    assert told.code == 1
+    assert set(re.findall(r"--allow (\S+)", told.err)) == {"data.stages"}
+    assert chomp(*after, "--run-dir", "run", "--allow", "data.stages").code == 0
+    assert trained(folder / "run") == ["1 stages", "2 stages"]
+    other = chomp(*after, "-o", "data.shuffle=false", "--run-dir", "run", "--allow", "data.stages")
+    assert other.code == 1

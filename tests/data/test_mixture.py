@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from chomp.data.mixture import Mixture, mixture_length, require_served
+from chomp.data.mixture import Mixture, first_difference, mixture_length, require_served
 from chomp.errors import ConfigError, DataError
 
 Weights = dict[str, float]
@@ -419,3 +419,32 @@ def test_a_weight_that_is_no_share_is_refused_with_its_stage_and_component(weigh
 def test_stages_that_do_not_follow_each_other_from_0_are_refused(starts):
     with pytest.raises(DataError, match=r"mixture stages that start at \[.*Allowed: a first stage"):
         Mixture([(start, {"a": 1.0}) for start in starts])
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_the_first_difference_of_two_mixtures_is_the_first_example_that_differs(data):
+    def stages() -> list[tuple[int, dict[str, float]]]:
+        starts = sorted(data.draw(st.sets(st.integers(1, 40), max_size=3)))
+        names = data.draw(st.sampled_from(["ab", "abc"]))
+        shares = st.fixed_dictionaries({name: st.sampled_from([0.0, 1.0, 3.0]) for name in names})
+        shares = shares.filter(lambda weights: any(weights.values()))
+        return [(start, data.draw(shares)) for start in [0, *starts]]
+
+    one, other, stop = Mixture(stages()), Mixture(stages()), data.draw(st.integers(0, 60))
+
+    def served(mixture: Mixture) -> list[tuple[str, int]]:
+        components, positions = mixture.assign(0, stop)
+        return [(mixture.names[i], p) for i, p in zip(components, positions.tolist(), strict=True)]
+
+    pairs = enumerate(zip(served(one), served(other), strict=True))
+    assert first_difference(one, other, stop) == next((i for i, (a, b) in pairs if a != b), None)
+    assert first_difference(one, one, stop) is None
+
+
+def test_the_first_difference_of_long_mixtures_is_found_without_walking_there():
+    past = [(0, {"a": 1.0, "b": 2.0})]
+    assert first_difference(Mixture(past), Mixture([*past, (10**12, {"a": 1.0})]), 10**12) is None
+    found = first_difference(Mixture(past), Mixture([*past, (10**12, {"a": 1.0})]), 2 * 10**12)
+    assert found is not None
+    assert 10**12 <= found < 10**12 + 3

@@ -76,14 +76,16 @@ def restore_latest_or_initialize(
     settings: LoadSettings,
     config: Any = None,
     data_offset_at: Callable[[int], int] | None = None,
+    past_fingerprint: Callable[[CheckpointMetadata], str] | None = None,
     proof: Callable[[StepFolder], None] | None = None,
 ) -> Beginning[State]:
     """The newest whole state in `folder`, or where `settings` point, or else a fresh one.
 
     `about` is the run as it is now and `config` its typed config, whose marks decide what may
     differ (without it, nothing may). `data_offset_at` gives the examples before a step by the
-    present batch sizes. `proof` raises for a state that was restored and may not be gone on from.
-    Every process calls this, and all get the same or raise.
+    present batch sizes; `past_fingerprint` that of the present data by the mixture a checkpoint was
+    saved with, as stages may have changed since. `proof` raises for a state that was restored and
+    may not be gone on from. Every process calls this, and all get the same or raise.
     """
     require_sound(settings)
     allowed = allowed_changes(config, settings.allow_changes)
@@ -92,6 +94,8 @@ def restore_latest_or_initialize(
 
     def check(found: StepFolder) -> None:
         now = about if config is not None else _with_same_fields(about, found)
+        if past_fingerprint is not None:
+            now = replace(now, data_fingerprint=past_fingerprint(found.metadata))
         marked = about.config if config is None else config
         require_same_run(found, now, config=marked, allowed=allowed, data_offset_at=data_offset_at)
         _require_same_state(found, targets)

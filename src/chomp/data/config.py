@@ -98,7 +98,7 @@ class LmDataConfig(Config):
     tokenizer: TokenizerConfig = field(default_factory=TokenizerConfig)
     components: dict[str, LmComponentConfig] = field(default_factory=dict)
     # Weights by step, in the place of the components' own; empty: those hold for the whole run.
-    stages: tuple[MixtureStage, ...] = ()
+    stages: tuple[MixtureStage, ...] = setting(default=(), mark="schedule")
     # When a component has been read once: begin it again, or let the data end there.
     stop_strategy: StopStrategy = "restart"
     shuffle: bool | BlockShuffleConfig = True  # rows of stores, anew every epoch

@@ -122,20 +122,28 @@ class TrainDataset:
             self.mixture, self.batches, self.num_rows, seq_len=self.seq_len, total_steps=total_steps
         )
 
-    def fingerprint(self) -> str:
-        """SHA-256 of everything that decides which tokens example n has."""
-        config = self.config
+    def fingerprint(
+        self, mixture: Mixture | None = None, *, others: Mapping[str, str] | None = None
+    ) -> str:
+        """SHA-256 of everything that decides which tokens example n has.
+
+        With `mixture`, by that one: `others` are the fingerprints of components that it has and
+        this dataset has not.
+        """
+        config, mixture = self.config, mixture or self.mixture
         parts = (
             self._seed,
             self.seq_len,
-            self.mixture.identity,
+            mixture.identity,
             config.packing_mode,
             (config.packing or PackingConfig()) if config.packing_mode == "packed" else None,
             config.shuffle,
         )
         digest = hashlib.sha256(repr(parts).encode())
-        for component in self.components.values():
-            digest.update(component.fingerprint().encode())
+        for name in mixture.names:
+            component = self.components.get(name)
+            found = (others or {})[name] if component is None else component.fingerprint()
+            digest.update(found.encode())
         return digest.hexdigest()
 
     def epochs(self, examples: int) -> dict[str, float]:
@@ -163,18 +171,24 @@ class TrainDataset:
         return {name: stream.state() for name, stream in self.streams.items()} or None
 
     def restore_streams(self, states: Mapping[str, Any] | None) -> None:
-        """Put the streams where they stood; what a checkpoint has must be what this run needs."""
-        found = set(states or {})
-        if found != set(self.streams):
+        """Put the streams where they stood; what a checkpoint has must be what this run needs.
+
+        A stream that was not read yet may come or go: stages may change after a checkpoint.
+        """
+        states = states or {}
+        gone = {name for name, state in states.items() if state.get("rows_served", 1)}
+        gone -= set(self.streams)
+        lost = {name for name, stream in self.streams.items() if stream.rows_served} - set(states)
+        if gone or lost:
             raise DataError(
                 message(
-                    given=f"a checkpoint with the states of the streams {sorted(found)}",
+                    given=f"a checkpoint with the states of the streams {sorted(states)}",
                     allowed=f"the streams of this run: {sorted(self.streams)}",
                     fix="use the data config of the run that was saved",
                 )
             )
-        for name, state in (states or {}).items():
-            self.streams[name].restore(state)
+        for name in states.keys() & self.streams.keys():
+            self.streams[name].restore(states[name])
 
     def close(self) -> None:
         """End the threads of streams."""

@@ -9,7 +9,7 @@ import bisect
 import math
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
-from itertools import pairwise
+from itertools import pairwise, zip_longest
 from typing import Literal
 
 import numpy as np
@@ -21,6 +21,9 @@ from chomp.errors import DataError, message, require
 StopStrategy = Literal["restart", "first_exhausted", "all_exhausted"]
 
 Weights = Mapping[str, float]
+
+# Examples of two mixtures that are compared at once: most that differ do so soon.
+_FEW_COMPARED, _MOST_COMPARED = 64, 1 << 16
 
 # Whole numbers by name, or pairs of a start and such numbers; lists, to come back from JSON equal.
 Identity = dict[str, int] | list[list[int | dict[str, int]]]
@@ -59,18 +62,24 @@ class Mixture:
 
         With stages, pairs of start and proportions, one wherever the proportions change.
         """
+        changes = self.changes
+        if len(changes) == 1:
+            return changes[0][1]
+        return [[start, proportions] for start, proportions in changes]
+
+    @property
+    def changes(self) -> list[tuple[int, dict[str, int]]]:
+        """The examples at which the proportions change, from 0 on, with those from there on."""
         proportions = [
             {name: share for name, share in zip(self.names, shares, strict=True) if share}
             for shares in self._shares
         ]
-        changes: list[list[int | dict[str, int]]] = [
-            [start, now]
-            for start, now, then in zip(
-                self._starts, proportions, [None, *proportions[:-1]], strict=True
-            )
+        before = [None, *proportions[:-1]]
+        return [
+            (start, now)
+            for start, now, then in zip(self._starts, proportions, before, strict=True)
             if now != then
         ]
-        return changes if len(changes) > 1 else proportions[0]
 
     def stage_at(self, example: int) -> int:
         """Number of the stage that an example belongs to."""
@@ -129,6 +138,29 @@ class Mixture:
             made = self._made[i - 1].followed_by(self._starts[i], self._shares[i])
             self._made.setdefault(i, made)
         return self._made[number]
+
+
+def first_difference(one: Mixture, other: Mixture, stop: int) -> int | None:
+    """The first example before `stop` that two mixtures take from other rows; None: there is none.
+
+    Examples before the first change that only one of them has are not looked at one by one.
+    """
+    end_of_changes: tuple[int, dict[str, int]] = (stop, {})
+    changes = zip_longest(one.changes, other.changes, fillvalue=end_of_changes)
+    start = next((min(a[0], b[0]) for a, b in changes if a != b), stop)
+    count = _FEW_COMPARED
+    while start < stop:
+        end = min(start + count, stop)
+        served = []
+        for mixture in (one, other):
+            components, positions = mixture.assign(start, end)
+            served.append((np.asarray(mixture.names)[components], positions))
+        (names, rows), (other_names, other_rows) = served
+        places = np.flatnonzero((names != other_names) | (rows != other_rows))
+        if len(places):
+            return start + int(places[0])
+        start, count = end, min(2 * count, _MOST_COMPARED)
+    return None
 
 
 def mixture_length(mixture: Mixture, rows: Mapping[str, int], strategy: StopStrategy) -> int | None:

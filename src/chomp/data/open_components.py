@@ -57,7 +57,7 @@ class StreamComponent:
     def __init__(self, rows: StreamRows, identity: str) -> None:
         self._rows = rows
         self._identity = identity
-        self._served = 0
+        self.rows_served = 0  # so far
 
     @property
     def utilization(self) -> float:
@@ -66,17 +66,17 @@ class StreamComponent:
 
     def read(self, positions: Int[np.ndarray, " N"], is_kept: Bool[np.ndarray, " N"]) -> RowBatch:
         """The kept ones of the next rows, which have to be those at the positions."""
-        if len(positions) and positions[0] != self._served:
+        if len(positions) and positions[0] != self.rows_served:
             raise DataError(
                 message(
                     given=f"row {positions[0]} of the stream {self._rows.name!r}, which stands at "
-                    f"row {self._served}",
+                    f"row {self.rows_served}",
                     allowed="the rows of a stream one after the other",
                     fix="restore the state that was saved with the step to go on from",
                 )
             )
         found = self._rows.read(len(positions))
-        self._served += len(positions)
+        self.rows_served += len(positions)
         weights = found.loss_weights
         return RowBatch(
             tokens=found.tokens[is_kept],
@@ -90,12 +90,12 @@ class StreamComponent:
 
     def state(self) -> dict[str, Any]:
         """Where the stream stands."""
-        return {"rows_served": self._served, **self._rows.state()}
+        return {"rows_served": self.rows_served, **self._rows.state()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from a state."""
         self._rows.restore(state)
-        self._served = state["rows_served"]
+        self.rows_served = state["rows_served"]
 
     def close(self) -> None:
         """End the stream's thread."""

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 from jax.sharding import Mesh
@@ -11,7 +12,7 @@ from chomp.checkpoint import CheckpointMetadata, StepFolder, restore_latest_or_i
 from chomp.data import TrainLoader
 from chomp.errors import CheckpointError, message
 from chomp.hooks.checkpoint_metadata import checkpoint_metadata
-from chomp.hooks.next_batches import require_same_batches
+from chomp.hooks.next_batches import past_fingerprint, require_same_batches
 from chomp.hooks.run_folder import RunFolder
 from chomp.tokenize import Tokenizer
 
@@ -50,9 +51,7 @@ def starting_point(
         before = found.metadata
         _require_reached(config.optimizer.schedule_start, found)
         loader.restore_streams(before.stream_states)
-        require_same_batches(
-            loader, before.next_batches, step=before.step, total_steps=config.trainer.steps
-        )
+        require_same_batches(loader, found, total_steps=config.trainer.steps)
 
     begun = restore_latest_or_initialize(
         folder.checkpoints,
@@ -62,6 +61,7 @@ def starting_point(
         config=config,
         settings=config.trainer,
         data_offset_at=loader.batches.examples_before,
+        past_fingerprint=partial(past_fingerprint, loader),
         proof=prove,
     )
     _require_reached(config.optimizer.schedule_start, begun.found)

@@ -20,6 +20,7 @@ from chomp.executor.step import replaced
 from chomp.launch.telling import force_flag
 
 _CHANGES_SHOWN = 3
+_STAGES = "data.stages"
 
 
 def allowed_overrides(names: Sequence[str]) -> list[str]:
@@ -34,7 +35,8 @@ def allowed_fields(step: ExecutorStep, names: Sequence[str]) -> list[str]:
     would refuse to go on, but only after its folder has been written to.
     """
     config = replaced(step.config, lambda marker: "")
-    return [_spelled(config, name) for name in names]
+    fields = [_spelled(config, name) for name in names]
+    return [*fields, *(_stores_of(config) if _STAGES in fields else ())]
 
 
 def in_earlier_folder(
@@ -80,6 +82,9 @@ def _ways_on(step: ExecutorStep, changes: Sequence[Difference], elsewhere: str) 
     """How to go on in spite of changes: `--allow` is offered only where it would be taken."""
     config = replaced(step.config, lambda marker: "")
     fields = {d.path: _schedule_field(config, d.path) for d in changes}
+    if _STAGES in fields.values():
+        followers = _stores_of(config)
+        fields = {path: field for path, field in fields.items() if path not in followers}
     fixed = [path for path, field in fields.items() if field is None]
     if fixed:
         few = ", ".join(fixed[:_CHANGES_SHOWN]) + " and more" * (len(fixed) > _CHANGES_SHOWN)
@@ -101,6 +106,13 @@ def _schedule_field(config: Any, path: str) -> str | None:
             return None if found[1] == "identity" else dotted(found[0])
         path = path.rpartition(".")[0]  # an item of a list that is shorter now
     return None
+
+
+def _stores_of(config: Any) -> list[str]:
+    """The fields that change with data.stages: which stores a component has follows from them."""
+    names = list(config.data.components)
+    stores = ("train_store", "validation_store")
+    return [dotted(("data", "components", name, store)) for name in names for store in stores]
 
 
 def _spelled(config: Any, name: str) -> str:
