@@ -1,6 +1,9 @@
 """Sources of every kind: which documents, in which order, from which record on."""
 
 import json
+import os
+import subprocess
+import sys
 import sysconfig
 from pathlib import Path
 
@@ -399,3 +402,42 @@ def test_texts_in_mappings_and_plain_ones_may_stand_together():
         Document(id=f"memory:{record}", text=text)
         for record, text in [(0, "a"), (1, "b"), (3, "c")]
     ]
+
+
+# Uses one of the ways to the hub, then lets its libraries warn, as a command would show it.
+WARNED = """
+import logging, sys
+from chomp.data import HuggingFaceSource, TextFormat, source_documents
+from chomp.errors import DataError
+from chomp.launch.telling import tell_warnings_only
+from chomp.tokenize import load_hub_tokenizer
+
+tell_warnings_only()
+way, file = sys.argv[1:]
+if way == "dataset":
+    source = HuggingFaceSource(path="json", data_files=(file,), streaming=True)
+    assert [each.text for each in source_documents(source, TextFormat())] == ["hello"]
+else:
+    try:
+        load_hub_tokenizer("nobody/nothing")
+    except DataError:
+        pass
+for name in ("huggingface_hub.utils", "datasets.load"):
+    logging.getLogger(name).warning("warned by %s", name)
+"""
+
+
+@pytest.mark.parametrize("way", ["dataset", "tokenizer"])
+def test_a_warning_of_a_hub_library_is_shown_once(tmp_path: Path, way: str):
+    file = tmp_path / "one.jsonl"
+    file.write_text(json.dumps({"text": "hello"}))
+    shown = subprocess.run(
+        [sys.executable, "-c", WARNED, way, str(file)],
+        env={**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path)},
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=120,
+        check=True,
+    ).stderr
+    assert shown.count("warned by huggingface_hub.utils") == 1
+    assert shown.count("warned by datasets.load") == 1

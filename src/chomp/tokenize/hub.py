@@ -3,6 +3,8 @@
 The download and its cache are the hub library's; `HF_HUB_OFFLINE=1` uses the cache alone.
 """
 
+import logging
+
 from chomp.errors import DataError, message
 from chomp.storage import read_text
 from chomp.tokenize.json_tokenizer import JsonTokenizer
@@ -23,12 +25,25 @@ def load_hub_tokenizer(
     return JsonTokenizer(text, eos=eos, bos=bos, source=f"{name} (hub)")
 
 
+def show_hub_warnings_once() -> None:
+    """Take away the handlers that the hub libraries give themselves when they are imported.
+
+    Their messages also go to the handlers of Python's root logger, and would be shown twice.
+    """
+    for name in ("huggingface_hub", "datasets"):
+        logger = logging.getLogger(name)
+        for handler in list(logger.handlers):
+            if type(handler) is logging.StreamHandler:  # a subclass is somebody's own
+                logger.removeHandler(handler)
+
+
 def _downloaded(name: str, revision: str | None) -> str:
     # What the tokenizers library's own `from_pretrained` does, but the file as it was written:
     # that library renumbers tokens, which has to be seen.
     try:
         from huggingface_hub import hf_hub_download  # noqa: PLC0415  optional, and slow to import
 
+        show_hub_warnings_once()
         path = hf_hub_download(name, "tokenizer.json", revision=revision)
     except ImportError as error:
         install = "install it: pip install huggingface_hub"

@@ -16,6 +16,7 @@ from chomp.data.sources.optional_packages import optional_package
 from chomp.data.sources.record_fields import Record, missing_key
 from chomp.data.sources.source_files import files_of, records_of_parts
 from chomp.errors import ChompError, DataError, StorageError, message, require
+from chomp.tokenize.hub import show_hub_warnings_once
 
 # Names that stand for a kind of file and not for a dataset.
 _FILE_BUILDERS = ("arrow", "csv", "json", "parquet", "text", "webdataset", "xml")
@@ -106,6 +107,7 @@ class HuggingFaceSource(Config):
     def _loaded(self) -> Any:
         given = f"the Hugging Face dataset {self.part_names()[0]}"
         datasets = optional_package("datasets", extra="hf", purpose=given)
+        show_hub_warnings_once()
         with _explained(given):
             return datasets.load_dataset(
                 self.path,
