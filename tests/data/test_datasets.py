@@ -341,6 +341,10 @@ def test_a_run_longer_than_its_data_is_refused_with_the_steps_there_are(folder: 
     dataset_of(data, total_steps=2)
     dataset_of(replace(data, stop_strategy="all_exhausted"), total_steps=4)
     dataset_of(replace(data, stop_strategy="restart"), total_steps=1000)
+    # Less than one batch: no number of steps would do.
+    with pytest.raises(ConfigError, match=r"16 examples. Fix: .*train\.batch_size") as caught:
+        dataset_of(data, batch_size=16, total_steps=3)
+    assert "train.steps=0" not in str(caught.value)
 
 
 def test_a_component_that_would_never_come_is_refused(folder: Path):

@@ -275,10 +275,14 @@ def _require_enough(dataset: TrainDataset, total_steps: int, needed: int) -> Non
         return
     # The last step whose examples are all there.
     steps = dataset.batches.step_of(available)
+    allowed, fix = f"at most {steps} steps", f"set train.steps={steps}"
+    if steps == 0:
+        allowed = f"data for at least one step, which takes {dataset.batches.examples(0)} examples"
+        fix = "add documents, lower train.batch_size or train.seq_len"
     require(
         needed <= available,
         given=f"train.steps={total_steps}, which take {needed} examples, with "
         f"data.stop_strategy={dataset.config.stop_strategy}, which gives {available}",
-        allowed=f"at most {steps} steps",
-        fix=f"set train.steps={steps}, or data.stop_strategy=restart to read components again",
+        allowed=allowed,
+        fix=f"{fix}, or set data.stop_strategy=restart to read components again",
     )
