@@ -1,14 +1,17 @@
 """What devices could do by their data sheets, what they did, and how much memory they took."""
 
+import os
+
 import jax
 import jax.numpy as jnp
 import pytest
 from jax.sharding import AxisType
 
+from chomp.errors import ConfigError
 from chomp.hooks import matmul_ceiling
-from chomp.hooks.device_memory import peak_memory_gb
 from chomp.hooks.device_peak import device_peak
 from chomp.hooks.matmul_ceiling import matmul_flops, measured_flops_per_device
+from chomp.mesh.device_memory import device_memory, peak_memory_gb, require_memory
 
 # As JAX names them, with the dense bfloat16 peak in TFLOP/s.
 PEAKS = {
@@ -77,6 +80,8 @@ def test_devices_that_do_not_tell_have_no_peak_memory():
 class Device:
     """A device of which only the counters are known, as a GPU gives them."""
 
+    platform = "gpu"
+
     def __init__(self, stats):
         self._stats = stats
 
@@ -87,6 +92,35 @@ class Device:
 def test_peak_memory_is_that_of_the_fullest_device():
     told = [{"peak_bytes_in_use": 2_500_000_000}, {"peak_bytes_in_use": 7}, {}, None]
     assert peak_memory_gb([Device(stats) for stats in told]) == 2.5
+
+
+def test_what_is_more_than_the_smallest_device_has_is_refused_and_more_than_is_free_is_told(
+    caplog: pytest.LogCaptureFixture,
+):
+    told = [{"bytes_limit": 100}, {"bytes_limit": 80, "bytes_in_use": 30}, None]
+    devices = [Device(stats) for stats in told]
+    assert device_memory(devices) == (80, 50)
+    with pytest.raises(ConfigError, match=r"all of it.* needs 81 B .* has 80 B.*less"):
+        require_memory("all of it", 81, fix="take less", devices=devices)
+    require_memory("all of it", 50, fix="take less", devices=devices)
+    require_memory("all of it", 80, fix="take less", held=30, devices=devices)
+    assert caplog.records == []
+    require_memory("all of it", 80, fix="take less", devices=devices)
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+
+
+def test_devices_that_do_not_tell_their_memory_are_not_judged():
+    assert device_memory([Device(None), Device({})]) is None
+    require_memory("all of it", 2**60, fix="take less", devices=[Device(None)])
+
+
+def test_cpu_devices_share_the_memory_of_the_machine():
+    physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    one, eight = device_memory(jax.devices()[:1]), device_memory(jax.devices()[:8])
+    assert one is not None
+    assert eight is not None
+    assert 0 < one.free <= one.total <= physical
+    assert eight.total == one.total // 8
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])

@@ -512,3 +512,27 @@ def test_steps_at_once_are_as_many_as_the_cores_can_take(tmp_path, monkeypatch):
     assert fitting(None, None) == 8
     assert fitting(None, Resources(cpus=3)) == 2
     assert fitting(Resources(processes=4, cpus=4), None) == 1
+
+
+@pytest.mark.parametrize(("on", "is_here"), [("local", True), ("process", False)])
+def test_the_checks_of_all_steps_come_before_the_first_step(tmp_path: Path, on: str, is_here: bool):
+    checked: list[object] = []
+
+    def check(config: dict[str, str], is_here: bool) -> None:
+        checked.append((Path(config["out"]).name, is_here, sorted(tmp_path.iterdir())))
+        if config["wish"] == "refused":
+            raise DataError("no way")
+
+    first, second = (replace(step(name), check=check) for name in ("first", "second"))
+    wrong = replace(step("wrong", "refused"), check=check)
+    with pytest.raises(DataError, match="no way"):
+        run_planned(plan_steps([first, wrong], prefix=str(tmp_path)), prefix=str(tmp_path), on=on)
+    assert not list(tmp_path.iterdir())
+    checked.clear()
+    plan = plan_steps([first], prefix=str(tmp_path))
+    assert run_planned(plan, prefix=str(tmp_path), on=on) == 0
+    assert checked == [(Path(plan[0].path).name, is_here, [])]
+    checked.clear()
+    plan = plan_steps([first, second], prefix=str(tmp_path))  # the first is there
+    assert run_planned(plan, prefix=str(tmp_path), on=on) == 0
+    assert [name for name, *_ in checked] == [Path(plan[1].path).name]

@@ -15,14 +15,14 @@ from chomp.tokenize import JsonTokenizer, load_hub_tokenizer, tokenizer_from_jso
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 PROGRAM = """
 import json, sys
-from chomp.errors import DataError
+from chomp.errors import DataError, StorageError
 from chomp.tokenize import load_hub_tokenizer
 for arguments in json.load(sys.stdin):
     try:
         tokenizer = load_hub_tokenizer(**arguments)
         print(json.dumps([tokenizer.content_hash, tokenizer.eos_id, tokenizer.bos_id]))
-    except DataError as error:
-        print(json.dumps(str(error)))
+    except (DataError, StorageError) as error:
+        print(json.dumps(f"{type(error).__name__}: {error}"))
 """
 
 
@@ -62,8 +62,11 @@ def test_a_cached_tokenizer_loads_by_name_and_is_identified_by_its_content(cache
     )
     assert main == [JsonTokenizer(llama_2()).content_hash, 2, None]
     assert commit == [JsonTokenizer(llama_2(), bos=1).content_hash, 2, 1]
-    assert str(missing_model).startswith("hub tokenizer 'someone/large', revision 'main': ")
-    assert str(missing_commit).startswith("hub tokenizer 'someone/small', revision 'v2': ")
+    # No hub was asked: it may have them.
+    large, small = "hub tokenizer 'someone/large'", "hub tokenizer 'someone/small'"
+    assert str(missing_model).startswith(f"StorageError: {large}, revision 'main': ")
+    assert str(missing_commit).startswith(f"StorageError: {small}, revision 'v2': ")
+    assert str(wrong_name).startswith("DataError: ")
     assert "form 'repo_name' or 'namespace/repo_name'" in str(wrong_name)
     for refusal in (missing_model, missing_commit, wrong_name):
         assert "Allowed: the name of a model with a tokenizer.json" in str(refusal)
@@ -73,7 +76,8 @@ def test_a_cached_tokenizer_loads_by_name_and_is_identified_by_its_content(cache
 @pytest.mark.slow  # the hub library tries five times, with pauses, before it gives up
 def test_a_hub_that_refuses_connections_is_a_clear_error(cache: Path):
     (refusal,) = loaded(cache, {"name": "someone/large"}, HF_ENDPOINT="http://127.0.0.1:9")
-    assert str(refusal).startswith("hub tokenizer 'someone/large', revision 'main': ")
+    large = "StorageError: hub tokenizer 'someone/large', revision 'main': "
+    assert str(refusal).startswith(large)
     assert "check the name, the network and your access" in str(refusal)
 
 

@@ -153,6 +153,12 @@ def train_array_stacked(launch: GrugArrayStackedLaunchConfig) -> None:
     run_grug(run_config(launch))
 
 
+def check(launch: GrugArrayStackedLaunchConfig, is_here: bool = True) -> None:
+    """Raise what would end the run later; the executor asks before it builds any data."""
+    config = run_config(launch)
+    hooks.check_run(config, partial(fresh_state, config), is_here=is_here)
+
+
 def dry_run(launch: GrugArrayStackedLaunchConfig, is_data_ready: bool = False) -> None:
     """Show what the run would take, and compile its step; nothing is made."""
     config = run_config(launch)
@@ -185,6 +191,7 @@ def steps(launch: GrugArrayStackedLaunchConfig) -> list[ExecutorStep]:
             fn=train_array_stacked,
             config=config,
             resources=launch.resources,
+            check=check,
         )
     ]
 

@@ -154,6 +154,12 @@ def train_megalodon(launch: GrugMegalodonLaunchConfig) -> None:
     run_grug(run_config(launch))
 
 
+def check(launch: GrugMegalodonLaunchConfig, is_here: bool = True) -> None:
+    """Raise what would end the run later; the executor asks before it builds any data."""
+    config = run_config(launch)
+    hooks.check_run(config, partial(fresh_state, config), is_here=is_here)
+
+
 def dry_run(launch: GrugMegalodonLaunchConfig, is_data_ready: bool = False) -> None:
     """Show what the run would take, and compile its step; nothing is made."""
     config = run_config(launch)
@@ -186,6 +192,7 @@ def steps(launch: GrugMegalodonLaunchConfig) -> list[ExecutorStep]:
             fn=train_megalodon,
             config=config,
             resources=launch.resources,
+            check=check,
         )
     ]
 

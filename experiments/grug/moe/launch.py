@@ -156,6 +156,12 @@ def train_moe(launch: GrugMoeLaunchConfig) -> None:
     run_grug(run_config(launch))
 
 
+def check(launch: GrugMoeLaunchConfig, is_here: bool = True) -> None:
+    """Raise what would end the run later; the executor asks before it builds any data."""
+    config = run_config(launch)
+    hooks.check_run(config, partial(fresh_state, config), is_here=is_here)
+
+
 def dry_run(launch: GrugMoeLaunchConfig, is_data_ready: bool = False) -> None:
     """Show what the run would take, and compile its step; nothing is made."""
     config = run_config(launch)
@@ -188,6 +194,7 @@ def steps(launch: GrugMoeLaunchConfig) -> list[ExecutorStep]:
             fn=train_moe,
             config=config,
             resources=launch.resources,
+            check=check,
         )
     ]
 

@@ -20,9 +20,14 @@ from chomp.data.documents import (
 )
 from chomp.data.eval_dataset import EvalDataset, EvalRows, build_eval_datasets
 from chomp.data.examples import GrugLmExample
-from chomp.data.first_documents import read_first_documents
+from chomp.data.first_documents import early_tokenizer, read_first_documents
 from chomp.data.forecast import Forecast, forecast, forecast_table
-from chomp.data.loader import TrainLoader, build_train_loader, iter_from_step
+from chomp.data.loader import (
+    TrainLoader,
+    build_train_loader,
+    iter_from_step,
+    require_even_batches,
+)
 from chomp.data.mixture import Mixture, StopStrategy
 from chomp.data.packed_rows import PackedRows, PackingRule
 from chomp.data.passport import RowOrigin, Sighting, row_origin, sightings
@@ -111,6 +116,7 @@ __all__ = [
     "build_train_dataset",
     "build_train_loader",
     "documents_of_split",
+    "early_tokenizer",
     "embedded_documents",
     "encoded",
     "forecast",
@@ -121,6 +127,7 @@ __all__ = [
     "mixture_of",
     "part_names",
     "read_first_documents",
+    "require_even_batches",
     "row_origin",
     "sightings",
     "source_documents",

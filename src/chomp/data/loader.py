@@ -9,9 +9,10 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import Mesh
+from jax.sharding import AbstractMesh, Mesh
 from jaxtyping import Int
 
+from chomp.data.batch_schedule import BatchSchedule
 from chomp.data.dataset import TrainDataset
 from chomp.data.examples import GrugLmExample
 from chomp.data.row_limits import RowLimits
@@ -32,19 +33,24 @@ _LONG_WAIT_S = 1.0
 log = logging.getLogger(__name__)
 
 
+def require_even_batches(batches: BatchSchedule, mesh: Mesh | AbstractMesh) -> None:
+    """Raise `ConfigError` unless the mesh can cut the rows of every batch evenly."""
+    shards = batch_shards(mesh)
+    for size in batches.distinct_sizes:
+        require(
+            size % shards == 0,
+            given=f"train.batch_size={size} on a mesh that cuts the batch into {shards}",
+            allowed=f"multiples of {shards}",
+            fix=f"set train.batch_size to {max(round(size / shards), 1) * shards}, or a mesh "
+            f"whose replica x data x expert is one of {divisors(size)}",
+        )
+
+
 class TrainLoader:
     """Batch n as `[A, B, T]` arrays; a pure function of n, unless a component is a stream."""
 
     def __init__(self, dataset: TrainDataset, mesh: Mesh, limits: RowLimits | None = None) -> None:
-        shards = batch_shards(mesh)
-        for size in dataset.batches.distinct_sizes:
-            require(
-                size % shards == 0,
-                given=f"train.batch_size={size} on a mesh that cuts the batch into {shards}",
-                allowed=f"multiples of {shards}",
-                fix=f"set train.batch_size to {max(round(size / shards), 1) * shards}, or a mesh "
-                f"whose replica x data x expert is one of {divisors(size)}",
-            )
+        require_even_batches(dataset.batches, mesh)
         self.dataset = dataset
         self.batches = dataset.batches
         self.mesh = mesh

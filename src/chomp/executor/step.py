@@ -36,6 +36,9 @@ class ExecutorStep:
     description: str = ""
     override_output_path: str | None = None
     resources: Resources | None = None  # None: those of an ordinary step
+    # Raises what `fn` could only fail at, before any step of the plan runs: `check(config,
+    # is_here)`, where `is_here` says whether `fn` will run in this process.
+    check: Callable[[Any, bool], None] | None = None
 
     def __post_init__(self) -> None:
         require(

@@ -2,6 +2,7 @@
 
 from chomp.hooks.agreement import Agreement, Decision
 from chomp.hooks.between_steps import Hook, between_steps
+from chomp.hooks.check_run import check_run
 from chomp.hooks.checkpoint_metadata import checkpoint_metadata
 from chomp.hooks.clock import LoopClock
 from chomp.hooks.derived import derived_values
@@ -58,6 +59,7 @@ __all__ = [
     "are_finite",
     "between_steps",
     "build_tagged_eval_callback",
+    "check_run",
     "checkpoint_metadata",
     "derived_values",
     "dry_run",

@@ -5,33 +5,38 @@ built; everything else comes from shapes.
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import closing
 from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding
 from rich.console import Console
 from rich.table import Table
 
-from chomp.data import BatchSchedule, GrugLmExample, forecast_table, read_first_documents
+from chomp.data import BatchSchedule, GrugLmExample, forecast_table
 from chomp.errors import ConfigError
+from chomp.hooks.check_run import (
+    check_inputs,
+    check_mesh,
+    check_state_memory,
+    check_step_memory,
+    step_memory,
+)
 from chomp.hooks.open_data import OpenData, open_data
 from chomp.hooks.start_report import kernel_report, row_limits, state_parts
 from chomp.kernels.attention import AttentionMask
-from chomp.kernels.kernel_shapes import KernelShapes
 from chomp.kernels.precision import Precision
 from chomp.mesh import (
     abstract_arrays,
+    batch_spec,
     bytes_per_device,
     compiler_options,
     create_mesh,
     memory_table,
-    place_batch,
     planned_mesh,
     prepare_devices,
-    require_divisible,
     told_bytes,
 )
 from chomp.optim import group_table
@@ -51,27 +56,29 @@ def dry_run(
     """Show what a run of this config would take, and compile its step.
 
     `config` is a template's run config, `make_state` its `fresh_state` and `make_step` its jitted
-    step. Raises what the run would raise at its start. With `is_data_ready`, stores are opened and
-    the epochs of every component told; else the first document of each is read, and the step is
-    compiled for rows of nothing.
+    step. Raises what the run would raise at its start, and what `check_run` finds. With
+    `is_data_ready`, stores are opened and the epochs of every component told; else the first
+    document of each is read, and the step is compiled for rows of nothing.
     """
     console = console or Console(soft_wrap=True)
+    untried = check_inputs(config, is_hub_needed=False)
     prepare_devices()
     state, planned = abstract_arrays(make_state), planned_mesh(config.mesh)
-    # Names the fields of the config, so it comes first.
-    KernelShapes.of(config.model, seq_len=1).require_cut_by(planned)
-    require_divisible(state, planned)
+    check_mesh(config, state, planned)
     _print(console, memory_table(state_parts(state), planned, listed=("params",)))
     _print(console, group_table(state.params, state.params.param_groups(), config.optimizer))
     console.print(_facts(config, state, bytes_per_device(state, planned)))
     console.print(_learning_rates(config))
-    if not is_data_ready:
-        _print(console, _told_documents(config.data, read_first_documents(config.data)))
+    if not (is_data_ready or untried):
+        _print(console, "The first document of each component can be read.")
+    for what in untried:
+        _print(console, f"Not tried: {what.rstrip('.')}.")
     try:
         mesh = create_mesh(config.mesh)
     except ConfigError as error:
         _print(console, f"The step is not compiled: {error}")
         return
+    check_state_memory(state, mesh)
     with jax.set_mesh(mesh):
         _try_step(config, make_state, make_step, mesh, is_data_ready, console)
 
@@ -90,8 +97,7 @@ def _try_step(
         row_limits(model, config.data, seq_len=trainer.seq_len, mp=mp, mesh=mesh)
         told = "The data is not built yet, so epochs are not known, and kernels are not checked."
         _print(console, told)
-        batch = place_batch(_empty_batch(config), mesh, batch_axis=1)
-        _compile(config, make_state, make_step, batch, mesh, console)
+        _compile(config, make_state, make_step, _empty_batch(config, mesh), mesh, console)
         return
     data: OpenData = open_data(model, config.data, trainer, mp=mp, mesh=mesh)
     with closing(data.loader):
@@ -115,24 +121,14 @@ def _compile(
     started = time.perf_counter()
     options = compiler_options(mesh, is_reproducible=config.trainer.reproducible)
     lowered = make_step().lower(jax.eval_shape(make_state), batch)
-    used = lowered.compile(compiler_options=options).memory_analysis()
+    compiled = lowered.compile(compiler_options=options)
     seconds = time.perf_counter() - started
-    told = f"The step compiles in {seconds:.1f} s"
-    if used is not None:
-        # The state is donated: what comes out lies where it came in.
-        taken = told_bytes(used.argument_size_in_bytes + used.temp_size_in_bytes)
-        told += f" and takes {taken} of each device, state, batch and activations together"
+    told, taken = f"The step compiles in {seconds:.1f} s", step_memory(compiled)
+    if taken is not None:
+        told += f" and takes {told_bytes(taken)} of each device, state, batch and activations"
+        told += " together"
     _print(console, f"{told}.")
-
-
-def _told_documents(data: Any, left_out: Sequence[str]) -> str:
-    told = "The first document of each component can be read."
-    if len(left_out) == len(data.components):
-        told = "No document was read."
-    if not left_out:
-        return told
-    names = ", ".join(left_out)
-    return f"{told} Not tried, since a hub has them and nothing is fetched here: {names}."
+    check_step_memory(compiled, is_state_held=False)
 
 
 def _facts(config: Any, state: Any, state_bytes: int) -> Table:
@@ -172,16 +168,17 @@ def _learning_rates(config: Any) -> Table:
     return table
 
 
-def _empty_batch(config: Any) -> GrugLmExample:
-    """Rows of one document that count for nothing, in the shape of the first step's."""
+def _empty_batch(config: Any, mesh: Mesh) -> GrugLmExample:
+    """The shapes of the first step's rows, each of one document; nothing is allocated."""
     trainer = config.trainer
     batches = BatchSchedule(trainer.batch_size, trainer.grad_accum)
     shape = (trainer.grad_accum, batches.batch_size(0), trainer.seq_len)
-    ids = None if config.data.stream_semantics else np.zeros(shape, np.int32)
+    sharding = NamedSharding(mesh, batch_spec(3, batch_axis=1))
+    rows = jax.ShapeDtypeStruct(shape, np.int32, sharding=sharding)
     return GrugLmExample(
-        tokens=np.zeros(shape, np.int32),
-        loss_weight=np.zeros(shape, np.float32),
-        attn_mask=AttentionMask.causal(segment_ids=ids),
+        tokens=rows,
+        loss_weight=jax.ShapeDtypeStruct(shape, np.float32, sharding=sharding),
+        attn_mask=AttentionMask.causal(segment_ids=None if config.data.stream_semantics else rows),
     )
 
 

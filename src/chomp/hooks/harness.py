@@ -18,6 +18,7 @@ from chomp.evaluation.harness import (
     HarnessResults,
     RequestScorer,
     load_tasks,
+    require_tasks,
     run_loaded_tasks,
     sampler,
 )
@@ -43,6 +44,17 @@ def results_name(completed_steps: int) -> str:
     return f"lm_eval_harness_results.{completed_steps}"
 
 
+def require_runnable_tasks(config: HarnessConfig, model: TrainedModel, *, seq_len: int) -> None:
+    """Raise `ConfigError` for tasks that are not there, and rows that the model does not take."""
+    _row_len(config, model, seq_len)
+    require_tasks(
+        config.tasks,
+        include_path=config.include_path,
+        include_defaults=config.include_defaults,
+        allow_code=config.allow_code,
+    )
+
+
 class Harness:
     """The tasks of a config, loaded, for any weights of one model; compiled once."""
 
@@ -62,10 +74,7 @@ class Harness:
 
         Everything that can be wrong with a task is, here: before hours of training.
         """
-        row_len = config.max_length or seq_len
-        require_at_most(
-            "harness.max_length (--max-length)", row_len, "model.max_seq_len", model.max_seq_len
-        )
+        row_len = _row_len(config, model, seq_len)
         limits = row_limits(model, data, seq_len=row_len, mp=mp, mesh=mesh)
         self._config, self._mesh, self._mp, self._tokenizer = config, mesh, mp, tokenizer
         self._scorer = RequestScorer(
@@ -170,3 +179,11 @@ def log_results(
     tracker.log(metrics, step=completed_steps - 1)
     if path is not None:
         tracker.log_artifact(path, name=results_name(completed_steps), kind=ARTIFACT_KIND)
+
+
+def _row_len(config: HarnessConfig, model: TrainedModel, seq_len: int) -> int:
+    row_len = config.max_length or seq_len
+    require_at_most(
+        "harness.max_length (--max-length)", row_len, "model.max_seq_len", model.max_seq_len
+    )
+    return row_len

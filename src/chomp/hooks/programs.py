@@ -7,6 +7,7 @@ import jax
 from jax.sharding import Mesh
 
 from chomp.data import GrugLmExample
+from chomp.hooks.check_run import check_step_memory
 from chomp.hooks.clock import LoopClock
 from chomp.mesh import compiler_options
 
@@ -15,7 +16,8 @@ class StepPrograms:
     """A jitted step that is compiled when a new kind of batch comes, on the clock's own account.
 
     Called like the step. Compiled explicitly, not by the first call: that would count as a step's
-    time, and a shape that changes by mistake would compile without a word.
+    time, and a shape that changes by mistake would compile without a word. Raises `ConfigError` for
+    a step that needs more memory than a device has.
     """
 
     def __init__(
@@ -32,6 +34,8 @@ class StepPrograms:
         if kind not in self._compiled:
             with self._clock.phase("compile"):
                 lowered = self._step.lower(state, batch)
-                self._compiled[kind] = lowered.compile(compiler_options=self._options)
+                compiled = lowered.compile(compiler_options=self._options)
+                check_step_memory(compiled, is_state_held=True)
+                self._compiled[kind] = compiled
         found: tuple[Any, dict[str, Any]] = self._compiled[kind](state, batch)
         return found

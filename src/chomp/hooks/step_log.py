@@ -15,11 +15,11 @@ from chomp.checkpoint import SaveReport
 from chomp.data import TrainLoader
 from chomp.hooks.clock import LoopClock
 from chomp.hooks.data_metrics import TensorStoreCounters, data_metrics
-from chomp.hooks.device_memory import peak_memory_gb
 from chomp.hooks.matmul_ceiling import measured_flops_per_device
 from chomp.hooks.nonfinite import NonFiniteGuard
 from chomp.hooks.throughput import Throughput
 from chomp.hooks.watch import WatchConfig, is_watched, watched_row
+from chomp.mesh.device_memory import peak_memory_gb
 from chomp.tracking import Tracker, names, with_short_keys
 
 # What a train step returns besides what is logged as it is: the weight its loss was divided by.

@@ -101,7 +101,7 @@ def run_planned(
 
     def run_as_first(run: Runner) -> int:
         _require_local(name)
-        return _ran(planned, prefix, ChosenRunner(run=run))
+        return _ran(planned, prefix, ChosenRunner(run=run), is_here=True)
 
     # Before all else: processes of one launch that disagree about what is there must not part.
     if (code := run_together(planned, run_as_first)) is not None:
@@ -109,14 +109,17 @@ def run_planned(
     if all(item.action == "skip" for item in planned):
         return 0  # and no cluster is asked for anything
     with runner_named(name, planned, max_concurrent=max_concurrent) as runner:
-        return _ran(planned, prefix, runner)
+        return _ran(planned, prefix, runner, is_here=name == "local")
 
 
-def _ran(planned: list[PlannedStep], prefix: str, runner: ChosenRunner) -> int:
+def _ran(planned: list[PlannedStep], prefix: str, runner: ChosenRunner, *, is_here: bool) -> int:
     to_do = [item for item in planned if item.action != "skip"]
     if not to_do:
         return 0
     # Now, and not after the first step has worked for an hour.
+    for item in to_do:
+        if item.step.check is not None and item.action == "run":
+            item.step.check(item.config, is_here)
     chosen = [item.path for item in to_do if item.step.override_output_path is not None]
     for folder in (prefix, *chosen):
         require_guardable(folder)  # where nothing can be locked, two would run one step

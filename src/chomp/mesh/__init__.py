@@ -4,10 +4,15 @@ from chomp.mesh.abstract_arrays import (
     abstract_arrays,
     planned_mesh,
     require_divisible,
-    require_fits_mesh,
 )
 from chomp.mesh.compiler_options import compiler_options
 from chomp.mesh.cpu_steps import prepare_cpu_steps
+from chomp.mesh.device_memory import (
+    FIX_STATE,
+    peak_memory_gb,
+    require_fits_mesh,
+    require_memory,
+)
 from chomp.mesh.device_mesh import (
     AXES,
     BATCH_AXES,
@@ -33,6 +38,7 @@ from chomp.mesh.processes import (
 __all__ = [
     "AXES",
     "BATCH_AXES",
+    "FIX_STATE",
     "MeshConfig",
     "abstract_arrays",
     "abstract_mesh",
@@ -48,6 +54,7 @@ __all__ = [
     "leaving_on_error",
     "local_rows",
     "memory_table",
+    "peak_memory_gb",
     "place_batch",
     "place_rows",
     "planned_mesh",
@@ -57,6 +64,7 @@ __all__ = [
     "prepare_devices",
     "require_divisible",
     "require_fits_mesh",
+    "require_memory",
     "told_by_first",
     "told_bytes",
     "wait_for_all",

@@ -71,11 +71,6 @@ def require_divisible(tree: Any, mesh: AnyMesh) -> None:
                 raise ConfigError(_indivisible(array, size, part, mesh))
 
 
-def require_fits_mesh(make: Callable[[], Any], mesh: AnyMesh) -> None:
-    """Raise `ConfigError` unless the mesh can cut all that `make()` would give; nothing is made."""
-    require_divisible(abstract_arrays(make), mesh)
-
-
 def _indivisible(array: Placed, size: int, part: Any, mesh: AnyMesh) -> str:
     axes, pieces = _axes(part), _axis_size(mesh, part)
     sizes = ", ".join(f"mesh.{axis}={mesh.shape[axis]}" for axis in axes)

@@ -108,6 +108,6 @@ def abstract_mesh(
     )
 
 
-def batch_shards(mesh: Mesh) -> int:
+def batch_shards(mesh: Mesh | AbstractMesh) -> int:
     """How many pieces the batch axis is cut into."""
     return math.prod(mesh.shape[axis] for axis in BATCH_AXES)

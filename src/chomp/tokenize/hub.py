@@ -5,7 +5,7 @@ The download and its cache are the hub library's; `HF_HUB_OFFLINE=1` uses the ca
 
 import logging
 
-from chomp.errors import DataError, message
+from chomp.errors import ChompError, DataError, StorageError, message
 from chomp.storage import read_text
 from chomp.tokenize.json_tokenizer import JsonTokenizer
 
@@ -16,12 +16,15 @@ def load_hub_tokenizer(
     revision: str | None = None,
     eos: int | str | None = None,
     bos: int | str | None = None,
+    is_patient: bool = True,
 ) -> JsonTokenizer:
     """The `tokenizer.json` of the model `name` on the hub, of a branch, tag or commit.
 
     A branch moves: a later load of the same name can be another tokenizer, with another hash.
+    Raises `StorageError` if no hub answers and the cache does not have it, else `DataError`.
+    `is_patient`: a hub that does not answer is asked for another half a minute.
     """
-    text = _downloaded(name, revision)
+    text = _downloaded(name, revision, is_patient=is_patient)
     return JsonTokenizer(text, eos=eos, bos=bos, source=f"{name} (hub)")
 
 
@@ -37,14 +40,17 @@ def show_hub_warnings_once() -> None:
                 logger.removeHandler(handler)
 
 
-def _downloaded(name: str, revision: str | None) -> str:
+def _downloaded(name: str, revision: str | None, *, is_patient: bool) -> str:
     # What the tokenizers library's own `from_pretrained` does, but the file as it was written:
     # that library renumbers tokens, which has to be seen.
     try:
-        from huggingface_hub import hf_hub_download  # noqa: PLC0415  optional, and slow to import
+        import huggingface_hub as hub  # noqa: PLC0415  optional, and slow to import
 
         show_hub_warnings_once()
-        path = hf_hub_download(name, "tokenizer.json", revision=revision)
+        cached = hub.try_to_load_from_cache(name, "tokenizer.json", revision=revision)
+        if not (is_patient or isinstance(cached, str)):
+            hub.get_hf_file_metadata(hub.hf_hub_url(name, "tokenizer.json", revision=revision))
+        path = hub.hf_hub_download(name, "tokenizer.json", revision=revision)
     except ImportError as error:
         install = "install it: pip install huggingface_hub"
         raise _unreachable(name, revision, error, fix=install) from error
@@ -54,10 +60,12 @@ def _downloaded(name: str, revision: str | None) -> str:
     return read_text(path)
 
 
-def _unreachable(name: str, revision: str | None, error: Exception, *, fix: str) -> DataError:
+def _unreachable(name: str, revision: str | None, error: Exception, *, fix: str) -> ChompError:
     # The hub's errors go on for many lines; the first says what happened.
     reason = next(iter(str(error).splitlines()), "").rstrip(".")
-    return DataError(
+    # Wrong names never will be right, nor what the hub has refused; without an answer it may be.
+    is_wrong = isinstance(error, ValueError | ImportError) or hasattr(error, "response")
+    return (DataError if is_wrong else StorageError)(
         message(
             given=f"hub tokenizer {name!r}, revision {revision or 'main'!r}: "
             f"{type(error).__name__}: {reason}",

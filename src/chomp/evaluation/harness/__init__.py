@@ -20,7 +20,13 @@ from chomp.evaluation.harness.generation import Generate, GenerationSettings
 from chomp.evaluation.harness.language_model import HarnessModel
 from chomp.evaluation.harness.results import HarnessResults, ResultRow
 from chomp.evaluation.harness.sampler import sampler
-from chomp.evaluation.harness.tasks import LoadedTasks, load_tasks, run_loaded_tasks, run_tasks
+from chomp.evaluation.harness.tasks import (
+    LoadedTasks,
+    load_tasks,
+    require_tasks,
+    run_loaded_tasks,
+    run_tasks,
+)
 from chomp.evaluation.request_scores import RequestScorer, Score, ScoresOf, scores_from_logits
 from chomp.evaluation.requests import Request, encoded_pairs, fitting
 
@@ -38,6 +44,7 @@ __all__ = [
     "encoded_pairs",
     "fitting",
     "load_tasks",
+    "require_tasks",
     "run_loaded_tasks",
     "run_tasks",
     "sampler",

@@ -120,6 +120,40 @@ def load_tasks(
     programs may do so. Raises `ConfigError` for a task that is not there or cannot be loaded.
     """
     _require_possible(tasks, include_path, include_defaults, num_fewshot, limit)
+    asked = _found_tasks(tasks, include_path, include_defaults, allow_code)
+    with asked as (manager, names, faults):
+        for path, fault in faults.items():
+            _log.warning("%s is no task that could be asked: %s", path, fault)
+        return LoadedTasks(
+            items=tuple(_loaded(manager, names, allow_code)),
+            manager=manager,
+            num_fewshot=num_fewshot,
+            limit=limit,
+            allow_code=allow_code,
+        )
+
+
+def require_tasks(
+    tasks: Sequence[str],
+    *,
+    include_path: str | None = None,
+    include_defaults: bool = False,
+    allow_code: bool = False,
+) -> None:
+    """Raise `ConfigError` for a task that is not there; the data of tasks is not loaded."""
+    _require_possible(tasks, include_path, include_defaults, num_fewshot=None, limit=None)
+    with _found_tasks(tasks, include_path, include_defaults, allow_code):
+        pass
+
+
+@contextmanager
+def _found_tasks(
+    tasks: Sequence[str], include_path: str | None, include_defaults: bool, allow_code: bool
+) -> Iterator[tuple[Any, list[str], Mapping[Path, str]]]:
+    """lm-eval's index of tasks, the names that were asked for, and files that cannot be read.
+
+    A context: the files that lm-eval indexes are copies of what was checked, and end with it.
+    """
     require_sandbox()
     files = TaskFiles({}, {}) if include_path is None else read_task_files(include_path)
     with TemporaryDirectory() as checked:
@@ -129,15 +163,7 @@ def load_tasks(
             include_path = checked  # what was checked is what is used
         manager = TaskManager(include_path=include_path, include_defaults=include_defaults)
         names = [found for name in tasks for found in _found(manager, name, files.faults)]
-        for path, fault in files.faults.items():
-            _log.warning("%s is no task that could be asked: %s", path, fault)
-        return LoadedTasks(
-            items=tuple(_loaded(manager, list(dict.fromkeys(names)), allow_code)),
-            manager=manager,
-            num_fewshot=num_fewshot,
-            limit=limit,
-            allow_code=allow_code,
-        )
+        yield manager, list(dict.fromkeys(names)), files.faults
 
 
 def _driven(model: HarnessModel, results_of: Callable[[], HarnessResults]) -> HarnessResults:

@@ -1,0 +1,123 @@
+"""What can be known to fail, found before any data is built: `check` of a template's launch file.
+
+A dry run makes the same checks.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from jax.sharding import AbstractMesh, Mesh
+
+from chomp.data import BatchSchedule, early_tokenizer, read_first_documents, require_even_batches
+from chomp.errors import StorageError, require
+from chomp.hooks.start_report import row_limits, state_parts
+from chomp.kernels.kernel_shapes import KernelShapes
+from chomp.kernels.precision import Precision
+from chomp.mesh import (
+    FIX_STATE,
+    abstract_arrays,
+    bytes_per_device,
+    create_mesh,
+    prepare_devices,
+    require_divisible,
+    require_memory,
+)
+from chomp.tracking import require_installed
+
+
+def check_run(config: Any, make_state: Callable[[], Any], *, is_here: bool) -> None:
+    """Raise what would end a run later: packages, tokenizer, tasks, documents, mesh, memory.
+
+    `config` is a template's run config and `make_state` its `fresh_state`; nothing is allocated.
+    `is_here`: the run takes the devices of this process. Elsewhere they are checked when it starts.
+    """
+    check_inputs(config, is_hub_needed=True)
+    if is_here:
+        prepare_devices()
+        state, mesh = abstract_arrays(make_state), create_mesh(config.mesh)
+        check_mesh(config, state, mesh)
+        check_state_memory(state, mesh)
+        trainer = config.trainer
+        mp = Precision.parse(trainer.precision)
+        row_limits(config.model, config.data, seq_len=trainer.seq_len, mp=mp, mesh=mesh)
+
+
+def check_inputs(config: Any, *, is_hub_needed: bool) -> list[str]:
+    """Check what a run reads and imports; what was not tried, each with the reason.
+
+    `is_hub_needed`: a hub that cannot be reached is an error.
+    """
+    model, trainer, data = config.model, config.trainer, config.data
+    require_installed(config.logging)
+    if config.eval is not None:
+        config.eval.prefixes(has_average=trainer.ema_beta is not None)
+        if config.eval.harness is not None:
+            from chomp.hooks.harness import require_runnable_tasks  # noqa: PLC0415  # needs lm-eval
+
+            require_runnable_tasks(config.eval.harness, model, seq_len=trainer.seq_len)
+    untried = []
+    try:
+        tokenizer = early_tokenizer(data.tokenizer, is_patient=is_hub_needed)
+    except StorageError as error:
+        if is_hub_needed or data.tokenizer.kind != "hub":
+            raise
+        untried.append(f"whether the tokenizer's ids fit model.vocab_size: {error}")
+        tokenizer = None
+    if tokenizer is not None:
+        require(
+            tokenizer.vocab_size <= model.vocab_size,
+            given=f"data.tokenizer of {tokenizer.vocab_size} ids with "
+            f"model.vocab_size={model.vocab_size}",
+            allowed="a model vocabulary that holds every id of the tokenizer",
+            fix=f"set model.vocab_size={tokenizer.vocab_size}",
+        )
+    streams = read_first_documents(data, tokenizer)
+    return untried + [f"a document of {name}, which is on a hub" for name in streams]
+
+
+def check_mesh(config: Any, state: Any, mesh: Mesh | AbstractMesh) -> None:
+    """Raise `ConfigError` unless the mesh can cut the model, its state (shapes) and its batches."""
+    trainer = config.trainer
+    # First, since it names the fields of the config.
+    KernelShapes.of(config.model, seq_len=1).require_cut_by(mesh)
+    require_divisible(state, mesh)
+    require_even_batches(BatchSchedule(trainer.batch_size, trainer.grad_accum), mesh)
+
+
+def check_state_memory(state: Any, mesh: Mesh | AbstractMesh) -> None:
+    """Raise `ConfigError` if a device cannot hold its part of the state (shapes) and a gradient.
+
+    Activations come on top: only the compiled step knows them.
+    """
+    held = bytes_per_device(state_parts(state), mesh)
+    require_memory(
+        "the train state with one gradient",
+        held + bytes_per_device(state.params, mesh),
+        fix=FIX_STATE,
+    )
+
+
+def step_memory(compiled: Any) -> int | None:
+    """Bytes that a compiled step takes of each device; None where the compiler does not tell."""
+    used = compiled.memory_analysis()
+    if used is None:
+        return None
+    # The state is donated: what comes out lies where it came in.
+    outputs = max(used.output_size_in_bytes - used.alias_size_in_bytes, 0)
+    return int(used.argument_size_in_bytes + used.temp_size_in_bytes + outputs)
+
+
+def check_step_memory(compiled: Any, *, is_state_held: bool) -> None:
+    """Raise `ConfigError` if a device has less memory than a compiled step takes of it.
+
+    `is_state_held`: the state and the batch are allocated already.
+    """
+    needed = step_memory(compiled)
+    if needed is not None:
+        require_memory(
+            "a training step with its state, batch and activations",
+            needed,
+            held=int(compiled.memory_analysis().argument_size_in_bytes) if is_state_held else 0,
+            fix="lower train.batch_size and raise train.grad_accum by as much, use more devices "
+            "(mesh.data), set model.remat=block, or make the model smaller",
+        )
