@@ -9,6 +9,7 @@ from checkpoint_samples import about, state_at
 from chomp.checkpoint import (
     CheckpointConfig,
     Checkpointer,
+    KeepPolicy,
     list_checkpoints,
     save_step_checkpoint,
     save_temporary_checkpoint,
@@ -71,6 +72,27 @@ def test_of_temporary_checkpoints_the_newest_is_kept_and_of_permanent_ones_all(t
         save(saver, step)
         newest = {step: "permanent" if step % 4 == 0 else "temporary"}
         assert kept(tmp_path) == ({4: "permanent"} if step > 4 else {}) | newest
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"save_interval_s": None},
+        {"save_interval_s": None, "every": 2, "keep_permanent": 1},
+        {"save_interval_s": 1e-9, "keep_temporary": 3},
+        {"save_interval_s": 1e-9, "every": 5, "keep_permanent": 1, "keep_temporary": 1},
+        {"save_interval_s": 1e-9, "keep": ({"every": 1, "until": 3}, {"every": 6})},
+    ],
+)
+def test_the_most_checkpoints_at_once_are_known_before_the_run(tmp_path, settings):
+    policies = tuple(KeepPolicy(**policy) for policy in settings.get("keep", ()))
+    config = CheckpointConfig(**{**settings, "keep": policies})
+    saver, steps, seen = Checkpointer(str(tmp_path), config, about()), 9, 0
+    for step in range(1, steps + 1):
+        if saver.is_due(step) or step == steps:
+            seen = max(seen, 1 + len(kept(tmp_path)))  # and the one that is written now
+            save(saver, step, is_final=step == steps)
+    assert sum(config.most_on_disk(steps)) == seen
 
 
 def test_there_is_an_older_checkpoint_to_fall_back_to_unless_asked_otherwise(tmp_path):

@@ -2,13 +2,16 @@
 
 import io
 import re
+import shutil
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+import jax
 import pytest
 from rich.console import Console
 
+from chomp.checkpoint import CheckpointConfig, KeepPolicy
 from chomp.data import (
     HuggingFaceSource,
     JsonlSource,
@@ -18,9 +21,10 @@ from chomp.data import (
     TokenizerConfig,
     source_documents,
 )
-from chomp.errors import ConfigError, DataError
+from chomp.errors import ConfigError, DataError, StorageError
 from chomp.hooks import dry_run
-from chomp.mesh import MeshConfig
+from chomp.hooks.check_run import check_disk, disk_need
+from chomp.mesh import MeshConfig, abstract_arrays
 from experiments.grug.base.train import GrugRunConfig, fresh_state, train_step_of
 from tests import tiny
 
@@ -75,6 +79,34 @@ def test_without_data_the_step_is_compiled_all_the_same_and_it_is_said(data, tmp
     assert "The first document of each component can be read." in text
     assert "The data is not built yet, so epochs are not known" in text
     assert "The step compiles in" in text
+
+
+def test_the_disk_of_checkpoints_counts_what_is_kept_and_what_is_written(data, tmp_path):
+    config = tiny.run_config(data, tmp_path / "run")  # 12 steps
+    state = abstract_arrays(partial(fresh_state, config))
+    one = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
+    policies = (KeepPolicy(every=1, until=4), KeepPolicy(every=8))
+    saved = CheckpointConfig(keep=policies, keep_temporary=3)
+    # Steps 1 to 4, 8 and the last for good; three temporary ones.
+    assert disk_need(replace(config, checkpoint=saved), state).total == 9 * one
+
+
+def test_a_disk_without_room_for_one_checkpoint_is_refused_and_for_all_is_told(
+    data, tmp_path, caplog, monkeypatch
+):
+    config = tiny.run_config(data, tmp_path / "run")
+    config = replace(config, checkpoint=CheckpointConfig(every=1))
+    state = abstract_arrays(partial(fresh_state, config))
+    one = disk_need(config, state).one
+    check_disk(config, state)
+    assert caplog.records == []
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=2 * one))
+    check_disk(config, state)
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=one - 1))
+    with pytest.raises(StorageError):
+        told(config, is_data_ready=False)
 
 
 def of_records(text_key: str, folder: Path, tokenizer: TokenizerConfig) -> GrugRunConfig:

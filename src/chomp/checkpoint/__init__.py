@@ -20,7 +20,11 @@ from chomp.checkpoint.restore import (
     restore_latest_or_initialize,
 )
 from chomp.checkpoint.retention import KeepPolicy
-from chomp.checkpoint.save import save_step_checkpoint, save_temporary_checkpoint
+from chomp.checkpoint.save import (
+    require_space,
+    save_step_checkpoint,
+    save_temporary_checkpoint,
+)
 
 __all__ = [
     "CHECKPOINTS",
@@ -38,6 +42,7 @@ __all__ = [
     "list_checkpoints",
     "look",
     "receipt_of",
+    "require_space",
     "restore_checkpoint",
     "restore_latest_or_initialize",
     "save_step_checkpoint",

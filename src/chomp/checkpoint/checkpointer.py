@@ -67,6 +67,17 @@ class CheckpointConfig(Config):
         """Which steps are kept for good, however it was said."""
         return self.keep if self.every is None else (KeepPolicy(every=self.every),)
 
+    def most_on_disk(self, steps: int) -> tuple[int, int]:
+        """How many permanent and temporary checkpoints a run of `steps` has on disk at most.
+
+        At once, with the one that is being written: an old one goes when a new one is complete.
+        """
+        permanent = 1 + sum(is_kept(self.policies, step) for step in range(1, steps))
+        if self.keep_permanent is not None:
+            permanent = min(permanent, self.keep_permanent + 1)
+        temporary = 0 if self.save_interval_s is None else self.keep_temporary
+        return permanent, min(temporary, steps - 1)
+
 
 @dataclass(frozen=True, kw_only=True)
 class SaveReport:

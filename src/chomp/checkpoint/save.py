@@ -142,6 +142,29 @@ def finish_save(
     return save.path
 
 
+def require_space(path: str, num_bytes: int) -> int | None:
+    """Bytes that are free on the disk of `path`, which need not be there; None for a remote one.
+
+    Raises `StorageError` if a checkpoint of that many bytes does not fit.
+    """
+    if not is_local(path):
+        return None
+    folder = os.path.abspath(path)
+    while not os.path.isdir(folder):
+        folder = parent_of(folder)
+    free = shutil.disk_usage(folder).free
+    if free < num_bytes:
+        raise StorageError(
+            message(
+                given=f"checkpoint {path} needs {num_bytes:,} bytes of space, and {free:,} are "
+                "free",
+                allowed="a disk with space for the state",
+                fix="free space; earlier checkpoints are untouched and the same command continues",
+            )
+        )
+    return free
+
+
 def _saved(folder: str, state: Any, metadata: CheckpointMetadata) -> str:
     return finish_save(start_save(folder, state, metadata))
 
@@ -167,23 +190,8 @@ def _prepare(path: str, num_bytes: int) -> None:
     if exists(unfinished):
         remove_tree(unfinished)  # left by a process that was killed
     make_folder(unfinished)
-    _require_space(path, num_bytes)
-
-
-def _require_space(path: str, num_bytes: int) -> None:
-    """Raise `StorageError` if the state cannot fit; Orbax's threads fail late and noisily."""
-    if not is_local(path):
-        return
-    free = shutil.disk_usage(parent_of(path)).free
-    if free < num_bytes:
-        raise StorageError(
-            message(
-                given=f"checkpoint {path} needs {num_bytes:,} bytes of space, and {free:,} are "
-                "free",
-                allowed="a disk with space for the state",
-                fix="free space; earlier checkpoints are untouched and the same command continues",
-            )
-        )
+    # Orbax's threads fail late and noisily.
+    require_space(path, num_bytes)
 
 
 def _not_written(path: str, error: Exception) -> ChompError:

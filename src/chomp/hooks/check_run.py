@@ -3,11 +3,14 @@
 A dry run makes the same checks.
 """
 
+import logging
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
+import jax
 from jax.sharding import AbstractMesh, Mesh
 
+from chomp.checkpoint import CHECKPOINTS, list_checkpoints, require_space
 from chomp.data import BatchSchedule, early_tokenizer, read_first_documents, require_even_batches
 from chomp.errors import StorageError, require
 from chomp.hooks.start_report import row_limits, state_parts
@@ -21,8 +24,25 @@ from chomp.mesh import (
     prepare_devices,
     require_divisible,
     require_memory,
+    told_bytes,
 )
+from chomp.storage import join
 from chomp.tracking import require_installed
+
+log = logging.getLogger(__name__)
+
+
+class DiskNeed(NamedTuple):
+    """Bytes of a checkpoint, and how many of each kind are on disk at once, at most."""
+
+    one: int
+    permanent: int
+    temporary: int
+
+    @property
+    def total(self) -> int:
+        """Bytes of all of them."""
+        return self.one * (self.permanent + self.temporary)
 
 
 def check_run(config: Any, make_state: Callable[[], Any], *, is_here: bool) -> None:
@@ -37,6 +57,7 @@ def check_run(config: Any, make_state: Callable[[], Any], *, is_here: bool) -> N
         state, mesh = abstract_arrays(make_state), create_mesh(config.mesh)
         check_mesh(config, state, mesh)
         check_state_memory(state, mesh)
+        check_disk(config, state)
         trainer = config.trainer
         mp = Precision.parse(trainer.precision)
         row_limits(config.model, config.data, seq_len=trainer.seq_len, mp=mp, mesh=mesh)
@@ -95,6 +116,30 @@ def check_state_memory(state: Any, mesh: Mesh | AbstractMesh) -> None:
         held + bytes_per_device(state.params, mesh),
         fix=FIX_STATE,
     )
+
+
+def disk_need(config: Any, state: Any) -> DiskNeed:
+    """The disk that the checkpoints of a run with this state (shapes) take."""
+    one = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
+    return DiskNeed(one, *config.checkpoint.most_on_disk(config.trainer.steps))
+
+
+def check_disk(config: Any, state: Any) -> None:
+    """Raise `StorageError` if no checkpoint fits on the disk; warn if not all of them do."""
+    folder, need = join(config.output_path, CHECKPOINTS), disk_need(config, state)
+    free = require_space(folder, need.one)
+    if free is None:
+        return
+    # An earlier attempt may have written some of them.
+    missing = need.total - need.one * len(list_checkpoints(folder))
+    if missing > free:
+        log.warning(
+            "%s has %s free, and the checkpoints of this run need up to %s more: raise "
+            "checkpoint.every, or lower checkpoint.keep_permanent or checkpoint.keep_temporary",
+            folder,
+            told_bytes(free),
+            told_bytes(missing),
+        )
 
 
 def step_memory(compiled: Any) -> int | None:

@@ -18,10 +18,12 @@ from rich.table import Table
 from chomp.data import BatchSchedule, GrugLmExample, forecast_table
 from chomp.errors import ConfigError
 from chomp.hooks.check_run import (
+    check_disk,
     check_inputs,
     check_mesh,
     check_state_memory,
     check_step_memory,
+    disk_need,
     step_memory,
 )
 from chomp.hooks.open_data import OpenData, open_data
@@ -79,6 +81,7 @@ def dry_run(
         _print(console, f"The step is not compiled: {error}")
         return
     check_state_memory(state, mesh)
+    check_disk(config, state)
     with jax.set_mesh(mesh):
         _try_step(config, make_state, make_step, mesh, is_data_ready, console)
 
@@ -136,13 +139,7 @@ def _facts(config: Any, state: Any, state_bytes: int) -> Table:
     batches = BatchSchedule(trainer.batch_size, trainer.grad_accum)
     examples = batches.examples_before(trainer.steps)
     flops = 3.0 * trainer.seq_len * config.model.flops_per_token(trainer.seq_len)
-    kept = 1 if checkpoint.every is None else -(-trainer.steps // checkpoint.every)
-    kept = min(kept, checkpoint.keep_permanent or kept)
-    # One temporary may lie beside the permanent ones while the next is written.
-    temporary = 0 if checkpoint.save_interval_s is None else 2
-    disk = (kept + temporary) * sum(
-        leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state)
-    )
+    disk, staged = disk_need(config, state), checkpoint.max_staged_bytes
     table = Table(show_header=False, box=None)
     weights = sum(leaf.size for leaf in jax.tree.leaves(state.params))
     table.add_row("parameters", f"{weights:,}")
@@ -151,9 +148,9 @@ def _facts(config: Any, state: Any, state_bytes: int) -> Table:
     table.add_row("tokens of the run", f"{examples * trainer.seq_len:,} in {trainer.steps:,} steps")
     table.add_row("FLOPs of a token", f"{flops / trainer.seq_len:.4g}, forward and backward")
     table.add_row("FLOPs of the run", f"{flops * examples:.4g}")
-    table.add_row(
-        "disk for checkpoints", f"{told_bytes(disk)}: {kept} for good, {temporary} on top"
-    )
+    kinds = f"{disk.permanent} permanent, {disk.temporary} temporary"
+    table.add_row("disk for checkpoints", f"{told_bytes(disk.total)} at most: {kinds} at once")
+    table.add_row("host memory to save", told_bytes(min(disk.one, staged or disk.one)))
     return table
 
 
