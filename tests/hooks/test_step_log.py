@@ -59,13 +59,22 @@ class Loop:
             tokens_seen=given.get("tokens_seen", 0),
         )
 
-    def add(self, step: int, *, loss: float | None = None, tokens: float = 10.0) -> None:
+    def add(
+        self,
+        step: int,
+        *,
+        loss: float | None = None,
+        norm: float = 1.0,
+        tokens: float = 10.0,
+        own: float = 0.0,
+    ) -> None:
         loss = 5.0 - step if loss is None else loss
         self.log.add(
             step,
             {
                 "train/loss": jnp.float32(loss),
-                "grad/norm/total": jnp.float32(1.0),
+                "grad/norm/total": jnp.float32(norm),
+                "train/own": jnp.float32(own),
                 TRAINED_TOKENS: jnp.float32(tokens),
             },
         )
@@ -153,6 +162,27 @@ def test_a_loss_that_is_not_finite_ends_the_run_and_leaves_no_row(loop, loss):
         run.add_all({1: loss, 2: 1.0})
     assert run.rows() == []
     assert run.log.tokens_seen == 10
+
+
+@pytest.mark.parametrize(
+    ("bad", "is_skipped"),
+    [({"loss": math.nan}, True), ({"norm": math.inf}, True), ({"own": math.nan}, False)],
+)
+def test_a_step_is_skipped_for_what_the_device_skips_it_for_and_nothing_else(
+    loop, bad, is_skipped
+):
+    run = loop(policy="skip")
+    for step in range(7):
+        run.add(step, **(bad if step == 2 else {}))
+    run.log.flush()
+    rows = run.rows()
+    assert [row["train/skipped_steps"] for row in rows] == [0, 0] + [int(is_skipped)] * 5
+    # The schedule counts updates: after a skipped one it is a step behind.
+    assert rows[-1]["lr"] == 0.5 / (7 - is_skipped)
+    assert run.log.tokens_seen == 70 - 10 * is_skipped
+    if not is_skipped:
+        assert rows[2]["train/own"] is None
+        assert rows[2]["train/own/nonfinite"] == "nan"
 
 
 def test_times_of_rows_sum_to_the_wall_clock(loop):

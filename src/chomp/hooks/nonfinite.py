@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from chomp.errors import NonFiniteError, message
+from chomp.tracking import names
 
 # raise: the run ends with an error. skip: it goes on with the next batch. stop: it saves the last
 # good state, then ends with the error.
@@ -21,6 +22,7 @@ NonFinitePolicy = Literal["raise", "skip", "stop"]
 
 # A spike passes in a few steps; after so many in a row the weights are what is wrong.
 MAX_SKIPS_IN_A_ROW = 50
+_JUDGED = (names.TRAIN_LOSS, names.GRAD_NORM)
 
 log = logging.getLogger(__name__)
 
@@ -56,13 +58,17 @@ class NonFiniteGuard:
         return self._stopped_by is not None
 
     def is_good(self, step: int, values: Mapping[str, float]) -> bool:
-        """Whether a step's numbers are finite; raises `NonFiniteError` where the run is to end."""
-        if all(math.isfinite(value) for value in values.values()):
+        """Whether a step was applied; raises `NonFiniteError` where the run is to end.
+
+        Judges what a template hands to `are_finite`, and no other metric: the loss and the norm.
+        """
+        judged = {name: values[name] for name in _JUDGED if name in values}
+        if all(math.isfinite(value) for value in judged.values()):
             self._in_a_row = 0
             return True
         self.skipped_steps += 1
         self._in_a_row += 1
-        told = ", ".join(f"{name}={value}" for name, value in values.items())
+        told = ", ".join(f"{name}={value}" for name, value in judged.items())
         told = f"step {step} gave {told}"
         if self._policy == "raise":
             raise _error(told, "the last checkpoint is intact")
@@ -70,7 +76,7 @@ class NonFiniteGuard:
             raise _error(f"{told}, as did the {MAX_SKIPS_IN_A_ROW - 1} steps before it", "")
         if self._policy == "stop":
             self._stopped_by = self._stopped_by or told
-        log.warning("%s: its update is left out (%d so far)", told, self.skipped_steps)
+        log.warning("%s: the update was skipped (%d so far)", told, self.skipped_steps)
         return False
 
     def stop_error(self, saved_at: str) -> NonFiniteError:
