@@ -47,7 +47,14 @@ def table_of(path: Path) -> str:
     return text.getvalue()
 
 
-def log_run(path: Path, *, attempt: int = 1, steps: int = 3, with_eval: bool = True) -> None:
+def log_run(
+    path: Path,
+    *,
+    attempt: int = 1,
+    steps: int = 3,
+    with_eval: bool = True,
+    with_current: bool = True,
+) -> None:
     tracker = JsonlTracker(path / "metrics.jsonl", attempt=attempt)
     for step in range(steps):
         tracker.log({"train/loss": 4.0 - step, "tokens_seen": 1000 * (step + 1)}, step=step)
@@ -64,6 +71,8 @@ def log_run(path: Path, *, attempt: int = 1, steps: int = 3, with_eval: bool = T
             "eval/ema/tokens": 3000.0,
             "eval/ema/code/tokens": 2000.0,
         }
+        if not with_current:
+            metrics = {key: value for key, value in metrics.items() if "/ema/" in key}
         tracker.log(metrics, step=steps - 1)
     tracker.log_summary({"run/tokens_per_second": 12345.6})
     tracker.finish()
@@ -87,6 +96,15 @@ def test_the_table_has_losses_speed_places_and_the_newest_sample(tmp_path):
         assert words in shown
     assert "older text" not in shown
     assert "9.75" not in shown  # averaged weights are another model
+
+
+def test_the_table_is_of_the_averaged_weights_where_only_those_were_evaluated(tmp_path):
+    log_run(tmp_path, with_current=False)
+    shown = table_of(tmp_path)
+    lines = {line.split()[1]: line for line in shown.splitlines() if len(line.split()) > 4}
+    assert "averaged weights" in shown
+    assert "9.7500" in lines["all"]
+    assert "2,000" in lines["code"]
 
 
 def test_a_run_without_evaluation_has_a_table_without_held_out_losses(tmp_path):

@@ -168,9 +168,7 @@ def test_a_loss_that_is_not_finite_ends_the_run_and_leaves_no_row(loop, loss):
     ("bad", "is_skipped"),
     [({"loss": math.nan}, True), ({"norm": math.inf}, True), ({"own": math.nan}, False)],
 )
-def test_a_step_is_skipped_for_what_the_device_skips_it_for_and_nothing_else(
-    loop, bad, is_skipped
-):
+def test_a_step_is_skipped_for_what_the_device_skips_it_for_and_nothing_else(loop, bad, is_skipped):
     run = loop(policy="skip")
     for step in range(7):
         run.add(step, **(bad if step == 2 else {}))

@@ -157,6 +157,30 @@ def test_the_table_has_the_best_run_first_and_those_without_a_value_last(best, i
     assert second.path in said
 
 
+def test_runs_that_evaluated_averaged_weights_alone_are_ordered_by_those(tmp_path):
+    sweep = sweep_of(steps, Launch(), grid_of(["seed=0,1,2"]))
+    *_, first, second, third = plan_steps(sweep.steps, prefix=str(tmp_path))
+    for planned, evaluated in (
+        (first, {"eval/ema/loss": 3.0, "train/loss": 1.0}),
+        (second, {"eval/ema/loss": 2.0, "train/loss": 9.0}),
+        (third, {"eval/loss": 2.5, "eval/ema/loss": 1.0, "train/loss": 5.0}),
+    ):
+        tracker = JsonlTracker(make_folder_of(planned) / "metrics.jsonl", attempt=1)
+        tracker.log(evaluated, step=0)
+        tracker.finish()
+    console = Console(file=io.StringIO(), width=200)
+    runs = dict(zip(sweep.points, (first, second, third), strict=True))
+    tell_sweep(runs, "eval/loss", console=console)
+    said = console.file.getvalue()
+    lines = [line.split("│") for line in said.splitlines() if "│" in line]
+    shown = [tuple(map(str.strip, line[2:4])) for line in lines]
+    assert shown == [
+        ("1", "2.0000 (averaged weights)"),
+        ("2", "2.5000"),
+        ("0", "3.0000 (averaged weights)"),
+    ]
+
+
 def make_folder_of(planned: PlannedStep) -> Path:
     folder = Path(planned.path)
     folder.mkdir(parents=True)

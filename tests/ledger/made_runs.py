@@ -63,8 +63,12 @@ def make_run(
     steps: int = STEPS,
     checkpoint: Mapping[str, Any] | None = None,
     sources: Mapping[str, str] | None = None,
+    prefixes: Sequence[str] = ("eval",),
 ) -> Path:
-    """A run of one attempt whose evaluation loss ends at `end`; NaN: not finite there."""
+    """A run of one attempt whose evaluation loss ends at `end`; NaN: not finite there.
+
+    `prefixes` are what the names of its evaluations begin with, one for each evaluated model.
+    """
     folder.mkdir(parents=True)
     content = dict(config or config_of(seed))
     (folder / "config_resolved.json").write_text(json.dumps(content))
@@ -86,9 +90,9 @@ def make_run(
             "throughput/total_tokens": float(tokens),
             "throughput/total_gflops": tokens * flops_a_token / 1e9,
         }
-        if done in evaluated:
-            row["eval/loss"] = loss_after(done, end)
-            row["eval/bpb"] = loss_after(done, end) / 2
+        for prefix in prefixes if done in evaluated else ():
+            row[f"{prefix}/loss"] = loss_after(done, end)
+            row[f"{prefix}/bpb"] = loss_after(done, end) / 2
         tracker.log(row, step=done - 1)
     if outcome is not None:
         tracker.log_summary({"run/outcome": outcome})

@@ -551,3 +551,40 @@ def test_runs_that_ran_at_the_same_time_say_so_where_seconds_count(grug, tmp_pat
     found = {each.budget: each for each in compared("base", "moe", tmp_path).budgets}
     assert any("at the same time" in note for note in found["time"].notes)
     assert not found["tokens"].notes
+
+
+@pytest.mark.parametrize(
+    ("of_base", "of_variant", "metric"),
+    [
+        (["eval/ema"], ["eval/ema"], "eval/ema/loss"),
+        (["eval", "eval/ema"], ["eval/ema"], "eval/ema/loss"),
+        (["eval", "eval/ema"], ["eval", "eval/ema"], "eval/loss"),
+    ],
+)
+def test_averaged_weights_are_compared_where_some_run_evaluated_nothing_else(
+    grug, tmp_path, of_base, of_variant, metric
+):
+    make_side(grug, "base", BASE, prefixes=of_base)
+    ends = {seed: BASE[seed] + gain for seed, gain in GAINS.items()}
+    make_side(grug, "moe", ends, prefixes=of_variant)
+    found = compared("base", "moe", tmp_path)
+    assert found.question.metric == metric
+    assert found.verdict.word == "better"
+    assert any("averaged weights" in note for note in found.notes) == (metric != "eval/loss")
+
+
+def test_current_weights_are_not_compared_with_averaged_ones(grug, tmp_path):
+    make_side(grug, "base", BASE, prefixes=["eval"])
+    make_side(grug, "moe", BASE, prefixes=["eval/ema"])
+    with pytest.raises(ConfigError, match=r"has no eval/loss\. Allowed: .*eval/ema/loss"):
+        compared("base", "moe", tmp_path)
+
+
+def test_the_held_out_loss_has_the_prefix_that_the_runs_gave_it(grug, tmp_path):
+    for variant in ("base", "moe"):
+        config = config_of(0, eval__prefix="val")
+        end = 4.0 if variant == "base" else 3.9
+        make_run(
+            grug / f"{variant}-0", seed=0, end=end, variant=variant, config=config, prefixes=["val"]
+        )
+    assert compared("base", "moe", tmp_path).question.metric == "val/loss"

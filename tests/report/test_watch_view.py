@@ -247,3 +247,10 @@ def test_one_line_tells_the_newest_numbers(folder: Path):
     line = one_line(run, page)
     assert line.startswith("step 320/400 | loss 2.0250 | eval loss 2.7010 | 160k tokens/s | ETA")
     assert line.endswith(" | attempt 2 | running")
+
+
+def test_one_line_tells_the_loss_of_averaged_weights_where_only_those_are_evaluated(tmp_path: Path):
+    tracker = JsonlTracker(tmp_path / "metrics.jsonl", attempt=1)
+    tracker.log({"train/loss": 2.0, "eval/ema/loss": 2.5, "eval/ema/tokens": 9}, step=0)
+    tracker.finish()
+    assert "eval/ema loss 2.5000" in one_line(watched(tmp_path), Page(Console(), BRAILLE, 10.0))

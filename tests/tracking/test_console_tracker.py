@@ -72,6 +72,17 @@ def test_an_evaluation_packing_and_memory_are_shown_where_a_row_has_them() -> No
     ) in printed(console)
 
 
+def test_an_evaluation_of_averaged_weights_alone_is_shown_as_such() -> None:
+    console = plain_console()
+    tracker = ConsoleTracker(10, console=console, eval_prefix="val")
+    tracker.log({"val/ema/loss": 3.25, "val/ema/bpb": 1.5}, step=4)
+    tracker.log({"val/loss": 3.5, "val/ema/loss": 3.25}, step=9)
+    averaged, current = printed(console).splitlines()
+    assert "eval loss (averaged weights) 3.2500 | eval bpb (averaged weights) 1.5000" in averaged
+    assert "| eval loss 3.5000 |" in current
+    assert "averaged" not in current
+
+
 def test_short_keys_and_arrays_are_shown_like_the_long_keys_and_numbers() -> None:
     console = plain_console()
     row: dict[str, Any] = {"loss": np.float32(2), "grad_norm": np.array(1.5), "lr": 0.1}

@@ -63,7 +63,9 @@ from chomp.tracking import (
 from chomp.tracking import LoggingConfig as LoggingConfig
 from chomp.tracking.printable import printable
 from chomp.tracking.run_files import (
+    AVERAGED,
     DERIVED,
+    EMA,
     FINISHED,
     ORIGINAL_CONFIG,
     RESOLVED_CONFIG,
@@ -72,6 +74,8 @@ from chomp.tracking.run_files import (
     TEMPLATE,
     TOKENIZER,
     eval_prefix_in,
+    held_out_prefix,
+    is_of_averaged,
     record_of,
     resolved_config,
     sample_file,
@@ -162,6 +166,7 @@ class RunFolder:
                 start_step=start_step,
                 tokens_per_step=step_tokens,
                 has_bar=config.console_use_rich,
+                eval_prefix=eval_prefix_in(resolved_config(self.path)),
             )
             sinks.insert(0, console)  # its bar is gone while the others are waited for
         tracker = CompositeTracker(record, sinks)
@@ -225,7 +230,7 @@ def print_run_table(path: str, console: Console | None = None) -> None:
     console = console or Console()
     rows = read_metrics(record_of(path))
     steps = latest_rows(rows)
-    prefix = eval_prefix_in(resolved_config(path))
+    prefix = held_out_prefix(eval_prefix_in(resolved_config(path)), set().union(*steps))
     evaluated = next((row for row in reversed(steps) if f"{prefix}/loss" in row), None)
     if evaluated is not None:
         console.print(_losses(evaluated, prefix))
@@ -268,12 +273,13 @@ def _not_shown(address: str | None) -> None:
 
 
 def _losses(evaluated: Row, root: str) -> Table:
-    table = Table("held-out", "loss", "bits per byte", "tokens", title="result")
+    title = f"result of the {AVERAGED}" if is_of_averaged(root) else "result"
+    table = Table("held-out", "loss", "bits per byte", "tokens", title=title)
     tags = sorted(
         key.removeprefix(f"{root}/").removesuffix("/tokens")
         for key in evaluated
         if key.startswith(f"{root}/") and key.endswith("/tokens") and key != f"{root}/tokens"
-        if not key.startswith(f"{root}/ema/")
+        if not key.startswith(f"{root}/{EMA}/")
     )
     for label, prefix in [*((tag, f"{root}/{tag}/") for tag in tags), ("all", f"{root}/")]:
         cells = (evaluated.get(f"{prefix}{name}") for name in ("loss", "bpb"))

@@ -8,7 +8,7 @@ thirty times but up to once in ten (docs/decisions/0013).
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from chomp.errors import require
 from chomp.launch.sweep_table import DEFAULT_METRIC, LOWEST
@@ -19,6 +19,7 @@ from chomp.ledger.pairing import Pair, paired
 from chomp.ledger.schedules import progress_at, progress_notes, why_undecided
 from chomp.ledger.statistics import CONFIDENCE, PairedStatistics, paired_statistics
 from chomp.ledger.verdict import SMALLEST_PERCENT, Verdict, undecided, verdict_of
+from chomp.tracking.run_files import AVERAGED, eval_prefix_in, held_out_prefix, is_of_averaged
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +81,15 @@ def spent_text(budget: Budget, spent: Sequence[float]) -> str:
 
 
 def compare(base: Side, variant: Side, question: Question) -> Comparison:
-    """The comparison; `ConfigError` where the runs do not answer the question."""
+    """The comparison; `ConfigError` where the runs do not answer the question.
+
+    The default metric is the held-out loss that all runs have, under the name it has there.
+    """
+    notes: tuple[str, ...] = ()
+    if question.metric == DEFAULT_METRIC:
+        question = replace(question, metric=_held_out_loss((*base.runs, *variant.runs)))
+        if is_of_averaged(question.metric):
+            notes = (f"{question.metric} is of the {AVERAGED}: some runs evaluated no others",)
     found = paired(base, variant, metric=question.metric, is_other_data=question.is_other_data)
     if found.pairs:
         _require_metric(found.pairs, question.metric)
@@ -94,10 +103,26 @@ def compare(base: Side, variant: Side, question: Question) -> Comparison:
         pairs=found.pairs,
         budgets=budgets,
         verdict=_verdict(budgets[0], found.diverged, found.pairs, question),
-        notes=found.notes,
+        notes=(*notes, *found.notes),
         diverged=found.diverged,
         changes=tuple(differing_fields(*first)) if first else (),
     )
+
+
+def _held_out_loss(runs: Sequence[MeasuredRun]) -> str:
+    """The held-out loss of some run that every evaluated run has; the default where there is none.
+
+    Where one run evaluated the averaged weights alone, that is theirs, of all runs.
+    """
+    own = {
+        run.folder: f"{held_out_prefix(eval_prefix_in(run.config), run.record.names)}/loss"
+        for run in runs
+    }
+    evaluated = [run for run in runs if own[run.folder] in run.record.names]
+    for metric in dict.fromkeys(own[run.folder] for run in evaluated):
+        if all(metric in run.record.names for run in evaluated):
+            return metric
+    return DEFAULT_METRIC
 
 
 def _require_metric(pairs: Sequence[Pair], metric: str) -> None:

@@ -5,12 +5,11 @@ from collections.abc import Iterable
 from typing import Any
 
 from chomp.report.record import RunRecord
-from chomp.tracking.run_files import eval_prefix_in
+from chomp.tracking.run_files import EMA, eval_prefix_in
 
 # What one evaluation says of one tag: the last part of a metric's name.
 _CURVES = ("loss", "bpb", "macro_loss")
 _LAST = (*_CURVES, "micro_loss", "macro_bpb", "loss_stderr", "bpb_stderr", "tokens", "documents")
-EMA = "ema"
 
 
 def eval_tags(record: RunRecord) -> list[dict[str, Any]]:

@@ -7,8 +7,9 @@ from typing import Any
 
 import chomp
 from chomp.report.page import PAYLOAD_VERSION
-from chomp.report.run_facts import AVERAGED, COLUMNS
+from chomp.report.run_facts import COLUMNS
 from chomp.tracking import metric_of, names
+from chomp.tracking.run_files import AVERAGED
 
 _OF_EVAL, _OF_EMA = "eval/", "eval/ema/"
 # What a difference between curves should not be blamed on, and where a config says it.

@@ -8,18 +8,20 @@ from typing import Any
 
 import numpy as np
 
-from chomp.report.evaluations import EMA
 from chomp.report.record import RunRecord
 from chomp.report.timeline import paused_seconds, told_seconds, trained_seconds
 from chomp.tracking import names
 from chomp.tracking.names import name_from
-from chomp.tracking.run_files import DERIVED, eval_prefix_in
+from chomp.tracking.run_files import (
+    AVERAGED,
+    DERIVED,
+    eval_prefix_in,
+    held_out_prefix,
+    is_of_averaged,
+)
 
 # Of noisy metrics the table shows the median of the last rows, up to so many: one says little.
 _LAST_ROWS = 50
-
-# Of a run whose evaluations are of nothing else: the fact `evaluated`.
-AVERAGED = "averaged weights"
 
 # The columns of the table of runs: key, label, and which way is good.
 COLUMNS: tuple[tuple[str, str, str | None], ...] = (
@@ -82,7 +84,7 @@ def facts(
         ("tokens trained on", _count(cells[names.TOKENS_SEEN])),
         ("device", _text(record.summary.get(names.DEVICE_KIND))),
         ("started", _started(record)),
-        ("evaluated", AVERAGED if _evaluated(record).endswith(f"/{EMA}") else None),
+        ("evaluated", AVERAGED if is_of_averaged(_evaluated(record)) else None),
         ("time trained", _time(cells["seconds"])),
         ("attempts", str(len(record.attempts)) if len(record.attempts) > 1 else None),
         ("between attempts", _time(paused_seconds(record) or None)),
@@ -164,9 +166,7 @@ def _settled(record: RunRecord, name: str) -> float | None:
 
 def _evaluated(record: RunRecord) -> str:
     """What the names begin with of the evaluations that count for the run."""
-    prefix = eval_prefix_in(record.config)
-    is_averaged = f"{prefix}/loss" not in record.names and f"{prefix}/{EMA}/loss" in record.names
-    return f"{prefix}/{EMA}" if is_averaged else prefix
+    return held_out_prefix(eval_prefix_in(record.config), record.names)
 
 
 def _num_steps(record: RunRecord) -> float | None:

@@ -22,6 +22,7 @@ from chomp.tracking.bar import TrainingBar
 from chomp.tracking.pace import Pace
 from chomp.tracking.printable import printable
 from chomp.tracking.protocol import MetricValue
+from chomp.tracking.run_files import AVERAGED, held_out_prefix, is_of_averaged
 
 _logger = logging.getLogger(__name__)
 
@@ -33,7 +34,8 @@ class ConsoleTracker:
     """Shows rows on `console` (standard output unless given); keeps nothing.
 
     `start_step` is how many steps an earlier attempt has done. `tokens_per_step` gives a speed for
-    rows that do not carry one. `has_bar` false: lines, on a terminal too.
+    rows that do not carry one. `has_bar` false: lines, on a terminal too. `eval_prefix` is what
+    the names of evaluation metrics begin with.
     """
 
     def __init__(
@@ -44,9 +46,11 @@ class ConsoleTracker:
         tokens_per_step: int | None = None,
         console: Console | None = None,
         has_bar: bool = True,
+        eval_prefix: str = "eval",
     ) -> None:
         self._total_steps = total_steps
         self._tokens_per_step = tokens_per_step
+        self._eval_prefix = eval_prefix
         self._console = Console() if console is None else console
         self._pace = Pace(total_steps)
         self._printed_s = -math.inf
@@ -69,7 +73,7 @@ class ConsoleTracker:
         if self._bar is not None:
             self._bar.show(completed_steps=completed_steps, **_bar_fields(texts))
         is_due = self._bar is None or now_s - self._printed_s >= _LINE_GAP_S
-        if is_due or "eval loss" in texts or completed_steps >= self._total_steps:
+        if is_due or _is_evaluation(texts) or completed_steps >= self._total_steps:
             self._printed_s = now_s
             self._print_line(completed_steps, texts)
 
@@ -102,14 +106,16 @@ class ConsoleTracker:
         step_time = _number(metrics, names.DURATION)
         if step_time is None and loss is not None:  # an evaluation has no step time of its own
             step_time = self._pace.seconds_per_step
+        prefix = held_out_prefix(self._eval_prefix, metrics)
+        weights = f" ({AVERAGED})" if is_of_averaged(prefix) else ""
         numbers = {
             "loss": (loss, "{:.4f}"),
             "grad norm": (_number(metrics, names.GRAD_NORM, "grad_norm"), "{:.3g}"),
             "lr": (_number(metrics, names.LEARNING_RATE, "lr"), "{:.2e}"),
             "time": (step_time, "{:.3f} s"),
             "tokens/s": (self._tokens_per_second(metrics, step_time), ""),
-            "eval loss": (_number(metrics, names.EVAL_LOSS, "eval_loss"), "{:.4f}"),
-            "eval bpb": (_number(metrics, names.EVAL_BPB), "{:.4f}"),
+            f"eval loss{weights}": (_number(metrics, f"{prefix}/loss", "eval_loss"), "{:.4f}"),
+            f"eval bpb{weights}": (_number(metrics, f"{prefix}/bpb"), "{:.4f}"),
             "packing": (_number(metrics, names.PACKING_UTILIZATION), "{:.1%}"),
             "memory": (_number(metrics, names.PEAK_MEMORY_GB), "{:.1f} GB"),
         }
@@ -130,7 +136,7 @@ class ConsoleTracker:
 
     def _print_line(self, completed_steps: int, texts: Mapping[str, str]) -> None:
         # A row of other things, such as watched norms, is not worth a line of its own.
-        if "loss" not in texts and "eval loss" not in texts:
+        if "loss" not in texts and not _is_evaluation(texts):
             return
         parts = [f"step {completed_steps}/{self._total_steps}"]
         parts += [
@@ -165,6 +171,10 @@ def clock(seconds: float | None) -> str:
     if seconds is None or not 0 <= seconds < _MAX_SHOWN_SECONDS:
         return "-"
     return str(timedelta(seconds=round(seconds)))
+
+
+def _is_evaluation(texts: Mapping[str, str]) -> bool:
+    return any(label.startswith("eval loss") for label in texts)
 
 
 def _bar_fields(texts: Mapping[str, str]) -> dict[str, str]:

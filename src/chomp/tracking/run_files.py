@@ -7,7 +7,7 @@ Only the names are here, and what a run's own config says about its files and it
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from typing import Any
 
 from chomp.errors import StorageError
@@ -40,6 +40,10 @@ SAMPLE_MARK = "▸"
 FINISHED = "finished"
 STOPS = ("RunInterrupted", "KeyboardInterrupt", "SystemExit")
 
+# In the names of evaluation metrics of the averaged weights, and what people are told they are.
+EMA = "ema"
+AVERAGED = "averaged weights"
+
 _SAMPLE = re.compile(r"step-(\d+)\.txt")
 # Each is written by a run that has begun, whichever it got to first.
 _SIGNS = (RESOLVED_CONFIG, ORIGINAL_CONFIG, METRICS_FILE, "train.log", ".executor_status")
@@ -67,6 +71,20 @@ def eval_prefix_in(config: Mapping[str, Any] | None) -> str:
     """What the names of a run's evaluation metrics begin with, as its resolved config says."""
     prefix = section_in(config, "eval").get("prefix")
     return prefix if isinstance(prefix, str) and prefix else "eval"
+
+
+def held_out_prefix(prefix: str, logged: Container[str]) -> str:
+    """What the names of the evaluation that counts for a run, or for a row, begin with.
+
+    That is `prefix`, and `prefix/ema` where `logged` has the averaged weights' loss alone.
+    """
+    is_averaged = f"{prefix}/loss" not in logged and f"{prefix}/{EMA}/loss" in logged
+    return f"{prefix}/{EMA}" if is_averaged else prefix
+
+
+def is_of_averaged(name: str) -> bool:
+    """Whether a held-out prefix, or the loss under it, is of the averaged weights."""
+    return name.removesuffix("/loss").endswith(f"/{EMA}")
 
 
 def log_every_in(config: Mapping[str, Any] | None) -> int:

@@ -8,10 +8,8 @@ from chomp.executor import read_status
 from chomp.executor.status import StepInfo, read_info
 from chomp.storage import exists, is_folder, is_set_aside, join, list_folder
 from chomp.tracking import latest_rows, read_metrics
-from chomp.tracking.run_files import record_of
+from chomp.tracking.run_files import eval_prefix_in, held_out_prefix, record_in, resolved_config
 
-# Of these the first that a run has logged tells how it ended.
-_METRICS = ("eval/loss", "train/loss")
 RUNS = "grug"  # below the folder of outputs
 
 
@@ -56,9 +54,12 @@ def _finished_run(path: str) -> tuple[str, float, LastRun]:
     # A run that was stopped has a last row as well, which says nothing of the variant.
     if info is None or status is None or status.state != "SUCCESS" or status.finished is None:
         raise LookupError(path)
-    record = record_of(path)
+    config = resolved_config(path)
+    record = record_in(path, config)
     rows = latest_rows(read_metrics(record)) if exists(record) else []
-    for metric in _METRICS:
+    held_out = held_out_prefix(eval_prefix_in(config), set().union(*rows))
+    # The first that the run has logged tells how it ended.
+    for metric in (f"{held_out}/loss", "train/loss"):
         for row in reversed(rows):
             value = row.get(metric)  # null where it was not finite
             if isinstance(value, int | float):

@@ -20,7 +20,7 @@ from chomp.report.watch.watched_run import WatchedRun, number_in
 from chomp.tracking import Row, names
 from chomp.tracking.console import clock, compact
 from chomp.tracking.printable import printable
-from chomp.tracking.run_files import FINISHED, STOPS
+from chomp.tracking.run_files import FINISHED, STOPS, held_out_prefix
 
 # Label, metric, and how its value is written; `compact` where there is no form.
 SPARKS = (
@@ -235,9 +235,10 @@ def one_line(run: WatchedRun, page: Page) -> str:
     total = run.total_steps
     parts = [f"step {run.completed_steps or 0}" + ("" if total is None else f"/{total}")]
     loss = number_in(run.latest, names.TRAIN_LOSS)
-    evaluated = _newest(run.evaluations, f"{run.eval_prefix}/loss")
+    prefix = held_out_prefix(run.eval_prefix, set().union(*run.evaluations))
+    evaluated = _newest(run.evaluations, f"{prefix}/loss")
     parts += [] if loss is None else [f"loss {loss:.4f}"]
-    parts += [] if evaluated is None else [f"{run.eval_prefix} loss {evaluated:.4f}"]
+    parts += [] if evaluated is None else [f"{prefix} loss {evaluated:.4f}"]
     speed = number_in(run.latest, names.TOKENS_PER_SECOND)
     parts += [] if speed is None else [f"{compact(speed)} tokens/s"]
     parts += [f"ETA {clock(run.seconds_left(page.now_s))}"] if run.outcome is None else []

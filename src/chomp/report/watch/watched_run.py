@@ -25,6 +25,7 @@ from chomp.tracking.run_files import (
     SAMPLE_MARK,
     SAMPLES,
     eval_prefix_in,
+    held_out_prefix,
     log_every_in,
     record_in,
     resolved_config,
@@ -257,8 +258,7 @@ class WatchedRun:
             self._total_steps = round((step + 1) / progress)
 
     def _take_evaluation(self, row: Row, step: int, attempt: int) -> None:
-        loss = number_in(row, f"{self.eval_prefix}/loss")
-        loss = number_in(row, f"{self.eval_prefix}/ema/loss") if loss is None else loss
+        loss = number_in(row, f"{held_out_prefix(self.eval_prefix, row)}/loss")
         if loss is not None:
             self.eval_loss.add(step, loss, attempt=attempt)
         if attempt < self.attempt:
