@@ -25,7 +25,7 @@ from benchmarks.training_step import model_config
 from chomp.checkpoint import CheckpointConfig
 from chomp.data import GrugLmExample
 from chomp.executor import plan_steps, run_plan
-from chomp.hooks import Hook, LoggingConfig
+from chomp.hooks import Hook, LoggingConfig, StepLog
 from chomp.hooks.clock import Phase
 from chomp.mesh import compiler_options, prepare_devices
 from chomp.tracking import Row, Tracker, WandbConfig, latest_rows, names, read_metrics
@@ -149,9 +149,9 @@ def _with_turns(turns: Turns) -> Iterator[list[BetweenStretches]]:
     made: list[BetweenStretches] = []
     own = train._between_steps
 
-    def with_ours(run: Run, tracker: Tracker) -> list[Hook]:
+    def with_ours(run: Run, tracker: Tracker, step_log: StepLog) -> list[Hook]:
         made.append(BetweenStretches(run, turns))
-        return [*own(run, tracker), made[-1]]
+        return [*own(run, tracker, step_log), made[-1]]
 
     train._between_steps = with_ours
     try:

@@ -165,7 +165,7 @@ def test_no_secret_reaches_the_files_of_a_run_or_those_of_wandb(
         folder.describe(config, template=template, tokenizer=ByteTokenizer(), derived=derived)
         for secret in (ADDRESS, *PLANTED.values()):
             logging.getLogger("chomp").warning("could not reach %s", secret)
-        with folder.tracker(settings, total_steps=1, start_step=0, step_tokens=1) as tracker:
+        with folder.tracker(settings, total_steps=1, start_step=0) as tracker:
             tracker.log({"train/loss": 1.0}, step=0)
     (tmp_path / ".git/config").unlink()
     assert (tmp_path / "run/train.log").read_text().count("could not reach") == 5

@@ -53,7 +53,7 @@ def test_every_token_is_in_one_row_and_documents_of_a_row_are_told_apart(
         expected = sorted(token for document in documents for token in [*document, EOS])
         assert sorted(found.tokens[is_token].tolist()) == expected
         assert not found.tokens[~is_token].any()
-        assert rows.utilization == is_token.mean()
+        assert rows.figures.kept_tokens == is_token.sum()
         assert found.segment_ids.max() < max_documents
         for tokens, segments in zip(found.tokens, found.segment_ids, strict=True):
             length = int((segments >= 0).sum())

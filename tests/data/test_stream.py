@@ -140,7 +140,6 @@ def test_concat_rows_are_one_line_of_every_document_once_up_to_what_is_carried(s
     line = rows.tokens.ravel().tolist()
     assert (rows.segment_ids >= 0).all()
     assert rows.loss_weights is None
-    assert stream.utilization == 1.0
     found = documents_in(line)
     whole, cut = found[:-1], found[-1]
     missing = set(TEXTS) - set(whole)

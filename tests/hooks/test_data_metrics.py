@@ -1,11 +1,18 @@
 """What a row says about the data: exact counts, and TensorStore's counters when asked for."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import jax
 import pytest
 
-from chomp.data import BatchSchedule, LmDataConfig, build_train_dataset, build_train_loader
+from chomp.data import (
+    BatchSchedule,
+    LmDataConfig,
+    PackingConfig,
+    build_train_dataset,
+    build_train_loader,
+)
 from chomp.errors import ConfigError
 from chomp.hooks.data_metrics import TensorStoreCounters, data_metrics
 from tests import tiny
@@ -33,11 +40,33 @@ def test_a_row_counts_what_was_served_up_to_its_step(data, one_device_mesh: jax.
     assert row["mixture/tokens/words"] == 8 * 64
     assert row["mixture/weight/sums"] == 0.75
     assert row["mixture/epoch/words"] == 8 / dataset.num_rows["words"]
-    assert (row["mixture/stage"], row["packing_mode"], row["packing_utilization"]) == (
-        0,
-        "concat",
-        1.0,
+    assert (row["mixture/stage"], row["packing_mode"]) == (0, "concat")
+
+
+@pytest.mark.parametrize("flows_on", [False, True])
+def test_utilization_is_that_of_the_steps_own_batch(data, one_device_mesh, flows_on):
+    packing = PackingConfig(max_documents_per_row=1)
+    config = replace(data, packing_mode="packed", packing=packing)
+    apart, read = (
+        build_train_dataset(
+            replace(config, stream_semantics=is_one_text),
+            data.tokenizer.load(),
+            seq_len=1024,
+            seed=0,
+            batches=BatchSchedule(2),
+        )
+        for is_one_text in (False, flows_on)
     )
+    loader = build_train_loader(read, one_device_mesh)
+    found = []
+    for step in range(6):
+        assert "packing_utilization" not in data_metrics(loader, step)  # nobody has made it yet
+        loader.batch(step)
+        ids = apart.examples(2 * step, 2 * step + 2).attn_mask.segment_ids
+        found.append(data_metrics(loader, step)["packing_utilization"])
+        assert found[-1] == (ids >= 0).mean()
+    assert len(set(found)) > 1
+    assert 0 < min(found) < 1
 
 
 def test_tensorstores_counters_come_with_every_nth_step_when_asked_for(data, monkeypatch):

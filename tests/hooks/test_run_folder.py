@@ -74,7 +74,7 @@ def log_run(
         if not with_current:
             metrics = {key: value for key, value in metrics.items() if "/ema/" in key}
         tracker.log(metrics, step=steps - 1)
-    tracker.log_summary({"run/tokens_per_second": 12345.6})
+    tracker.log_summary({"run/tokens_per_sec": 12345.6, "run/tokens_per_second": 99999.9})
     tracker.finish()
 
 
@@ -157,7 +157,7 @@ def test_each_opening_of_a_folder_that_logged_is_another_attempt(tmp_path):
         with RunFolder.open(str(tmp_path / "run")) as folder:
             assert folder.attempt == attempt
             with folder.tracker(
-                LoggingConfig(console=False), total_steps=5, start_step=0, step_tokens=8
+                LoggingConfig(console=False), total_steps=5, start_step=0
             ) as tracker:
                 tracker.log({"train/loss": 1.0 * attempt}, step=0)
     rows = read_metrics(tmp_path / "run" / "metrics.jsonl")
@@ -169,7 +169,7 @@ def test_the_console_shows_rows_only_when_asked(tmp_path, capsys):
     with RunFolder.open(str(tmp_path)) as folder:
         for console in (False, True):
             with folder.tracker(
-                LoggingConfig(console=console), total_steps=5, start_step=0, step_tokens=8
+                LoggingConfig(console=console), total_steps=5, start_step=0
             ) as tracker:
                 tracker.log({"train/loss": 1.5}, step=0)
             assert ("loss 1.5000" in capsys.readouterr().out) is console
@@ -208,7 +208,7 @@ def test_the_record_has_the_name_that_is_asked_for(tmp_path):
         with RunFolder.open(str(tmp_path), config) as folder:
             assert folder.attempt == attempt
             folder.describe(Knobs(logging=config), template=tmp_path, tokenizer=ByteTokenizer())
-            with folder.tracker(config, total_steps=1, start_step=0, step_tokens=1) as tracker:
+            with folder.tracker(config, total_steps=1, start_step=0) as tracker:
                 tracker.log({"train/loss": 1.25 * attempt, "tokens_seen": 1}, step=0)
     assert record_of(str(tmp_path)) == str(tmp_path / "rows.jsonl")
     assert not (tmp_path / "metrics.jsonl").exists()
@@ -220,7 +220,7 @@ def test_the_summary_says_how_an_attempt_ended(tmp_path, error):
     with (
         pytest.raises(type(error)) if error else nullcontext(),
         RunFolder.open(str(tmp_path)) as folder,
-        folder.tracker(LoggingConfig(console=False), total_steps=1, start_step=0, step_tokens=1),
+        folder.tracker(LoggingConfig(console=False), total_steps=1, start_step=0),
     ):
         if error is not None:
             raise error
@@ -236,7 +236,7 @@ def run_to_the_end(path, *, error=None):
     with (
         pytest.raises(type(error)) if error else nullcontext(),
         RunFolder.open(str(path)) as folder,
-        folder.tracker(QUIET, total_steps=1, start_step=0, step_tokens=1) as tracker,
+        folder.tracker(QUIET, total_steps=1, start_step=0) as tracker,
     ):
         tracker.log({"train/loss": 2.5, "tokens_seen": 1}, step=0)
         if error is not None:
@@ -306,7 +306,7 @@ def test_both_attempts_are_one_wandb_run_in_which_repeated_steps_are_there_twice
             folder.describe(
                 Knobs(logging=config, notes=secret), template=tmp_path, tokenizer=ByteTokenizer()
             )
-            with folder.tracker(config, total_steps=5, start_step=0, step_tokens=1) as tracker:
+            with folder.tracker(config, total_steps=5, start_step=0) as tracker:
                 for step in steps:
                     tracker.log({"train/loss": step / 8}, step=step)
                 if folder.attempt == 1:

@@ -10,7 +10,14 @@ import pytest
 
 from chomp.data import BatchSchedule, LmDataConfig, Mixture, TrainDataset, TrainLoader
 from chomp.errors import NonFiniteError
-from chomp.hooks import TRAINED_TOKENS, LoopClock, NonFiniteGuard, StepLog, WatchConfig
+from chomp.hooks import (
+    TRAINED_TOKENS,
+    LoopClock,
+    NonFiniteGuard,
+    StepLog,
+    WatchConfig,
+    build_tagged_eval_callback,
+)
 from chomp.tracking import JsonlTracker, Row, read_metrics, summary_of
 
 SEQ_LEN, EXAMPLES = 8, 6
@@ -151,6 +158,38 @@ def test_tokens_of_every_step_count_whether_it_is_logged_or_not(loop):
     for row, steps, trained in zip(run.rows(), (3, 3, 1), (33, 42, 16), strict=True):
         spent = row["throughput/duration"] * steps
         assert row["tokens_per_sec"] * spent == pytest.approx(trained, rel=1e-6)
+
+
+def test_an_evaluation_carries_its_steps_numbers_where_no_row_does(loop):
+    run = loop(log_every=3)
+    evaluate = build_tagged_eval_callback({}, run.tracker, run.log.unlogged)
+    for step in range(4):
+        run.add(step)
+        if step in (1, 2):
+            run.log.flush()
+            evaluate({}, step + 1)
+    rows = run.rows()
+    assert [row["step"] for row in rows] == [1, 2, 2]
+    for row in rows[:2]:
+        step = row["step"]
+        assert (row["loss"], row["lr"], row["tokens_seen"]) == (
+            5.0 - step,
+            0.5 / (step + 1),
+            10 * (step + 1),
+        )
+    assert "loss" not in rows[2]  # the row before it has them
+
+
+def test_the_closing_summary_has_the_speed_by_positions_and_by_trained_tokens(loop):
+    run = loop(tokens_seen=1000)
+    for step in range(7):
+        run.add(step)
+    run.log.flush()
+    run.log.close()
+    summary = summary_of(read_metrics(run.path))
+    seconds = summary["run/seconds"]
+    assert summary["run/tokens_per_sec"] * seconds == pytest.approx(70)
+    assert summary["run/tokens_per_second"] * seconds == pytest.approx(7 * EXAMPLES * SEQ_LEN)
 
 
 @pytest.mark.parametrize("loss", [math.nan, math.inf])

@@ -367,7 +367,6 @@ def train(run: Run, begun: hooks.StartingPoint[GrugTrainState], stop: hooks.Stop
         config.logging,
         total_steps=trainer.steps,
         start_step=start,
-        step_tokens=run.loader.batches.examples(start) * trainer.seq_len,
     )
     with record as tracker, checkpointer:
         tracker.log_summary(about)
@@ -387,7 +386,7 @@ def train(run: Run, begun: hooks.StartingPoint[GrugTrainState], stop: hooks.Stop
             saves=checkpointer.take_reports,
         )
         tools = Instruments(
-            clock, step_log, guard, _between_steps(run, tracker), checkpointer, stop
+            clock, step_log, guard, _between_steps(run, tracker, step_log), checkpointer, stop
         )
         finish(run, tools, step_loop(run, tools, state, start))
 
@@ -465,9 +464,9 @@ def save(run: Run, tools: Instruments, state: GrugTrainState, completed: int) ->
     )
 
 
-def _between_steps(run: Run, tracker: Tracker) -> list[hooks.Hook]:
+def _between_steps(run: Run, tracker: Tracker, step_log: hooks.StepLog) -> list[hooks.Hook]:
     losses, scores = partial(losses_of, run.mp), partial(scores_of, run.mp)
-    return hooks.between_steps(run, tracker, losses_of=losses, scores_of=scores)
+    return hooks.between_steps(run, tracker, step_log, losses_of=losses, scores_of=scores)
 
 
 def _models(state: GrugTrainState) -> dict[str, Any]:

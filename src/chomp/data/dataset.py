@@ -6,7 +6,6 @@ stands is a small state that goes into the checkpoint.
 
 import hashlib
 import logging
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -82,9 +81,13 @@ class TrainDataset:
     def examples(
         self, start: int, stop: int, keep: Int[np.ndarray, " K"] | None = None
     ) -> GrugLmExample:
-        """Examples start..stop-1 of the run, or only those `keep` counts from `start`, as numpy.
+        """Examples start..stop-1 of the run, or only those `keep` counts from `start`, as numpy."""
+        return self.examples_of(self.rows(start, stop, keep))
 
-        Only the rows that are kept are read from stores.
+    def rows(self, start: int, stop: int, keep: Int[np.ndarray, " K"] | None = None) -> RowBatch:
+        """The rows that these examples are made of. Only those that are kept are read from stores.
+
+        They tell padding from tokens where examples do not (`data.stream_semantics`).
         """
         components, positions = self.mixture.assign(start, stop)
         keep = np.arange(stop - start) if keep is None else keep
@@ -101,11 +104,12 @@ class TrainDataset:
             if found.loss_weights is not None:
                 weights = np.ones(rows.tokens.shape, np.float32) if weights is None else weights
                 weights[target] = found.loss_weights
+        return RowBatch(tokens=rows.tokens, segment_ids=rows.segment_ids, loss_weights=weights)
+
+    def examples_of(self, rows: RowBatch) -> GrugLmExample:
+        """Rows as training examples."""
         return examples_of(
-            RowBatch(tokens=rows.tokens, segment_ids=rows.segment_ids, loss_weights=weights),
-            self.config,
-            eos_id=self._eos_id,
-            train_on_eos=self.config.train_on_eos,
+            rows, self.config, eos_id=self._eos_id, train_on_eos=self.config.train_on_eos
         )
 
     def forecast(self, total_steps: int) -> Forecast:
@@ -150,12 +154,6 @@ class TrainDataset:
         """How many times each stored component was read once that many examples are served."""
         counts = dict(zip(self.mixture.names, self.mixture.counts_before(examples), strict=True))
         return {name: counts[name] / rows for name, rows in self.num_rows.items()}
-
-    def utilization(self, example: int) -> float:
-        """The part of positions that hold tokens, by the mixture at an example."""
-        shares = self.mixture.weights_at(example)
-        parts = self.components.items()
-        return math.fsum(shares[name] * part.utilization for name, part in parts)
 
     @property
     def streams(self) -> dict[str, StreamComponent]:

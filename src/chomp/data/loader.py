@@ -17,6 +17,7 @@ from chomp.data.dataset import TrainDataset
 from chomp.data.examples import GrugLmExample
 from chomp.data.row_limits import RowLimits
 from chomp.errors import DataError, divisors, message, require
+from chomp.kernels.attention.mask import PAD_SEGMENT
 from chomp.mesh import batch_shards, local_rows, place_rows
 
 # Axes: A micro-batches, B rows of a micro-batch, T tokens of a row.
@@ -60,6 +61,8 @@ class TrainLoader:
         # States of streams after each of the last few steps that were made, and where they began.
         self._states: dict[int, dict[str, Any]] = {}
         self._first_states = dataset.stream_states()
+        # Of the last few batches that were made.
+        self._utilization: dict[int, float] = {}
 
     def host_batch(self, step: int, rows: Int[np.ndarray, " K"] | None = None) -> GrugLmExample:
         """The batch of a step as numpy arrays `[A, B, T]`, or only some rows of each B.
@@ -70,7 +73,11 @@ class TrainLoader:
         start = self.batches.examples_before(step)
         rows = np.arange(size) if rows is None else rows
         keep = self._examples_of(step, rows)
-        found = self.dataset.examples(start, start + accum * size, keep)
+        read = self.dataset.rows(start, start + accum * size, keep)
+        filled = np.count_nonzero(read.segment_ids != PAD_SEGMENT)  # 7 us for 32 rows of 1024
+        self._utilization[step] = filled / read.segment_ids.size
+        self._utilization.pop(step - 4 * _MAX_AHEAD, None)
+        found = self.dataset.examples_of(read)
         self._limits.require_tokens(found.tokens, lambda row: self._told_row(step, int(keep[row])))
         shape = (accum, len(rows), self.dataset.seq_len)
         folded: GrugLmExample = jax.tree.map(lambda leaf: leaf.reshape(shape), found)
@@ -93,6 +100,13 @@ class TrainLoader:
                 self._states[step] = states  # for a checkpoint before the step itself
             self._kept[step] = self._read(step)
         return self._kept[step]
+
+    def utilization(self, step: int) -> float | None:
+        """The part of a batch's positions that holds a token; None: it was not made here lately.
+
+        Of several processes, each knows its own rows.
+        """
+        return self._utilization.get(step)
 
     def stream_states(self, completed_steps: int) -> dict[str, Any] | None:
         """What a checkpoint after that many steps has to hold of the data: None without streams.

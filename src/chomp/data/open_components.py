@@ -37,11 +37,6 @@ class StoreComponent:
         """Rows of one epoch."""
         return self.rows.num_rows
 
-    @property
-    def utilization(self) -> float:
-        """The part of positions that hold tokens."""
-        return self.rows.utilization
-
     def read(self, positions: Int[np.ndarray, " N"], is_kept: Bool[np.ndarray, " N"]) -> RowBatch:
         """The kept ones of the rows at those positions, which run on over the epochs."""
         return self.rows.read(self.order.rows(positions[is_kept]))
@@ -58,11 +53,6 @@ class StreamComponent:
         self._rows = rows
         self._identity = identity
         self.rows_served = 0  # so far
-
-    @property
-    def utilization(self) -> float:
-        """The part of positions that hold tokens, in the rows so far."""
-        return self._rows.utilization
 
     def read(self, positions: Int[np.ndarray, " N"], is_kept: Bool[np.ndarray, " N"]) -> RowBatch:
         """The kept ones of the next rows, which have to be those at the positions."""

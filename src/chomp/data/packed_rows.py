@@ -89,11 +89,6 @@ class PackedRows:
         self._starts = FlatArray.open(join(folder, "piece_starts"))
         self._lengths = FlatArray.open(join(folder, "piece_lengths"))
 
-    @property
-    def utilization(self) -> float:
-        """The part of all positions that holds a token."""
-        return self.figures.kept_tokens / (self.num_rows * self.seq_len)
-
     def read(self, rows: Int[np.ndarray, " N"]) -> RowBatch:
         """Those rows, in the order asked for."""
         first, counts = self._pieces_of(rows)

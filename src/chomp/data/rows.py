@@ -50,11 +50,6 @@ class Rows(Protocol):
     seq_len: int
     num_rows: int
 
-    @property
-    def utilization(self) -> float:
-        """The part of all positions that holds a token, over an epoch."""
-        ...
-
     def read(self, rows: Int[np.ndarray, " N"]) -> RowBatch:
         """Those rows, in the order asked for."""
         ...
@@ -84,11 +79,6 @@ class ConcatRows:
             # Nothing to train on is a mistake; nothing held out is a fact that evaluation tells.
             if self.num_rows == 0:
                 raise too_small(store, seq_len, "at least one whole row")
-
-    @property
-    def utilization(self) -> float:
-        """Windows for training are full."""
-        return 1.0
 
     def read(self, rows: Int[np.ndarray, " N"]) -> RowBatch:
         """Those rows, in the order asked for."""

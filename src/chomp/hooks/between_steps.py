@@ -12,6 +12,7 @@ from chomp.hooks.harness_config import HarnessConfig
 from chomp.hooks.open_data import BatchSettings, TrainedModel
 from chomp.hooks.run_folder import RunFolder
 from chomp.hooks.samples import SampleLengths, Samples, SamplesConfig
+from chomp.hooks.step_log import StepLog
 from chomp.kernels.precision import Precision
 from chomp.tokenize import Tokenizer
 from chomp.tracking import Tracker
@@ -110,37 +111,36 @@ class OpenedRun(Protocol):
 def between_steps(
     run: OpenedRun,
     tracker: Tracker,
+    step_log: StepLog,
     *,
     losses_of: Callable[[Any, Any], Any],
     scores_of: Callable[[Any, Any], Any],
 ) -> list[Hook]:
     """The hooks that a run's config asks for: held-out loss, lm-eval tasks, samples.
 
+    `step_log` tells what an evaluation's row says of its step.
     `losses_of` and `scores_of` are the template's own, as functions of weights and a batch.
     """
     config, hooks = run.config, list[Hook]()
     if config.eval is not None:
-        hooks.append(_evaluation(run, config.eval, losses_of, tracker))
+        hooks.append(
+            Evaluation(
+                config.eval,
+                run.eval_datasets,
+                losses_of,
+                tracker,
+                mesh=run.mesh,
+                tokenizer=run.tokenizer,
+                has_average=config.trainer.ema_beta is not None,
+                about_step=step_log.unlogged,
+            )
+        )
         if config.eval.harness is not None:
             hooks.append(_tasks(run, config.eval.harness, scores_of, tracker))
     lengths = config.samples.resolved_for(config.model, seq_len=config.trainer.seq_len)
     if lengths.max_tokens > 0:
         hooks.append(_samples(run, lengths, tracker))
     return hooks
-
-
-def _evaluation(
-    run: OpenedRun, config: GrugEvalConfig, losses_of: Callable[[Any, Any], Any], tracker: Tracker
-) -> Evaluation:
-    return Evaluation(
-        config,
-        run.eval_datasets,
-        losses_of,
-        tracker,
-        mesh=run.mesh,
-        tokenizer=run.tokenizer,
-        has_average=run.config.trainer.ema_beta is not None,
-    )
 
 
 def _tasks(

@@ -19,8 +19,9 @@ def data_metrics(loader: TrainLoader, step: int) -> dict[str, Any]:
     row: dict[str, Any] = {
         names.MIXTURE_STAGE: mixture.stage_at(last),
         names.PACKING_MODE: dataset.config.packing_mode,
-        names.PACKING_UTILIZATION: dataset.utilization(last),
     }
+    if (utilization := loader.utilization(step)) is not None:
+        row[names.PACKING_UTILIZATION] = utilization
     for name, weight in mixture.weights_at(last).items():
         row[names.name_from(names.MIXTURE_WEIGHT, name)] = weight
     for name, count in zip(mixture.names, mixture.counts_before(last + 1), strict=True):

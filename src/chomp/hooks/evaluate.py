@@ -78,12 +78,13 @@ class Evaluation:
         mesh: Mesh,
         tokenizer: Tokenizer,
         has_average: bool,
+        about_step: Callable[[], Mapping[str, float]] = dict,
     ) -> None:
         self._period = config.steps_per_eval
         evaluators = evaluators_of(
             config, datasets, losses_of, mesh=mesh, tokenizer=tokenizer, has_average=has_average
         )
-        self._evaluate = build_tagged_eval_callback(evaluators, tracker)
+        self._evaluate = build_tagged_eval_callback(evaluators, tracker, about_step)
 
     def is_due(self, completed_steps: int) -> bool:
         """Whether the period asks for an evaluation now."""
@@ -120,12 +121,15 @@ def evaluators_of(
 
 
 def build_tagged_eval_callback(
-    evaluators: Mapping[str, TaggedEvaluator], tracker: Tracker
+    evaluators: Mapping[str, TaggedEvaluator],
+    tracker: Tracker,
+    about_step: Callable[[], Mapping[str, float]] = dict,
 ) -> EvalCallback:
     """A function of (models by name, completed steps) that evaluates, logs and gives the metrics.
 
     Each evaluator takes the model of its own name, such as `current` and `ema`. A step that was
-    evaluated already is not evaluated again.
+    evaluated already is not evaluated again. `about_step` gives what the row says of the step
+    besides, such as its loss where no other row has it.
     """
     last: dict[str, Any] = {"steps": None, "metrics": {}}
 
@@ -135,7 +139,7 @@ def build_tagged_eval_callback(
         metrics: dict[str, float] = {}
         for name, evaluator in evaluators.items():
             metrics |= evaluator.evaluate(models[name])
-        tracker.log(with_short_keys(metrics), step=completed_steps - 1)
+        tracker.log(with_short_keys({**about_step(), **metrics}), step=completed_steps - 1)
         last.update(steps=completed_steps, metrics=metrics)
         return metrics
 

@@ -146,7 +146,7 @@ class RunFolder:
 
     @contextmanager
     def tracker(
-        self, config: LoggingConfig, *, total_steps: int, start_step: int, step_tokens: int
+        self, config: LoggingConfig, *, total_steps: int, start_step: int
     ) -> Iterator[Tracker]:
         """The record of this attempt, and the sinks that are asked for.
 
@@ -164,7 +164,6 @@ class RunFolder:
             console = ConsoleTracker(
                 total_steps,
                 start_step=start_step,
-                tokens_per_step=step_tokens,
                 has_bar=config.console_use_rich,
                 eval_prefix=eval_prefix_in(resolved_config(self.path)),
             )
@@ -296,10 +295,11 @@ def _facts(path: str, steps: list[Row], summary: Row) -> Table:
         table.add_row("train loss", _number(last["train/loss"]))
         table.add_row("steps", f"{int(last['step']) + 1:,}")
         table.add_row("tokens trained on", f"{int(last['tokens_seen']):,}")
-    speed = summary.get("run/tokens_per_second")
+    speed = summary.get(names.RUN_TOKENS_PER_SEC)
     if speed is not None:
         table.add_row(
-            "tokens/s", f"{float(speed):,.0f} (wall clock, evaluation and saving included)"
+            "tokens/s",
+            f"{float(speed):,.0f} (trained on, wall clock, evaluation and saving included)",
         )
     table.add_row("run folder", path)
     if exists(page_of_run(path)):

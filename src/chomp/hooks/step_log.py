@@ -24,6 +24,8 @@ from chomp.tracking import Tracker, names, with_short_keys
 
 # What a train step returns besides what is logged as it is: the weight its loss was divided by.
 TRAINED_TOKENS = "trained_tokens"
+# What is told of every step that is evaluated.
+_OF_A_STEP = (names.TRAIN_LOSS, names.LEARNING_RATE, names.TOKENS_SEEN)
 
 
 @runtime_checkable
@@ -82,6 +84,8 @@ class StepLog:
         self._counters = TensorStoreCounters()
         self._pending: deque[tuple[int, Mapping[str, jax.Array]]] = deque()
         self._window_tokens = 0
+        self._tokens_before = tokens_seen
+        self._unlogged: dict[str, float] = {}
         tracker.log_summary(self._throughput.summary())
 
     def add(self, step: int, metrics: Mapping[str, jax.Array]) -> None:
@@ -100,6 +104,13 @@ class StepLog:
         while self._pending:
             self._log(*self._pending.popleft())
 
+    def unlogged(self) -> Mapping[str, float]:
+        """Loss, learning rate and tokens so far of the newest step, if it has no row with them.
+
+        For the row of an evaluation, which may come after a step that is not a logged one.
+        """
+        return self._unlogged
+
     def close(self) -> None:
         """Log what is known at the end of a run: its speed with all that is not a step, and what
         the last checkpoint cost, which was on disk after the last row.
@@ -112,7 +123,11 @@ class StepLog:
             return
         seconds = time.perf_counter() - self._started
         tokens = examples * self._loader.dataset.seq_len
-        speed = {names.RUN_SECONDS: seconds, names.RUN_TOKENS_PER_SECOND: tokens / seconds}
+        speed = {
+            names.RUN_SECONDS: seconds,
+            names.RUN_TOKENS_PER_SECOND: tokens / seconds,
+            names.RUN_TOKENS_PER_SEC: (self.tokens_seen - self._tokens_before) / seconds,
+        }
         self._tracker.log_summary(speed | self._throughput.closing_summary())
 
     def _log(self, step: int, metrics: Mapping[str, jax.Array]) -> None:
@@ -127,9 +142,14 @@ class StepLog:
             self.tokens_seen += round(trained)
             self._window_tokens += round(trained)
         watched = watched_row(self._settings.watch, step, metrics)
+        hyperparameters = self._hyperparameters(update)
         if (step + 1) % self._settings.log_every == 0 or step + 1 == self._steps.stop:
-            self._log_row(step, values, {**watched, **self._hyperparameters(update)})
-        elif watched:  # has a period of its own
+            self._unlogged = {}
+            self._log_row(step, values, {**watched, **hyperparameters})
+            return
+        row = {**values, **hyperparameters, names.TOKENS_SEEN: self.tokens_seen}
+        self._unlogged = {name: row[name] for name in _OF_A_STEP if name in row}
+        if watched:  # has a period of its own
             with self._clock.phase("hook"):
                 self._tracker.log(watched, step=step)
 

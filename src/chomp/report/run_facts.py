@@ -33,7 +33,7 @@ COLUMNS: tuple[tuple[str, str, str | None], ...] = (
     (names.TOKENS_SEEN, "tokens trained on", None),
     ("flops", "FLOPs", None),
     ("seconds", "time trained [s]", None),
-    (names.TOKENS_PER_SECOND, "tokens/s", "higher"),
+    (names.TOKENS_PER_SECOND, "positions/s", "higher"),
     (names.MFU, "MFU [%]", "higher"),
     (names.MFU_OF_MEASURED, "MFU of measured [%]", "higher"),
     (names.PEAK_MEMORY_GB, "peak memory [GB]", "lower"),

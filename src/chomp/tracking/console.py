@@ -33,9 +33,8 @@ _MAX_SHOWN_SECONDS = 1000 * 86400  # a longer estimate is a bad estimate, not a 
 class ConsoleTracker:
     """Shows rows on `console` (standard output unless given); keeps nothing.
 
-    `start_step` is how many steps an earlier attempt has done. `tokens_per_step` gives a speed for
-    rows that do not carry one. `has_bar` false: lines, on a terminal too. `eval_prefix` is what
-    the names of evaluation metrics begin with.
+    `start_step` is how many steps an earlier attempt has done. `has_bar` false: lines, on a
+    terminal too. `eval_prefix` is what the names of evaluation metrics begin with.
     """
 
     def __init__(
@@ -43,13 +42,11 @@ class ConsoleTracker:
         total_steps: int,
         *,
         start_step: int = 0,
-        tokens_per_step: int | None = None,
         console: Console | None = None,
         has_bar: bool = True,
         eval_prefix: str = "eval",
     ) -> None:
         self._total_steps = total_steps
-        self._tokens_per_step = tokens_per_step
         self._eval_prefix = eval_prefix
         self._console = Console() if console is None else console
         self._pace = Pace(total_steps)
@@ -113,7 +110,7 @@ class ConsoleTracker:
             "grad norm": (_number(metrics, names.GRAD_NORM, "grad_norm"), "{:.3g}"),
             "lr": (_number(metrics, names.LEARNING_RATE, "lr"), "{:.2e}"),
             "time": (step_time, "{:.3f} s"),
-            "tokens/s": (self._tokens_per_second(metrics, step_time), ""),
+            "tokens/s": (_number(metrics, names.TOKENS_PER_SEC), ""),
             f"eval loss{weights}": (_number(metrics, f"{prefix}/loss", "eval_loss"), "{:.4f}"),
             f"eval bpb{weights}": (_number(metrics, f"{prefix}/bpb"), "{:.4f}"),
             "packing": (_number(metrics, names.PACKING_UTILIZATION), "{:.1%}"),
@@ -125,14 +122,6 @@ class ConsoleTracker:
             if number is not None
         }
         return {**texts, "ETA": clock(self._pace.seconds_left(step_time))}
-
-    def _tokens_per_second(
-        self, metrics: Mapping[str, MetricValue], step_time: float | None
-    ) -> float | None:
-        given = _number(metrics, names.TOKENS_PER_SECOND, names.TOKENS_PER_SEC)
-        if given is None and self._tokens_per_step is not None and step_time:
-            return self._tokens_per_step / step_time
-        return given
 
     def _print_line(self, completed_steps: int, texts: Mapping[str, str]) -> None:
         # A row of other things, such as watched norms, is not worth a line of its own.

@@ -104,6 +104,7 @@ CHECKPOINT_SECONDS = "checkpoint/seconds"
 CHECKPOINT_BYTES = "checkpoint/bytes"
 RUN_SECONDS = "run/seconds"
 RUN_TOKENS_PER_SECOND = "run/tokens_per_second"
+RUN_TOKENS_PER_SEC = "run/tokens_per_sec"
 RUN_OUTCOME = "run/outcome"
 WANDB_RUN_ID = "run/wandb_id"
 ENVIRONMENT = "environment/<what>"
@@ -149,7 +150,12 @@ METRICS: tuple[Metric, ...] = (
     Metric(TOKENS_SEEN, "tokens", "tokens trained on so far, after masking", TOKENS_SEEN),
     Metric(TOKENS_PER_SEC, "tokens/s", "tokens trained on per second of the step", TOKENS_PER_SEC),
     Metric(PACKING_MODE, "", "how documents were put into rows", PACKING_MODE),
-    Metric(PACKING_UTILIZATION, "fraction", "tokens over positions in rows", PACKING_UTILIZATION),
+    Metric(
+        PACKING_UTILIZATION,
+        "fraction",
+        "tokens over positions of the step's batch (of process 0's rows)",
+        PACKING_UTILIZATION,
+    ),
     Metric(
         FIRST_STEP_COMPILE_TIME_S,
         "s",
@@ -238,6 +244,7 @@ METRICS: tuple[Metric, ...] = (
     # The attempt, at its end.
     Metric(RUN_SECONDS, "s", "time from the first step to the end, all included (summary)"),
     Metric(RUN_TOKENS_PER_SECOND, "tokens/s", "positions over that time (summary)"),
+    Metric(RUN_TOKENS_PER_SEC, "tokens/s", "tokens trained on over that time (summary)"),
     Metric(RUN_OUTCOME, "", "`finished`, or the exception that ended the attempt (summary)"),
     Metric(WANDB_RUN_ID, "", "the run's id at Weights & Biases, in every attempt (summary)"),
     Metric(ENVIRONMENT, "", "a version, a commit or a device count of the attempt (summary)"),

@@ -120,11 +120,6 @@ class StreamRows:
         return self._counted.dropped_tokens
 
     @property
-    def utilization(self) -> float:
-        """The part of all positions that holds a token, in the windows so far."""
-        return self._counted.row_tokens / max(self._counted.rows * self.seq_len, 1)
-
-    @property
     def retries(self) -> int:
         """Reads that failed and were tried again, by this process."""
         return self._documents.retries

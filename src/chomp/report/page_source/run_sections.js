@@ -133,7 +133,7 @@ const wholeCeiling = () => [{ value: 100, words: "measured ceiling", colour: "--
 
 const fillSpeed = (body) => {
   const found = chartsOf([
-    ["throughput/tokens_per_second", { title: "tokens per second", isNoisy: true }],
+    ["throughput/tokens_per_second", { title: "positions per second", isNoisy: true }],
     ["throughput/mfu", {
       title: "MFU", isNoisy: true, marks: [drawResumes, drawCeilings(distinctCeilings)],
       include: () => distinctCeilings().map(({ value }) => value),

@@ -26,7 +26,7 @@ from chomp.tracking.run_files import FINISHED, STOPS, held_out_prefix
 SPARKS = (
     ("grad norm", names.GRAD_NORM, "{:.3g}"),
     ("learning rate", names.LEARNING_RATE, "{:.2e}"),
-    ("tokens/s", names.TOKENS_PER_SECOND, ""),
+    ("tokens/s", names.TOKENS_PER_SEC, ""),
     ("MFU", names.MFU, "{:.1f} %"),
 )
 # The same without a curve: these stay or grow.
@@ -239,7 +239,7 @@ def one_line(run: WatchedRun, page: Page) -> str:
     evaluated = _newest(run.evaluations, f"{prefix}/loss")
     parts += [] if loss is None else [f"loss {loss:.4f}"]
     parts += [] if evaluated is None else [f"{prefix} loss {evaluated:.4f}"]
-    speed = number_in(run.latest, names.TOKENS_PER_SECOND)
+    speed = number_in(run.latest, names.TOKENS_PER_SEC)
     parts += [] if speed is None else [f"{compact(speed)} tokens/s"]
     parts += [f"ETA {clock(run.seconds_left(page.now_s))}"] if run.outcome is None else []
     return " | ".join(
