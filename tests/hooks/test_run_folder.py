@@ -15,7 +15,7 @@ import pytest
 from rich.console import Console
 
 from chomp.config import Config
-from chomp.errors import ConfigError, StorageError
+from chomp.errors import ConfigError, RunInterrupted, StorageError
 from chomp.hooks import LoggingConfig, RunFolder, environment, print_run_table
 from chomp.hooks.environment import environment_summary
 from chomp.hooks.original_config import handed_on
@@ -215,8 +215,17 @@ def test_the_record_has_the_name_that_is_asked_for(tmp_path):
     assert "2.5000" in table_of(tmp_path)
 
 
-@pytest.mark.parametrize("error", [None, ValueError("no"), KeyboardInterrupt()])
-def test_the_summary_says_how_an_attempt_ended(tmp_path, error):
+@pytest.mark.parametrize(
+    ("error", "outcome"),
+    [
+        (None, "finished"),
+        (ValueError("no"), "ValueError"),
+        (KeyboardInterrupt(), "KeyboardInterrupt"),
+        (RunInterrupted("SIGTERM", exit_code=75), "RunInterrupted"),
+        (RunInterrupted("--max-steps", exit_code=0), "piece finished"),
+    ],
+)
+def test_the_summary_says_how_an_attempt_ended(tmp_path, error, outcome):
     with (
         pytest.raises(type(error)) if error else nullcontext(),
         RunFolder.open(str(tmp_path)) as folder,
@@ -225,7 +234,7 @@ def test_the_summary_says_how_an_attempt_ended(tmp_path, error):
         if error is not None:
             raise error
     summary = summary_of(read_metrics(tmp_path / "metrics.jsonl"))
-    assert summary["run/outcome"] == (type(error).__name__ if error else "finished")
+    assert summary["run/outcome"] == outcome
 
 
 QUIET = LoggingConfig(console=False)
@@ -282,6 +291,33 @@ def test_a_sink_that_is_not_installed_is_refused_before_anything_is_made(tmp_pat
     with refused, RunFolder.open(str(tmp_path / "run"), config):
         pass
     assert not (tmp_path / "run").exists()
+
+
+def test_pieces_of_a_run_end_well_at_wandb_and_their_rows_follow_each_other(tmp_path, monkeypatch):
+    monkeypatch.setenv("WANDB_DIR", str(tmp_path))
+    config = LoggingConfig(console=False, wandb=WandbConfig(enabled=True, mode="offline"))
+    run = tmp_path / "mine"
+    for steps in (range(3), range(3, 5)):
+        is_last = steps.stop == 5
+        with (
+            nullcontext() if is_last else pytest.raises(RunInterrupted),
+            RunFolder.open(str(run), config) as folder,
+            folder.tracker(config, total_steps=5, start_step=steps.start) as tracker,
+        ):
+            for step in steps:
+                tracker.log({"train/loss": step / 8}, step=step)
+                if step == 1:
+                    tracker.log({"eval/loss": 1.0}, step=step)
+            if not is_last:
+                raise RunInterrupted("--max-steps", exit_code=0)
+    pieces = offline_runs(tmp_path)
+    assert len({piece.run_id for piece in pieces}) == 1
+    assert [piece.exit_code for piece in pieces] == [0, 0]
+    assert [piece.summary["run/outcome"] for piece in pieces] == ["piece finished", "finished"]
+    # W&B keeps one row for each number of its own.
+    rows = [row for piece in pieces for row in piece.rows]
+    assert [row["_step"] for row in rows] == [0, 1, 2, 3, 4, 5]
+    assert [row["global_step"] for row in rows] == [0, 1, 1, 2, 3, 4]
 
 
 def test_both_attempts_are_one_wandb_run_in_which_repeated_steps_are_there_twice(

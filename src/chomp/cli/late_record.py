@@ -83,6 +83,7 @@ def _sinks(run: OpenedRun, record: str, attempt: int) -> list[Tracker]:
 def _facts(run: OpenedRun, rows: list[Row], attempt: int) -> RunFacts:
     from chomp.storage import exists, join, read_json
     from chomp.tracking import RunFacts, names, summary_of, wants_wandb
+    from chomp.tracking.jsonl import is_step_row
     from chomp.tracking.run_files import RESOLVED_CONFIG
 
     known = summary_of(rows).get(names.WANDB_RUN_ID)
@@ -96,6 +97,7 @@ def _facts(run: OpenedRun, rows: list[Row], attempt: int) -> RunFacts:
         config=settings if isinstance(settings, dict) else {},
         # A run that never was at W&B is not put there by its evaluation.
         wandb_id=known if known and wants_wandb(run.config.logging.wandb) else None,
+        rows_before=sum(map(is_step_row, rows)),
     )
 
 

@@ -21,7 +21,7 @@ from rich.text import Text
 
 from chomp.checkpoint import CHECKPOINTS
 from chomp.config import config_to_mapping, config_to_yaml
-from chomp.errors import StorageError, require
+from chomp.errors import RunInterrupted, StorageError, require
 from chomp.hooks.original_config import original_config, write_original
 from chomp.mesh import all_or_none, is_first, leaving_on_error, told_by_first
 from chomp.report.written_page import page_of_run, remove_run_page, write_run_page
@@ -53,6 +53,7 @@ from chomp.tracking import (
     new_wandb_id,
     open_sinks,
     read_metrics,
+    recorded_rows,
     recorded_summary,
     redacted,
     require_installed,
@@ -68,6 +69,7 @@ from chomp.tracking.run_files import (
     EMA,
     FINISHED,
     ORIGINAL_CONFIG,
+    PIECE_FINISHED,
     RESOLVED_CONFIG,
     SAMPLE_MARK,
     SAMPLES,
@@ -173,7 +175,8 @@ class RunFolder:
         try:
             yield tracker
         except BaseException as error:
-            outcome = type(error).__name__
+            is_planned = isinstance(error, RunInterrupted) and error.exit_code == 0
+            outcome = PIECE_FINISHED if is_planned else type(error).__name__
             raise
         finally:
             # Where the record cannot be written, it is that which ended the run.
@@ -187,14 +190,20 @@ class RunFolder:
         settings = resolved_config(self.path)
         run_id = settings.get("run_id")
         name = run_id if isinstance(run_id, str) and run_id else name_of(self.path)
-        wandb_id = None
+        wandb_id, rows_before = None, 0
         if wants_wandb(config.wandb):
-            known = recorded_summary(join(self.path, config.metrics_file)).get(names.WANDB_RUN_ID)
+            path = join(self.path, config.metrics_file)
+            known, rows_before = recorded_summary(path).get(names.WANDB_RUN_ID), recorded_rows(path)
             wandb_id = known or new_wandb_id(name)
             if known is None:  # in the record, so that the next attempt continues the same
                 record.log_summary({names.WANDB_RUN_ID: wandb_id})
         run = RunFacts(
-            folder=self.path, name=name, attempt=self.attempt, config=settings, wandb_id=wandb_id
+            folder=self.path,
+            name=name,
+            attempt=self.attempt,
+            config=settings,
+            wandb_id=wandb_id,
+            rows_before=rows_before,
         )
         sinks = open_sinks(config, run, on_address=_shown if config.console else _not_shown)
         original = join(self.path, ORIGINAL_CONFIG)

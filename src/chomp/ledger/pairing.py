@@ -13,7 +13,7 @@ from chomp.ledger.comparable import require_comparable
 from chomp.ledger.found_runs import Side
 from chomp.ledger.measured_run import MeasuredRun
 from chomp.storage import name_of
-from chomp.tracking.run_files import FINISHED
+from chomp.tracking.run_files import FINISHED, PIECE_FINISHED
 
 Seeds = tuple[int, int]  # of the weights, and of the data's order
 _DIVERGED = "NonFiniteError"
@@ -146,6 +146,7 @@ def _why_unfinished(pair: Pair) -> str | None:
     for run in (pair.base, pair.variant):
         if run.outcome != FINISHED:
             ended = f"ended with {run.outcome}" if run.outcome else "has not ended, or was killed"
+            ended = "has only finished a piece" if run.outcome == PIECE_FINISHED else ended
             problems = f" ({'; '.join(run.record.problems)})" if run.record.problems else ""
             return f"{run.name} {ended}{problems}"
     return None

@@ -12,7 +12,7 @@ from chomp.report.columns import Logged
 from chomp.report.packed import LARGEST, packed_steps, packed_values
 from chomp.report.record import RunRecord, Series
 from chomp.tracking import names
-from chomp.tracking.run_files import FINISHED, eval_prefix_in
+from chomp.tracking.run_files import FINISHED, PIECE_FINISHED, eval_prefix_in
 
 # Axes: N rows, M of them that are kept.
 
@@ -224,7 +224,9 @@ def _resume_note(before: Attempt, after: Attempt) -> str:
 def _ending(attempt: Attempt) -> str:
     if attempt.outcome is None:
         return "was cut off"
-    return "finished" if attempt.outcome == FINISHED else f"ended with {attempt.outcome}"
+    if attempt.outcome in (FINISHED, PIECE_FINISHED):
+        return "finished" if attempt.outcome == FINISHED else "finished its piece"
+    return f"ended with {attempt.outcome}"
 
 
 def counted(number: int, one: str, more: str) -> str:

@@ -15,6 +15,7 @@ from chomp.tracking.jsonl import (
     last_attempt,
     latest_rows,
     read_metrics,
+    recorded_rows,
     recorded_summary,
     summary_of,
 )
@@ -58,6 +59,7 @@ __all__ = [
     "new_wandb_id",
     "open_sinks",
     "read_metrics",
+    "recorded_rows",
     "recorded_summary",
     "redacted",
     "replay",

@@ -160,6 +160,18 @@ def recorded_summary(path: str | PathLike[str]) -> Row:
     return summary_of(row for _, row in _numbered_rows(Path(path)) if row is not None)
 
 
+def recorded_rows(path: str | PathLike[str]) -> int:
+    """How many rows of steps are in the file so far; unreadable lines pass."""
+    if not Path(path).exists():
+        return 0
+    return sum(is_step_row(row) for _, row in _numbered_rows(Path(path)) if row is not None)
+
+
+def is_step_row(row: Row) -> bool:
+    """Whether a line is of a step, and neither a summary nor an artifact."""
+    return "kind" not in row and "step" in row
+
+
 def latest_rows(rows: Iterable[Row]) -> list[Row]:
     """One row for each step, by step, with the newest attempt's value for every key.
 
@@ -168,7 +180,7 @@ def latest_rows(rows: Iterable[Row]) -> list[Row]:
     """
     by_step: dict[int, Row] = {}
     for row in rows:
-        if "kind" in row or "step" not in row:
+        if not is_step_row(row):
             continue
         known = by_step.setdefault(row["step"], dict(row))
         if _attempt_of(row) >= _attempt_of(known):

@@ -245,7 +245,11 @@ METRICS: tuple[Metric, ...] = (
     Metric(RUN_SECONDS, "s", "time from the first step to the end, all included (summary)"),
     Metric(RUN_TOKENS_PER_SECOND, "tokens/s", "positions over that time (summary)"),
     Metric(RUN_TOKENS_PER_SEC, "tokens/s", "tokens trained on over that time (summary)"),
-    Metric(RUN_OUTCOME, "", "`finished`, or the exception that ended the attempt (summary)"),
+    Metric(
+        RUN_OUTCOME,
+        "",
+        "`finished`, `piece finished` (`--max-steps`), or the exception that ended it (summary)",
+    ),
     Metric(WANDB_RUN_ID, "", "the run's id at Weights & Biases, in every attempt (summary)"),
     Metric(ENVIRONMENT, "", "a version, a commit or a device count of the attempt (summary)"),
     # Watch.

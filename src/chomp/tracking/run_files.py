@@ -34,11 +34,12 @@ REPORT = "report"
 # In a sample, between the prompt and what the model made of it.
 SAMPLE_MARK = "▸"
 
-# How an attempt says that it ended (`run/outcome`): it did all it should, or it was asked to stop,
-# by a signal, a limit or a person, and the same command goes on. Anything else is what it failed
-# with.
+# How an attempt says that it ended (`run/outcome`): it did all it should; it took the steps that
+# `--max-steps` gave it; or it was asked to stop, by a signal or a person. After the last two the
+# same command goes on. Anything else is what it failed with.
 FINISHED = "finished"
-STOPS = ("RunInterrupted", "KeyboardInterrupt", "SystemExit")
+PIECE_FINISHED = "piece finished"
+STOPS = (PIECE_FINISHED, "RunInterrupted", "KeyboardInterrupt", "SystemExit")
 
 # In the names of evaluation metrics of the averaged weights, and what people are told they are.
 EMA = "ema"

@@ -33,6 +33,7 @@ class RunFacts:
     attempt: int
     config: Mapping[str, Any]
     wandb_id: str | None = None  # None: not at W&B
+    rows_before: int = 0  # that W&B was given by earlier attempts
 
     def wandb_start(self, config: LoggingConfig) -> WandbStart:
         """How the W&B run of this run begins; without secrets."""
@@ -47,6 +48,7 @@ class RunFacts:
             config=without_secrets(dict(self.config)),
             attempt=self.attempt,
             process_id=os.getpid(),
+            rows_before=self.rows_before,
         )
 
 

@@ -1,7 +1,9 @@
 """Weights & Biases as a tracker: one W&B run for a run folder, whatever the number of attempts.
 
 W&B refuses a step below its newest, and a resumed run repeats steps. So rows are logged on an axis
-of our own, `global_step`, with their `attempt` beside it, and the overlap shows as two lines.
+of our own, `global_step`, with their `attempt` beside it, and the overlap shows as two lines. W&B's
+own step counts rows over all attempts: offline it would begin at 0 in each, and rows of the next
+one would take the place of those before it when they are sent.
 """
 
 import os
@@ -16,7 +18,7 @@ from chomp.errors import LaunchError, message
 from chomp.tracking import names
 from chomp.tracking.histogram import histograms_of
 from chomp.tracking.protocol import MetricValue, flat_metrics
-from chomp.tracking.run_files import FINISHED
+from chomp.tracking.run_files import FINISHED, PIECE_FINISHED
 
 # What W&B itself waits for an upload at the end, less than the run would wait for it: what is left
 # then lies in W&B's own folder, and its `wandb sync` sends it.
@@ -37,6 +39,7 @@ class WandbStart:
     config: dict[str, Any] = field(default_factory=dict)  # without secrets
     attempt: int = 1
     process_id: int | None = None  # whose memory and load W&B shows
+    rows_before: int = 0  # of earlier attempts
 
 
 class WandbSink:
@@ -48,7 +51,7 @@ class WandbSink:
     def __init__(self, start: WandbStart) -> None:
         import wandb  # noqa: PLC0415  # an extra, and half a second
 
-        self._attempt = start.attempt
+        self._attempt, self._rows_before = start.attempt, start.rows_before
         self._outcome: object = None
         if (start.mode or os.environ.get("WANDB_MODE", "online")) == "online":
             _require_login()
@@ -84,7 +87,9 @@ class WandbSink:
         for name, found in histograms_of(plain).items():
             bins: Any = (found.counts, found.edges)  # lists do as well as the arrays it declares
             row[name] = wandb.Histogram(np_histogram=bins)
-        self._run.log({key: value for key, value in row.items() if value is not None})
+        number = max(self._run.step, self._rows_before)  # online, W&B may know of more
+        kept = {key: value for key, value in row.items() if value is not None}
+        self._run.log(kept, step=number, commit=True)
 
     def log_summary(self, metrics: Mapping[str, MetricValue]) -> None:
         """Set values of the run's summary."""
@@ -101,8 +106,8 @@ class WandbSink:
         self._run.log_artifact(artifact)
 
     def finish(self) -> None:
-        """Upload what is left, and mark the run as failed unless its summary says it finished."""
-        self._run.finish(exit_code=0 if self._outcome == FINISHED else 1)
+        """Upload what is left, and mark the run as failed unless its summary says it ended well."""
+        self._run.finish(exit_code=0 if self._outcome in (FINISHED, PIECE_FINISHED) else 1)
 
 
 def _require_login() -> None:

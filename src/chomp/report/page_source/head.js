@@ -14,7 +14,7 @@ const fillHead = () => {
 
 /** What is wrong with a run, how it ended first. */
 const problemBoxes = (run) => {
-  const isEndedBadly = run.outcome && run.outcome !== "finished";
+  const isEndedBadly = run.outcome && !["finished", "piece finished"].includes(run.outcome);
   const problems = [...(isEndedBadly ? [`ended with ${run.outcome}`] : []), ...run.problems];
   return problems.map((problem) =>
     noteBox(runs.length > 1 ? `${run.name}: ${problem}` : problem, "problem"));
