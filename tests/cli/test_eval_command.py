@@ -14,6 +14,7 @@ from chomp.data import TokenStore
 from chomp.tokenize import save_tokenizer, train_bpe
 from chomp.tracking import JsonlTracker, latest_rows, names, read_metrics
 from tests.cli.conftest import Chomp, Told
+from tests.tracking.wandb_files import offline_runs
 
 
 def rows(run: Path) -> list[dict[str, Any]]:
@@ -114,6 +115,22 @@ def test_while_a_run_trains_its_record_has_the_row_and_wandb_is_left_to_the_run(
     assert row["eval/loss"] == in_loop(trained)["eval/loss"]
     assert "W&B is told nothing" in caplog.text
     assert not Path("wandb").exists()
+
+
+def test_at_wandb_the_row_comes_after_those_of_the_run(
+    chomp: Chomp, trained: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("WANDB_DIR", str(trained))
+    run = JsonlTracker(trained / "metrics.jsonl", attempt=1)
+    run.log_summary({names.WANDB_RUN_ID: "tiny-0"})
+    run.finish()
+    before = [row for row in rows(trained) if "kind" not in row]
+    wandb = ["-o", "logging.wandb.enabled=true", "-o", "logging.wandb.mode=offline"]
+    evaluated(chomp, "run", *wandb)
+    (found,) = offline_runs(trained)
+    (row,) = found.rows
+    assert (row["_step"], row["global_step"], found.exit_code) == (len(before), 11, 0)
+    assert row["eval/loss"] == in_loop(trained)["eval/loss"]
 
 
 def test_a_table_tells_each_tag_below_its_parent(chomp: Chomp, trained: Path):

@@ -96,6 +96,21 @@ def test_a_server_that_never_answers_holds_up_nobody(
     assert KEY not in caplog.text
 
 
+def test_an_offline_run_asks_nothing_of_a_server_and_waits_for_none(
+    silent_server: socket.socket, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    port = silent_server.getsockname()[1]
+    monkeypatch.setenv("WANDB_BASE_URL", f"http://127.0.0.1:{port}")
+    monkeypatch.delenv("WANDB_ERROR_REPORTING")
+    process = WandbProcess(start(mode="offline"))
+    process.log({"train/loss": 1.0}, step=0)
+    process.finish()
+    silent_server.setblocking(False)
+    with pytest.raises(BlockingIOError):
+        silent_server.accept()
+    assert len(offline_runs(tmp_path)) == 1
+
+
 def test_without_a_key_the_terminal_is_not_asked_for_one() -> None:
     process = WandbProcess(start(mode="online"))
     with pytest.raises(LaunchError, match=r"nobody is logged in\. Allowed: .* Fix: set WANDB"):

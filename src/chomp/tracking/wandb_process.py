@@ -53,6 +53,11 @@ class WandbProcess:
         self._ending = threading.Lock()
         self._said = tempfile.TemporaryFile()  # noqa: SIM115  # closed once it has ended
         paths = filter(None, [_PACKAGES, os.environ.get("PYTHONPATH")])
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+        if start.mode is not None:
+            # W&B's telemetry knows the mode from here alone. Otherwise an offline run waits at its
+            # end for an answer of the server: up to 10 s for each request.
+            environment["WANDB_MODE"] = start.mode
         self._process = subprocess.Popen(
             # -P: the current folder holds a folder named wandb as soon as W&B was there once.
             [sys.executable, "-P", "-c", _SERVE],
@@ -60,7 +65,7 @@ class WandbProcess:
             stdout=subprocess.PIPE,
             stderr=self._said,
             bufsize=0,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+            env=environment,
             start_new_session=True,  # Ctrl-C is for the run, which then says what it still logs
         )
         self._send({"start": asdict(start)})
