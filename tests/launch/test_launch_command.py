@@ -1,5 +1,7 @@
 """A launch file as a command: what it runs, what it says, and the exit code it ends with."""
 
+import io
+import logging
 import os
 import pty
 import shutil
@@ -13,6 +15,7 @@ import pytest
 
 import chomp.launch
 from chomp import storage
+from chomp.cli.main import exit_code
 from chomp.executor import read_status
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
@@ -457,3 +460,22 @@ def test_a_sweep_runs_each_point_once_and_ends_with_a_table(launch: Run, tmp_pat
     refused = launch("--sweep", "lr=0.1", "--dry-run")
     assert refused.returncode == 2
     assert "a sweep with --dry-run" in refused.stderr
+
+
+def test_a_command_leaves_the_log_handlers_of_its_program_alone(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    own = logging.StreamHandler(io.StringIO())
+    own.setFormatter(logging.Formatter("mine %(message)s"))
+    monkeypatch.setattr(logging.getLogger(), "handlers", [own])
+    assert exit_code(["data", "forecast", "no-such-file.py"]) != 0
+    logging.getLogger("chomp").warning("look")
+    assert (own.stream.getvalue(), own.level) == ("mine look\n", logging.NOTSET)
+    # Without one, warnings are shown, and nothing below them.
+    monkeypatch.setattr(logging.getLogger(), "handlers", [])
+    monkeypatch.setattr(logging.getLogger("chomp"), "level", logging.INFO)
+    assert exit_code(["data", "forecast", "no-such-file.py"]) != 0
+    capsys.readouterr()
+    logging.getLogger("chomp").warning("look")
+    logging.getLogger("chomp").info("a detail")
+    assert capsys.readouterr().err == "WARNING: look\n"

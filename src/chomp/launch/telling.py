@@ -28,14 +28,17 @@ _VERBS = {"run": "continued", "skip": "reused", "wait": "waited for"}
 
 
 def tell_warnings_only() -> None:
-    """Leave only warnings of Python's log to the terminal; a run's own log takes the rest."""
+    """Show warnings of Python's log on the terminal; a run's own log file takes the rest.
+
+    No-op where the program has log handlers already: they are its own.
+    """
     root = logging.getLogger()
-    if not root.handlers:
-        root.addHandler(logging.StreamHandler())
-    # A library that logs while it is imported has put a handler there that shows everything.
-    for handler in root.handlers:
-        handler.setLevel(max(handler.level, logging.WARNING))
-        handler.setFormatter(logging.Formatter("%(levelname)s: %(message)s"))
+    if root.handlers:
+        return
+    handler = logging.StreamHandler()
+    handler.setLevel(logging.WARNING)
+    handler.setFormatter(logging.Formatter("%(levelname)s: %(message)s"))
+    root.addHandler(handler)
 
 
 def tell_plan(planned: Sequence[PlannedStep]) -> None:
