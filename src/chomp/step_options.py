@@ -10,7 +10,13 @@ import typer
 
 Overrides = Annotated[
     list[str] | None,
-    typer.Option("--set", "-o", metavar="KEY=VALUE", help="Change a dotted config field."),
+    typer.Option(
+        "--override",
+        "--set",
+        "-o",
+        metavar="KEY=VALUE",
+        help="Change a dotted config field; of two values for one field the last wins.",
+    ),
 ]
 Force = Annotated[
     list[str] | None,

@@ -91,6 +91,12 @@ def test_what_is_wrong_with_an_override_is_told_by_the_name_that_was_typed(
     assert "optimizer" not in told.err
 
 
+def test_the_last_of_several_values_of_a_field_wins_by_either_name_of_the_option(chomp: Chomp):
+    values = ("-o", "train.steps=7", "--override", "trainer.steps=8", "-o", "train.steps=7")
+    told = chomp("config", "show", DEBUG, *values)
+    assert yaml.safe_load(told.out)["trainer"]["steps"] == 7
+
+
 def test_a_rounded_vocabulary_is_shown_and_said(
     chomp: Chomp, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ):

@@ -636,6 +636,14 @@ def test_an_evaluation_that_is_none_already_may_be_turned_off(value: str):
     assert with_own_overrides(config, [f"train.eval_every={value}"]) == config
 
 
+def test_the_last_period_of_an_evaluation_wins_where_there_is_none():
+    periods = ["train.eval_every=2", "train.eval_every=0"]
+    assert with_own_overrides(of_one_text(), periods) == of_one_text()
+    changed = with_own_overrides(of_one_text(), [*periods, "train.eval_every=3"])
+    assert changed.eval is not None
+    assert changed.eval.steps_per_eval == 3
+
+
 def test_an_evaluation_of_nothing_is_refused_while_the_config_is_read():
     words = "with 1 document in the config, of which none is held out. Allowed: "
     for override in ("train.eval_every=2", "eval={steps_per_eval: 2}"):

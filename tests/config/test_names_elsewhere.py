@@ -185,17 +185,12 @@ def test_names_that_start_at_different_depths_are_one_field_too():
     assert "outer.size and middle.trainer.size are the same field" in both
 
 
-def test_overrides_by_two_names_may_not_differ():
+def test_the_last_override_wins_by_whatever_name():
     texts = ["train.generate_every=2", "samples.every=3"]
-    with pytest.raises(ConfigError) as caught:
-        apply_overrides(Run(), texts)
-    assert str(caught.value) == (
-        "override: 'samples.every=3': samples.every is given twice, as train.generate_every=2 (an "
-        "integer) and as samples.every=3 (an integer). Allowed: one value for one key. "
-        "Fix: remove one of the two."
-    )
-    same = ["trainer.generate_every=0", "samples.every=null"]
-    assert apply_overrides(Run(samples=Samples(every=4)), same).samples.every is None
+    assert apply_overrides(Run(), texts).samples.every == 3
+    assert apply_overrides(Run(), texts[::-1]).samples.every == 2
+    turned_off = ["samples.every=3", "trainer.generate_every=0"]
+    assert apply_overrides(Run(samples=Samples(every=4)), turned_off).samples.every is None
 
 
 def test_a_wrong_value_is_told_by_the_name_it_was_given_by():

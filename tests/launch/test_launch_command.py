@@ -77,7 +77,7 @@ def test_an_override_moves_the_folder_and_the_plan_names_the_field(launch: Run, 
     assert launch().returncode == 0
     old = folder_of("train", tmp_path / "outputs").name.partition("-")[2]
     before = times(tmp_path)
-    plan = launch("--plan", "-o", "model.width=16")
+    plan = launch("--plan", "-o", "model.width=12", "--override", "model.width=16")
     assert (plan.returncode, plan.stderr) == (0, "")
     assert times(tmp_path) == before
     tokens, train, end = plan.stdout.splitlines()

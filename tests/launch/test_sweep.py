@@ -126,6 +126,7 @@ def test_runs_have_folders_of_their_own_and_share_what_is_equal(tmp_path):
         (["knobs.lr=1e-3,,2e-3"], "with commas between"),
         (["knobs.rate=1"], r"at knobs\.rate=1: .*knobs\.rate"),
         (["seed=1,1"], "seed=1 twice"),
+        (["seed=1,2", "seed=3,4"], "seed"),
         ([f"seed={','.join(map(str, range(40)))}", f"knobs.lr={','.join(['1'] * 40)}"], "1600"),
     ],
 )

@@ -54,7 +54,9 @@ OtherData = Annotated[
 ]
 Both = Annotated[
     list[str] | None,
-    typer.Option("--set", "-o", metavar=_Field, help="With --seeds: change a field of both."),
+    typer.Option(
+        "--override", "--set", "-o", metavar=_Field, help="With --seeds: change a field of both."
+    ),
 ]
 OnlyBase = Annotated[
     list[str] | None, typer.Option("--set-base", metavar=_Field, help="The same, of BASE.")

@@ -52,11 +52,16 @@ def with_own_overrides(config: Any, overrides: Sequence[str]) -> Any:
     """
     from chomp.config import apply_overrides
 
-    own = {text: own_override(config, text) for text in overrides}
-    own_texts = [text for text in own.values() if text is not None]
-    moved = {text: meant for text, meant in own.items() if meant is not None and meant != text}
-    with _told_as_given(moved):
-        return apply_overrides(config, own_texts)
+    own: list[tuple[str, str]] = []
+    for text in overrides:
+        meant = own_override(config, text)
+        if meant is None:  # the config has it already: only an earlier override may say otherwise
+            key = text.partition("=")[0]
+            own = [pair for pair in own if pair[0].partition("=")[0] != key]
+        else:
+            own.append((text, meant))
+    with _told_as_given({text: meant for text, meant in own if meant != text}):
+        return apply_overrides(config, [meant for _, meant in own])
 
 
 @contextmanager

@@ -66,14 +66,10 @@ class _Landing(NamedTuple):
 
 
 class _Applied(NamedTuple):
-    """An override that was applied: its path as it was written, and the value."""
+    """How an override that was applied spells its path."""
 
     written: KeyPath
-    value: Any
     is_elsewhere: bool  # by a name of its field in another section
-
-    def __str__(self) -> str:
-        return f"{dotted(self.written)}={given_value(self.value)}"
 
 
 def apply_overrides(config: C, overrides: Iterable[str]) -> C:
@@ -85,8 +81,8 @@ def apply_overrides(config: C, overrides: Iterable[str]) -> C:
     quoted.
 
     A mapping given to a nested config replaces that config: fields left out get their class's
-    defaults, not their present values. It may also be a new entry of a mapping. A key given twice
-    must be given the same value both times, and a whole may not follow one of its parts.
+    defaults, not their present values. It may also be a new entry of a mapping. Of a key given
+    twice the last value wins; a whole may not follow one of its parts.
     """
     # Validated first: as a mapping, an instance of a wrong class could pass for the right one.
     mapping = config_to_mapping(validated(config))
@@ -118,9 +114,10 @@ def _apply(cls: type, mapping: dict[str, Any], text: str, applied: dict[KeyPath,
     parts, value_text = split
     target, by, names = _landing(cls, mapping, parts, adds_entry=value_text.startswith("{"))
     value = override_value(value_text, target.declared, target.path, parts, names)
-    asked = _Applied(parts, value if by is None else by.meant(value), by is not None)
-    _refuse_conflict(target, asked, applied)
-    target.container[target.key], applied[target.path] = asked.value, asked
+    value = value if by is None else by.meant(value)
+    _refuse_conflict(target, value, applied)
+    target.container[target.key] = value
+    applied[target.path] = _Applied(parts, by is not None)
 
 
 def _written(applied: Mapping[KeyPath, _Applied]) -> dict[KeyPath, KeyPath]:
@@ -179,9 +176,9 @@ def _step(
     raise ConfigError(_nothing_inside(written, here))
 
 
-def _refuse_conflict(target: _Target, asked: _Applied, applied: Mapping[KeyPath, _Applied]) -> None:
-    """Raise for an override that would undo another one or leave fields of another kind behind."""
-    path, written, value = target.path, target.written, asked.value
+def _refuse_conflict(target: _Target, value: Any, applied: Mapping[KeyPath, _Applied]) -> None:
+    """Raise for a section after one of its fields, and for a kind whose other fields would stay."""
+    path, written = target.path, target.written
     if target.is_kind and value != target.container[target.key]:
         whole = dotted(written[:-1])
         raise ConfigError(
@@ -200,14 +197,6 @@ def _refuse_conflict(target: _Target, asked: _Applied, applied: Mapping[KeyPath,
                 given=f"{dotted(written)} replaces {part}, which is given before it",
                 allowed="a whole first, then its parts",
                 fix=f"put {dotted(written)} first",
-            )
-        )
-    if path in applied and applied[path].value != value:
-        raise ConfigError(
-            message(
-                given=f"{dotted(path)} is given twice, as {applied[path]} and as {asked}",
-                allowed="one value for one key",
-                fix="remove one of the two",
             )
         )
 

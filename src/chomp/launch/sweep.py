@@ -55,17 +55,19 @@ def sweep_of(
         allowed=f"1 to {MAX_POINTS}",
         fix="name fewer values, or sweep in parts",
     )
-    doubled = [point for point, count in _counted(points).items() if count > 1]
-    require(
-        not doubled,
-        given=f"a sweep with {' '.join(doubled[0]) if doubled else ''} twice",
-        allowed="each run once",
-        fix="take the second one out",
-    )
     steps: list[ExecutorStep] = []
     runs: list[ExecutorStep] = []
+    configs: set[str] = set()
     for point in points:
-        found = list(steps_of(_at(config, point)))
+        configured = _at(config, point)
+        require(
+            repr(configured) not in configs,
+            given=f"a sweep with the config of {' '.join(point)} twice",
+            allowed="each run once",
+            fix="take the second one out",
+        )
+        configs.add(repr(configured))
+        found = list(steps_of(configured))
         require(
             bool(found) and found[-1].override_output_path is None,
             given=f"a sweep over steps that end with {found[-1].name if found else 'nothing'}",
@@ -159,10 +161,3 @@ def _quoted(text: str) -> str:
         return text
     quoted: str = yaml.safe_dump(text, default_style='"', width=math.inf, allow_unicode=True)
     return quoted.rstrip("\n")
-
-
-def _counted(points: Iterable[Point]) -> dict[frozenset[str], int]:
-    counts: dict[frozenset[str], int] = {}
-    for point in points:
-        counts[frozenset(point)] = counts.get(frozenset(point), 0) + 1
-    return counts
