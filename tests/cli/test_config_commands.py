@@ -4,12 +4,16 @@ import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
 from chomp.cli.config_page import config_page
-from chomp.config import config_to_mapping
+from chomp.cli.given_config import GivenConfig
+from chomp.cli.launch_files import loaded_launch
+from chomp.config import config_difference, config_to_mapping
+from chomp.data import LmComponentConfig, TextSource
 from experiments.grug.base.launch import GrugBaseLaunchConfig, run_config
 from tests.cli.conftest import Chomp
 
@@ -43,6 +47,35 @@ def test_variables_and_other_names_are_gone_from_what_is_shown(chomp: Chomp, fol
     assert "variables" not in shown
     assert shown["template"] == "."  # in no checkout
     assert (shown["trainer"]["steps"], shown["trainer"]["data_seed"]) == (8, 6)
+
+
+@pytest.mark.parametrize(
+    ("text", "changed"),
+    [
+        ("optim: {weight_decay: 0.2}", {"optimizer.weight_decay": 0.2}),
+        ("optim: {name: muon}", {"optimizer.name": "muon"}),
+        ("optim: {adam: {b1: 0.8}}", {"optimizer.adam.b1": 0.8}),
+        ("model: {num_layers: 2}", {"model.num_layers": 2}),
+        ("data: {validation_fraction: 0.1}", {"data.validation_fraction": 0.1}),
+        ("data: {tokenizer: {kind: byte}}", {"data.tokenizer.kind": "byte"}),
+        ("train: {eval_every: 50}", {"eval.steps_per_eval": 50}),
+        ("checkpoint: {}", {}),
+    ],
+)
+def test_a_file_changes_only_the_fields_that_it_names(text: str, changed: dict[str, Any], tmp_path):
+    (tmp_path / "mine.yaml").write_text(f"template: base\n{text}\n")
+    config = loaded_launch(GivenConfig(path=str(tmp_path / "mine.yaml"))).config
+    found = config_difference(GrugBaseLaunchConfig(), config)
+    assert {item.path: item.after for item in found} == changed
+
+
+def test_a_file_has_exactly_the_components_that_it_names(tmp_path: Path):
+    (tmp_path / "mine.yaml").write_text(
+        "template: base\ndata: {components: {code: {source: {kind: text, paths: [a]}}}}\n"
+    )
+    data = loaded_launch(GivenConfig(path=str(tmp_path / "mine.yaml"))).config.data
+    assert data.components == {"code": LmComponentConfig(source=TextSource(paths=("a",)))}
+    assert data.tokenizer == GrugBaseLaunchConfig().data.tokenizer
 
 
 def test_a_secret_is_not_shown(chomp: Chomp, monkeypatch: pytest.MonkeyPatch):

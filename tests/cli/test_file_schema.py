@@ -101,7 +101,7 @@ def test_defaults_of_the_first_chomp_are_in_it(schemas, template: str):
         {"data": {"backend": "parquet"}},
         {"data": {"tokenizer": {"kind": "hff"}}},
         {"debug": {"nan_chek": True}},
-        {"model": {}},  # without a vocabulary
+        {"data": {"components": {"a": {"source": {"kind": "text"}}}}},  # without paths
         {"template": 3},
         {"variables": [1]},
         {"train": {"steps": "$variable.n"}},

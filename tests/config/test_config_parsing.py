@@ -16,12 +16,14 @@ from config_samples import (
     AttentionConfig,
     BlockConfig,
     ComponentConfig,
+    DataConfig,
     Level,
     LoggingConfig,
     ModelConfig,
     MuonConfig,
     Priority,
     RunConfig,
+    StageConfig,
     run,
 )
 from pydantic import AfterValidator, Field
@@ -29,6 +31,7 @@ from pydantic_core import PydanticCustomError
 
 from chomp.config import (
     Config,
+    config_difference,
     config_from_mapping,
     config_schema,
     config_to_mapping,
@@ -334,6 +337,60 @@ def test_a_union_of_configs_without_kinds_is_refused():
 
     with pytest.raises(TypeError, match=r"ComponentConfig .* needs a field kind"):
         config_from_mapping(NoKind, {"part": {"weight": 1}})
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaunchConfig:
+    """Sections whose values here are not the defaults of their classes."""
+
+    model: ModelConfig = field(
+        default_factory=lambda: ModelConfig(
+            vocab_size=512, block=BlockConfig(attention=AttentionConfig(num_heads=16, window=9))
+        )
+    )
+    optimizer: AdamConfig | MuonConfig = field(
+        default_factory=lambda: AdamConfig(lr=0.5, betas=(0.5, 0.6))
+    )
+    data: DataConfig = field(
+        default_factory=lambda: DataConfig(
+            components={"web": ComponentConfig(weight=1.0, paths=(Path("a"),))},
+            stages=(StageConfig(start=3),),
+            seed=7,
+        )
+    )
+
+
+@pytest.mark.parametrize(
+    ("given", "changed"),
+    [
+        ({"model": {}}, {}),
+        ({"model": {"hidden_dim": 8}}, {"model.hidden_dim": 8}),
+        (
+            {"model": {"block": {"attention": {"window": 5}}}},
+            {"model.block.attention.window": 5},
+        ),
+        ({"optimizer": {"kind": "adamw", "lr": 1}}, {"optimizer.lr": 1.0}),
+        ({"data": {"seed": 8}}, {"data.seed": 8}),
+    ],
+)
+def test_a_section_given_in_part_changes_only_what_it_names(given, changed):
+    difference = config_difference(LaunchConfig(), config_from_mapping(LaunchConfig, given))
+    assert {item.path: item.after for item in difference} == changed
+    schema = jsonschema.Draft202012Validator(config_schema(LaunchConfig))
+    assert list(schema.iter_errors(given)) == []
+
+
+def test_another_kind_starts_from_the_defaults_of_its_class():
+    changed = config_from_mapping(LaunchConfig, {"optimizer": {"kind": "muon", "ns_steps": 9}})
+    assert changed.optimizer == MuonConfig(ns_steps=9)
+
+
+def test_entries_of_a_mapping_and_items_of_a_list_are_those_that_are_given():
+    data = {"components": {"web": {"weight": 2}}, "stages": [{"weights": {"web": 1}}]}
+    changed = config_from_mapping(LaunchConfig, {"data": data}).data
+    assert changed.components == {"web": ComponentConfig(weight=2.0)}
+    assert changed.stages == (StageConfig(weights={"web": 1.0}),)
+    assert changed.seed == 7
 
 
 def test_a_setting_refuses_an_unknown_mark_and_a_bare_string_of_aliases():

@@ -131,11 +131,10 @@ def test_a_zero_is_null_by_the_name_that_says_so_and_a_zero_elsewhere(zero: Any)
     assert apply_overrides(Run(), ["samples.every=0"]).samples.every == 0
 
 
-def test_a_section_that_is_given_elsewhere_alone_has_the_defaults_of_its_class():
+def test_a_section_that_is_given_elsewhere_alone_keeps_its_other_fields():
     config = config_from_mapping(Run, {"train": {"eval_every": 2}})
     assert config == config_from_mapping(Run, {"eval": {"period": 2}})
-    assert config.eval == Eval(period=2)
-    assert config.samples == Samples(tokens=9)  # the run's own default, which nobody touched
+    assert config == Run(eval=Eval(period=2, batch=8))
 
 
 @pytest.mark.parametrize(
@@ -232,7 +231,7 @@ def test_a_whole_section_on_the_command_line_takes_its_own_fields_alone():
         "Fix: take it out, and give train.eval_every=... as well."
     )
     found = apply_overrides(Sweep(), ["run={train: {steps: 3, eval_every: 2}}"])
-    assert found.run == Run(trainer=Trainer(steps=3), eval=Eval(period=2))
+    assert found.run == Run(trainer=Trainer(steps=3), eval=Eval(period=2, batch=8))
 
 
 def test_a_name_elsewhere_leads_to_the_field_and_its_mark():

@@ -37,8 +37,10 @@ to.
 - A YAML file says which template it configures (`template: base`, or a folder; `megalodon` where it
   says nothing) and fills in the config of that template's launch file. `-o key=value` after a
   command changes single fields. Unknown keys are refused at every depth, with the nearest one.
-- A section that a file leaves out is as the launch file has it. One that it has begins from the
-  defaults below.
+- A file changes only the fields that it names, at every depth: the others are as the launch file has
+  them. Defaults below are those of the launch file; another `kind` of a section starts from the
+  defaults of that kind. Entries of a mapping (`data.components`) and items of a list are exactly
+  those that the file has. After `-o`, a mapping replaces a section as a whole.
 - `variables: {width: 256}` may stand at the top: `$variables.width` is the value itself, and
   `"{$variables.width}"` or `"${variables.width}"` its text inside of other text.
 - The mark says what a change means for a run that is continued. *identity*: it is another run.
@@ -79,6 +81,7 @@ class _Section(NamedTuple):
     title: str
     cls: type
     mark: Mark
+    default: Any  # what the launch file has there; None: nothing, or one of another class
 
 
 def config_page(root: Path = Path()) -> str:
@@ -160,19 +163,20 @@ def _code(value: Any) -> str:
     return f"`{json.dumps(value)}`"
 
 
-def _sections(cls: type, place: str, mark: Mark) -> Iterator[_Section]:
+def _sections(cls: type, place: str, mark: Mark, default: Any = None) -> Iterator[_Section]:
     """The tables of a class and of all below it, in the order of the fields."""
     from chomp.config.declared import sections
     from chomp.config.fields import MARKS, mark_of, settings_of
 
-    yield _Section(place or "The top level", cls, mark)
+    yield _Section(place or "The top level", cls, mark, default)
     for item in settings_of(cls):
         inner = max(mark, mark_of(item.field), key=MARKS.index)
         for suffix, declared in _held(item.declared):
             found = sections(declared)
             for section in found:
                 title = f"{place}.{_name(item)}{suffix}".lstrip(".") + _kind(section, found)
-                yield from _sections(section, title, inner)
+                has = None if suffix else _value(item, default)
+                yield from _sections(section, title, inner, has if type(has) is section else None)
 
 
 def _held(declared: Any) -> Iterator[tuple[str, Any]]:
@@ -202,6 +206,7 @@ def _table(section: _Section, marks: Mapping[str, Mark]) -> str:
     lines = [
         _line(
             item,
+            section.default,
             max(section.mark, marks.get(item.name, mark_of(item.field)), key=MARKS.index),
             comments.get(item.name, ""),
         )
@@ -212,12 +217,12 @@ def _table(section: _Section, marks: Mapping[str, Mark]) -> str:
     return "\n".join([f"## {section.title}", "", about, "", *head, *lines, ""])
 
 
-def _line(item: Setting, mark: Mark, comment: str) -> str:
+def _line(item: Setting, around: Any, mark: Mark, comment: str) -> str:
     others = [name for name in item.spellings if name != _name(item)] + list(item.also)
     cells = [
         f"`{_name(item)}`",
         _type(item.declared),
-        _default(item),
+        _default(item, around),
         mark,
         ", ".join(f"`{name}`" for name in others) or "-",
         _as_yaml(comment) or "-",
@@ -251,20 +256,30 @@ def _type(declared: Any) -> str:
     return allowed_values(declared)
 
 
-def _default(item: Setting) -> str:
+def _default(item: Setting, around: Any) -> str:
+    """What a file gets that leaves a field out; `around` is what the launch file has around it."""
     from chomp.config.declared import sections
     from chomp.config.plain import plain_value
 
-    if item.is_required:
+    if item.is_required and around is None:
         return "required"
-    if sections(item.declared) and item.default() is not None:
+    value = _value(item, around)
+    if sections(item.declared) and value is not None:
         return "its own"
-    if item.field.default_factory is not None and callable(item.field.default_factory):
-        # What a function makes may follow from the environment, and is empty where it does not.
-        made = plain_value(item.default())
-        return "`{}`" if made == {} else "`[]`" if made == [] else "made at the start"
-    text = json.dumps(plain_value(item.default()), ensure_ascii=False)
-    return f"`{text}`" if len(text) <= _MOST_DEFAULT else f"`{text[:_MOST_DEFAULT]}…`"
+    made = plain_value(value)
+    if around is None and callable(item.field.default_factory) and made not in ({}, []):
+        return "made at the start"  # what a function makes may follow from the environment
+    text = json.dumps(made, ensure_ascii=False)
+    if len(text) > _MOST_DEFAULT:
+        return "its own" if isinstance(made, dict | list) else f"`{text[:_MOST_DEFAULT]}…`"
+    return f"`{text}`"
+
+
+def _value(item: Setting, around: Any) -> Any:
+    """What a field has where a file leaves it out."""
+    if around is not None:
+        return getattr(around, item.name)
+    return None if item.is_required else item.default()
 
 
 if __name__ == "__main__":

@@ -31,6 +31,8 @@ def config_from_mapping(
 ) -> C:
     """The config a mapping describes; defaults where it is silent, and checked like the rest.
 
+    A section given in part has, for the fields it leaves out, what it has if it is left out whole;
+    with another `kind`, the defaults of its class. Mappings with free keys are taken as given.
     Values may be plain data, tuples, enums, paths or configs. Raises one `ConfigError`, headed by
     `source`, that lists every problem with its dotted path; `written` has the paths that messages
     spell another way than the mapping.

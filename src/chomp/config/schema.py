@@ -16,7 +16,7 @@ from chomp.config.declared import (
 )
 from chomp.config.elsewhere import elsewhere_in
 from chomp.config.field_comments import field_comments
-from chomp.config.fields import ConfigClass, settings_by_spelling, settings_of
+from chomp.config.fields import ConfigClass, is_config, settings_by_spelling, settings_of
 
 Schema = dict[str, Any]
 
@@ -34,6 +34,12 @@ def config_schema(cls: type[ConfigClass]) -> Schema:
         if part is not None:
             for field, text in field_comments(each).items():
                 part["properties"][field].setdefault("description", text)
+        for item in settings_of(each):
+            # A section that has a default may leave out any field.
+            default = None if item.is_required else item.default()
+            kept = section_schema(schema, type(default)) if is_config(default) else None
+            if kept is not None:
+                kept.pop("required", None)
     for each in classes_inside(cls):
         _add_names(schema, each)
     return schema

@@ -25,7 +25,7 @@ from chomp.config.declared import (
     sections,
 )
 from chomp.config.elsewhere import GivenElsewhere, names_elsewhere, taken_elsewhere
-from chomp.config.fields import is_config, settings_by_spelling, settings_of
+from chomp.config.fields import Setting, is_config, settings_by_spelling, settings_of
 from chomp.config.paths import KeyPath
 from chomp.config.plain import Unquoted, plain_items, plain_value
 from chomp.config.scalars import as_meant, spelled_for
@@ -74,11 +74,15 @@ class Shaping:
         # By the path of the field, until the walk comes to it.
         self._elsewhere: dict[KeyPath, GivenElsewhere] = {}
 
-    def shaped(self, declared: Any, value: Any, at: KeyPath = (), path: KeyPath = ()) -> Any:
+    def shaped(
+        self, declared: Any, value: Any, at: KeyPath = (), path: KeyPath = (), before: Any = None
+    ) -> Any:
         """The value as plain data in the form pydantic checks strictly.
 
-        A value with a problem is stood in for by None, which a type either refuses (that second
-        complaint is dropped) or must cope with anyway.
+        `before` is what the field has if no value is given: a mapping for a config changes only
+        the fields of it that it names. Entries of mappings and items of lists have no `before`.
+        A value with a problem becomes None, which a type either refuses (that second complaint is
+        dropped) or must cope with anyway.
         """
         path = self._written.get(at, path)
         if isinstance(value, Unquoted):
@@ -90,7 +94,7 @@ class Shaping:
         if is_config(value) and sections(declared):
             return self._shaped_instance(declared, value, at, path)
         if isinstance(value, Mapping) and sections(declared):
-            return self._shaped_section(declared, value, at, path)
+            return self._shaped_section(declared, value, at, path, before)
         if isinstance(value, Mapping) and (member := mapping_member(declared)) is not None:
             return self._shaped_entries(member, value, at, path)
         if isinstance(value, list | tuple) and (member := list_member(declared)) is not None:
@@ -110,11 +114,16 @@ class Shaping:
         return self._shaped_fields(declared, section, fields, at, path)
 
     def _shaped_section(
-        self, declared: Any, value: Mapping[Any, Any], at: KeyPath, path: KeyPath
+        self, declared: Any, value: Mapping[Any, Any], at: KeyPath, path: KeyPath, before: Any
     ) -> Any:
         section = section_for(declared, value)
         if section is not None:
-            return self._shaped_fields(declared, section, value, at, path)
+            # The fields of another class or another kind mean nothing here.
+            kind = getattr(before, KIND, None)
+            is_kept = type(before) is section and value.get(KIND, kind) == kind
+            return self._shaped_fields(
+                declared, section, value, at, path, before if is_kept else None
+            )
         kind_type = _LITERAL[tuple(kind for cls in sections(declared) for kind in kinds_of(cls))]
         kind_path = (*path, KIND)
         if KIND in value:
@@ -124,9 +133,24 @@ class Shaping:
         return None
 
     def _shaped_fields(
-        self, declared: Any, section: type, value: Mapping[Any, Any], at: KeyPath, path: KeyPath
+        self,
+        declared: Any,
+        section: type,
+        value: Mapping[Any, Any],
+        at: KeyPath,
+        path: KeyPath,
+        kept: Any = None,
     ) -> dict[str, Any]:
-        """Every field of a config class by its name: as given, else by default, checked alike."""
+        """Every field of a config class: as given, else as in `kept`, else its default.
+
+        All are checked alike.
+        """
+
+        def before(item: Setting) -> Any:
+            if kept is not None:
+                return getattr(kept, item.name)
+            return None if item.is_required else item.default()
+
         # pydantic names a plain union's member by its class, a discriminated one's by its kind, and
         # the only member of `X | None` not at all.
         if len(members(declared)) > 1:
@@ -143,14 +167,15 @@ class Shaping:
                 found = self.shaped(item.declared, given.value, inner, given.path)
                 shaped[item.name] = given.by.meant(found)
             elif item.name in spelled:
-                shaped[item.name] = self.shaped(item.declared, value[written[-1]], inner, written)
+                found = value[written[-1]]
+                shaped[item.name] = self.shaped(item.declared, found, inner, written, before(item))
             elif self._is_given_elsewhere(inner):
-                # As if the section were there: no other defaults than by the field's own name.
-                shaped[item.name] = self.shaped(item.declared, {}, inner, written)
-            elif item.is_required:
+                # As if the section were there and empty.
+                shaped[item.name] = self.shaped(item.declared, {}, inner, written, before(item))
+            elif item.is_required and kept is None:
                 self.problems[inner] = missing_value(written, item.declared)
             else:
-                shaped[item.name] = self.shaped(item.declared, item.default(), inner, written)
+                shaped[item.name] = self.shaped(item.declared, before(item), inner, written)
         self._refuse_left(waiting)
         return shaped
 
