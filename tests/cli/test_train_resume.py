@@ -132,12 +132,37 @@ def test_a_run_that_is_done_goes_back_to_a_step_and_tells_what_becomes_of_the_ot
     assert "Already done" in train().out
 
 
-def test_to_go_back_once_more_is_another_wish_when_the_run_is_done(here: Path, train: Chomp):
+def test_a_run_that_went_back_and_is_done_says_so_until_it_is_to_go_back_once_more(
+    here: Path, train: Chomp
+):
     assert train().code == 0
     newest = about(step=100, continues={"load_checkpoint_path": "step-5"})
     write_metadata(str(here / "run/checkpoints/step-100"), newest)
-    assert train("--resume", "5").code == 0
-    assert given(here)[-1][:2] == (str(here / "run/checkpoints/step-5"), True)
+    told = train("--resume", "5", "--max-steps", "3")
+    assert (told.code, told.err) == (0, "")
+    assert "Already done" in told.out
+    assert "moved aside" not in told.out
+    assert len(given(here)) == 1
+    again = train("--resume", "5", "-o", "trainer.load_checkpoint=true")
+    assert again.code == 0
+    assert "Newer ones are moved aside and kept: step-100" in again.out
+    assert given(here)[1][:2] == (str(here / "run/checkpoints/step-5"), True)
+
+
+@pytest.mark.parametrize("state", ["SUCCESS", "INTERRUPTED"])
+def test_a_line_of_another_config_is_left_for_the_step_that_is_asked_for(
+    here: Path, train: Chomp, state: str
+):
+    assert train().code == 0
+    newest = about(step=100, continues={"load_checkpoint_path": "step-5"})
+    write_metadata(str(here / "run/checkpoints/step-100"), newest)
+    status = read_status("run")
+    assert status is not None
+    write_status("run", replace(status, state=state))
+    told = train("--resume", "5", "-o", "optim.lr=0.2", "--allow", "optim.lr")
+    assert (told.code, told.err) == (0, "")
+    assert "Newer ones are moved aside and kept: step-100" in told.out
+    assert given(here)[1][:2] == (str(here / "run/checkpoints/step-5"), True)
 
 
 @pytest.mark.parametrize("is_cleaned_up", [False, True])
@@ -150,7 +175,6 @@ def test_an_interrupted_line_goes_on_though_the_step_it_began_at_may_be_gone(
     write_metadata(str(here / "run/checkpoints/step-100"), newest)
     if is_cleaned_up:
         began.rmdir()
-        assert "--resume 5, but run/checkpoints has step-100" in train("--resume", "5").err  # done
     status = read_status("run")
     assert status is not None
     write_status("run", replace(status, state="INTERRUPTED"))
@@ -197,18 +221,17 @@ RESOURCES = "=config, resources=__import__('chomp.executor').executor.Resources(
 @pytest.mark.parametrize("wish", ["5", "7"])
 def test_of_several_processes_one_decides_where_a_run_goes_on(here: Path, train: Chomp, wish: str):
     assert train().code == 0
-    newest = about(step=100, continues={"load_checkpoint_path": "step-5"})
-    write_metadata(str(here / "run/checkpoints/step-100"), newest)
     by_two = (here / "launch.py").read_text().replace("fn=train,", "fn=by_two,")
     by_two = by_two.replace("def steps(", BY_TWO + "def steps(").replace("=config)", RESOURCES)
     for name in ("0", "1"):
         (here / name).mkdir()
         shutil.copytree("run", here / name / "run")
         (here / name / "launch.py").write_text(by_two)
-    # As the second process finds it where the first was quicker: no longer done.
+    # As the second process finds it where the first was quicker: no longer done, nor there.
     status = read_status("run")
     assert status is not None
     write_status("1/run", replace(status, state="INTERRUPTED"))
+    (here / "1/run/checkpoints/step-5").rmdir()
     (here / "together.py").write_text(TOGETHER)
     both = Gang(here / "together.py", wish, count=2, folder=here / "said")
     codes, errors = both.exit_codes(), both.errors()
@@ -220,7 +243,7 @@ def test_of_several_processes_one_decides_where_a_run_goes_on(here: Path, train:
         return
     assert codes == [0, 0], errors
     told = [given(here / name)[-1] for name in ("0", "1")]
-    assert told == [(str(here / "0/run/checkpoints/step-5"), True, None)] * 2
+    assert told == [(str(here / "0/run/checkpoints/step-5"), None, None)] * 2
 
 
 def test_a_changed_schedule_may_go_on_from_an_older_step(here: Path, train: Chomp):

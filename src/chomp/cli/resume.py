@@ -1,8 +1,8 @@
 """`chomp train --resume`: where a run goes on, settled before anything of it is started.
 
 Without it a run continues what its folder holds. `none` insists on a folder without checkpoints,
-`latest` on one that has some; a number goes back to the checkpoint of that step, which makes those
-after it the past of another line: they are moved aside by the run once it has restored, and kept.
+`latest` on one that has some. A number goes back to the checkpoint of that step, once: the run moves
+newer ones aside after it has restored, and keeps them. The same command then continues from there.
 """
 
 # ruff: noqa: PLC0415
@@ -55,7 +55,7 @@ def beginning(run: PlannedStep, wish: Resume) -> Beginning:
 
     folder = join(run.path, CHECKPOINTS)
     # What is forced is moved aside first, with its checkpoints.
-    steps = [] if run.is_forced else _steps_in(folder)
+    steps = [] if run.is_forced else checkpoint_steps(run.path)
     if wish == "none":
         _require_fresh(run, folder, steps)
         return Beginning(told="--resume none: a fresh start")
@@ -90,31 +90,40 @@ def reopen(run: PlannedStep) -> None:
 
 
 def _back_to(run: PlannedStep, folder: str, step: int, steps: list[int]) -> Beginning:
-    is_done = run.found is not None and run.found.state == "SUCCESS"
     newest = _came_from(folder, step)
-    is_continued = newest is not None and not is_done and not _goes_back_always(run)
-    # The same command after an interruption: by then the step itself may have been cleaned up.
-    if step not in steps and not is_continued:
+    # The same command, which has gone back before; with another config it goes back once more.
+    is_again = newest is not None and _is_same_config(run) and not _goes_back_always(run)
+    if is_again and run.action == "skip":
+        return Beginning(
+            told=f"--resume {step}: the run has gone on from step-{step} and is done. To go back "
+            "once more, add -o train.load_checkpoint=true"
+        )
+    # Once a run has gone on, the step itself may have been cleaned up.
+    if step not in steps and not is_again:
         raise _not_there(step, folder, steps)
     if run.action == "wait":
         raise _held(run)
     place = _place_of(folder, step)
     overrides = [f"trainer.load_checkpoint_path={place}"]
-    if is_continued:
+    if is_again:
         told = f"--resume {step}: continues the line begun at step-{step}: from step-{newest}"
         return Beginning(told=told, overrides=tuple(overrides))
     later = [each for each in steps if each > step]
     if not later and run.action == "skip":
         return Beginning()  # it is done, and said to be
-    if is_done and newest is not None:
-        # It went back there before, and got to its end: this is another wish, not the same one.
-        overrides.append("trainer.load_checkpoint=true")
+    if newest is not None:
+        overrides.append("trainer.load_checkpoint=true")  # else the run would continue its line
     told = f"--resume {step}: from {place}"
     if later:
         told += f". Newer ones are moved aside and kept: {_listed(later)}"
+    is_done = run.found is not None and run.found.state == "SUCCESS"
     return Beginning(
         told=told, overrides=tuple(overrides), is_reopened=is_done and run.action == "skip"
     )
+
+
+def _is_same_config(run: PlannedStep) -> bool:
+    return run.found is not None and run.found.identity == run.identity.hash
 
 
 def _place_of(folder: str, step: int) -> str:
@@ -125,11 +134,12 @@ def _place_of(folder: str, step: int) -> str:
     return os.path.abspath(place) if is_local(place) else place
 
 
-def _steps_in(folder: str) -> list[int]:
-    """The steps with a checkpoint, readable or not: what is there is to be dealt with."""
-    from chomp.checkpoint.layout import step_of_name
-    from chomp.storage import is_folder, list_folder
+def checkpoint_steps(run: str) -> list[int]:
+    """The steps of a run folder with a checkpoint, complete or not."""
+    from chomp.checkpoint.layout import CHECKPOINTS, step_of_name
+    from chomp.storage import is_folder, join, list_folder
 
+    folder = join(run, CHECKPOINTS)
     names = list_folder(folder) if is_folder(folder) else []
     return sorted(step for step in map(step_of_name, names) if step is not None)
 

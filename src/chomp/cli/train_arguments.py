@@ -20,7 +20,8 @@ Resume = Annotated[
     typer.Option(
         metavar="none|latest|STEP",
         help="none: a fresh start, refused where there are checkpoints. latest: there must be one. "
-        "STEP: go back to that one; newer ones are moved aside. Default: continue what there is.",
+        "STEP: go back to that one; newer ones are moved aside; given again, continue. Default: "
+        "continue what there is.",
     ),
 ]
 MaxSteps = Annotated[
