@@ -12,6 +12,8 @@ import yaml
 from chomp.cli.given_config import GivenConfig
 from chomp.cli.launch_files import launch_steps
 from chomp.executor import plan_steps
+from chomp.executor.status import LOCK, read_info
+from chomp.storage import Lease
 from tests import tiny
 from tests.cli.conftest import Chomp
 from tests.cli.small_launch import LAUNCH_FILE
@@ -145,6 +147,24 @@ def test_a_run_that_never_began_for_its_data_does_not_keep_the_folder(training: 
     (training / "notes.jsonl").write_text(notes)
     assert chomp("train", "launch.py", "--run-dir", "run").code == 0
     assert (training / "run/runs").read_text() == "ran\n"
+
+
+def test_a_run_that_ended_before_its_first_checkpoint_does_not_keep_the_folder(
+    training: Path, chomp: Chomp
+):
+    command = ["train", "launch.py", "--run-dir", "run"]
+    assert chomp(*command, "-o", "is_stopped=true").code == 75
+    other = [*command, "-o", "train.steps=41"]
+    with Lease.acquire(f"run/{LOCK}", timeout_s=1):  # as long as it runs, it may save at any time
+        assert "run holds another run" in chomp(*other).err
+    (training / "run/checkpoints/step-3").mkdir(parents=True)
+    assert "run holds another run" in chomp(*other).err
+    (training / "run/checkpoints/step-3").rmdir()
+    assert chomp(*other).code == 0
+    assert (training / "run/runs").read_text() == "ran\n"
+    info = read_info("run")
+    assert info is not None
+    assert info.config["trainer"]["steps"] == 41
 
 
 def test_a_folder_with_things_of_somebody_else_is_refused(training: Path, chomp: Chomp):

@@ -16,7 +16,14 @@ from typing import TYPE_CHECKING, Any
 from chomp.cli.given_config import GivenConfig
 from chomp.cli.given_text import given_text
 from chomp.cli.launch_files import Launch, loaded_launch
-from chomp.cli.resume import Beginning, Resume, beginning, reopen, resume_wish
+from chomp.cli.resume import (
+    Beginning,
+    Resume,
+    beginning,
+    checkpoint_steps,
+    reopen,
+    resume_wish,
+)
 from chomp.cli.template_folder import LAUNCH_FILE
 from chomp.cli.terminal import say
 from chomp.errors import LaunchError, message, require
@@ -180,9 +187,23 @@ def _planned(
     if run_dir is None:
         run = in_earlier_folder(run, folder, identities_at(given.outputs), allowed)
     planned = plan_steps([*before, run], prefix=given.outputs, force=force, allow=allowed)
-    refuse_other_run(planned[-1], allowed, elsewhere="choose another --run-dir")
+    if not _is_without_result(planned[-1]):
+        refuse_other_run(planned[-1], allowed, elsewhere="choose another --run-dir")
     _refuse_other_files(planned[-1])
     return planned
+
+
+def _is_without_result(planned: PlannedStep) -> bool:
+    """Whether the run in the folder ended without a checkpoint: there is nothing to protect."""
+    from chomp.executor.status import LOCK
+    from chomp.storage import Lease, join
+
+    has_ended = planned.found is not None and planned.found.state != "SUCCESS"
+    return (
+        has_ended
+        and Lease.live_holder(join(planned.path, LOCK)) is None
+        and not checkpoint_steps(planned.path)
+    )
 
 
 def _refuse_other_files(planned: PlannedStep) -> None:
