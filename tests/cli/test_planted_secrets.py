@@ -15,7 +15,7 @@ from chomp.cli.given_config import GivenConfig
 from chomp.cli.given_text import given_text
 from chomp.executor import ExecutorStep, plan_steps, run_plan, this_output_path, versioned
 from chomp.hooks.run_folder import RunFolder
-from chomp.storage.secrets import redacted, without_passwords_of, without_secrets
+from chomp.storage.secrets import is_secret_name, redacted, without_passwords_of, without_secrets
 from chomp.tokenize import ByteTokenizer
 from chomp.tracking import WandbConfig
 from experiments.grug.base.launch import GrugBaseLaunchConfig, run_config
@@ -269,6 +269,29 @@ def test_a_special_token_is_no_secret(chomp: Chomp, tmp_path: Path):
     variables = "variables: {eos_token: endoftextlong, bos_token: <|begin|>, max_tokens: 123456789}"
     (tmp_path / "mine.yaml").write_text(f"{variables}\n{text}")
     assert chomp("config", "show", str(tmp_path / "mine.yaml")).code == 0
+
+
+@pytest.mark.parametrize(
+    ("names", "is_secret"),
+    [
+        (
+            "stop_token eot_token image_token bos_token eos_token pad_token unk_token mask_token",
+            False,
+        ),
+        ("sep_token cls_token image_start_token end_of_turn_token fim-prefix-token", False),
+        ("decoder_start_token max_tokens tokenizer", False),
+        ("token hf_token api_token auth_token access_token HF_TOKEN RAY_AUTH_TOKEN", True),
+        ("session_token github-token deadend_token api_key AWS_SECRET_ACCESS_KEY", True),
+    ],
+)
+def test_names_of_special_tokens_are_told_from_those_of_secrets(
+    names: str, is_secret: bool, monkeypatch: pytest.MonkeyPatch
+):
+    for name in names.split():
+        assert is_secret_name(name) == is_secret, name
+        monkeypatch.setenv(name, "as long as a secret")
+        assert (redacted("as long as a secret") == f"<{name}>") == is_secret, name
+        monkeypatch.delenv(name)
 
 
 def test_what_a_comment_notes_after_the_name_of_a_secret_is_not_kept(tmp_path: Path):

@@ -37,8 +37,8 @@ to.
 - A YAML file says which template it configures (`template: base`, or a folder; `megalodon` where it
   says nothing) and fills in the config of that template's launch file. `-o key=value` after a
   command changes single fields. Unknown keys are refused at every depth, with the nearest one.
-- A file changes only the fields that it names, at every depth: the others are as the launch file has
-  them. Defaults below are those of the launch file; another `kind` of a section starts from the
+- A file changes only the fields that it names, at every depth: the others are as the launch file
+  has them. Defaults below are those of the launch file; another `kind` of a section starts from the
   defaults of that kind. Entries of a mapping (`data.components`) and items of a list are exactly
   those that the file has. After `-o`, a mapping replaces a section as a whole.
 - `variables: {width: 256}` may stand at the top: `$variables.width` is the value itself, and

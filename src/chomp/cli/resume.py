@@ -1,8 +1,8 @@
 """`chomp train --resume`: where a run goes on, settled before anything of it is started.
 
 Without it a run continues what its folder holds. `none` insists on a folder without checkpoints,
-`latest` on one that has some. A number goes back to the checkpoint of that step, once: the run moves
-newer ones aside after it has restored, and keeps them. The same command then continues from there.
+`latest` on one that has some. A number goes back to the checkpoint of that step, once: the run
+moves newer ones aside after it has restored, and keeps them. The same command then continues.
 """
 
 # ruff: noqa: PLC0415

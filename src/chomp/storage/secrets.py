@@ -12,8 +12,14 @@ from typing import Any
 
 # WANDB_API_KEY, HF_TOKEN, RAY_AUTH_TOKEN, AWS_SECRET_ACCESS_KEY, …; not TOKENIZERS_PARALLELISM.
 _SECRET_NAME = re.compile(r"(^|_)(API_?KEY|ACCESS_KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS)$")
-# Which begin or end a document, and are no secret: `eos_token`.
-_SPECIAL_TOKEN = re.compile(r"(BOS|EOS|PAD|UNK|MASK|SEP|CLS)_TOKEN$")
+# What a tokenizer's special tokens are called, which are no secrets: `eos_token`,
+# `image_start_token`, `end_of_turn_token`. Any other `..._token` is one: `hf_token`.
+_SPECIAL_TOKEN = re.compile(
+    r"(^|_)(BOS|BOT|BOI|BOA|BOV|SOS|SOT|EOS|EOT|EOM|EOD|EOF|EOL|EOI|EOA|EOV|PAD|PADDING|UNK|UNKNOWN"
+    r"|MASK|SEP|SEPARATOR|CLS|START|BEGIN|STOP|END|FIM|PREFIX|MIDDLE|SUFFIX|SENTINEL|SPECIAL|EXTRA"
+    r"|IMAGE|IMG|VIDEO|AUDIO|VISION|SPEECH|PATCH|FRAME|TEXT|SENTENCE|PARAGRAPH|DOCUMENT|TURN|MESSAGE"
+    r"|HEADER|ROLE|THINK|TOOL|CALL|NEWLINE|SPACE|BLANK|PLACEHOLDER)_TOKEN$"
+)
 # A shorter value is a word like `true`, and would be blotted out all over a config.
 _MIN_CHARACTERS = 8
 # A shorter password is blotted out where an address has it, and nowhere else: `x` is in any text.
@@ -106,7 +112,7 @@ def _secrets() -> dict[str, str]:
     found = {
         value: name
         for name, value in os.environ.items()
-        if len(value) >= _MIN_CHARACTERS and _SECRET_NAME.search(name.upper())
+        if len(value) >= _MIN_CHARACTERS and is_secret_name(name)
     }
     return dict(sorted(found.items(), key=lambda item: len(item[0]), reverse=True))
 
