@@ -70,3 +70,23 @@ def test_ctrl_c_ends_with_the_code_of_an_interrupted_command(chomp: Chomp, folde
     (folder / "interrupted.py").write_text("raise KeyboardInterrupt\n")
     told = chomp("data", "build", "interrupted.py")
     assert (told.code, told.err) == (130, "Stopped. Run the same command again to go on.\n")
+
+
+@pytest.mark.parametrize(
+    "arguments", [["config", "schema", "--template", "base"], ["train", "--help"]]
+)
+def test_a_command_whose_reader_has_gone_ends_quietly(arguments: list[str]):
+    command = [sys.executable, "-m", "chomp", *arguments]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command, text=True, cwd=Path(__file__).parents[2], **pipes) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()  # as `| head` does, sooner or later
+        assert process.stderr.read() == ""
+    assert process.returncode == 141
+
+
+def test_a_pipe_that_breaks_elsewhere_keeps_its_traceback(chomp: Chomp, folder: Path):
+    (folder / "broken.py").write_text("raise BrokenPipeError\n")
+    with pytest.raises(BrokenPipeError):
+        chomp("data", "build", "broken.py")

@@ -1,5 +1,6 @@
 """The schema of YAML files takes what `chomp train` takes, key by key, and nothing else."""
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -129,3 +130,13 @@ def test_what_a_file_may_not_have_is_not_in_it(schemas, content: Any):
 )
 def test_a_variable_may_stand_for_anything(schemas, content: Any):
     assert complaints(schemas, content) == []
+
+
+def test_a_config_without_sections_has_a_schema_too():
+    @dataclass(frozen=True, kw_only=True)
+    class FlatLaunchConfig:
+        width: int = 3
+
+    validator = jsonschema.Draft202012Validator(file_schema(FlatLaunchConfig))
+    assert list(validator.iter_errors({"template": "mine", "width": "$variables.width"})) == []
+    assert list(validator.iter_errors({"width": "wide"}))

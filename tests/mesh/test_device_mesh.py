@@ -1,6 +1,9 @@
 """The mesh keeps its four axes on any number of devices, and says which sizes would work."""
 
+import os
 import re
+import subprocess
+import sys
 
 import jax
 import numpy as np
@@ -127,3 +130,29 @@ def test_a_run_that_may_not_take_the_cpu_is_refused_on_one():
         ConfigError, match=r"no device but CPUs.*Allowed: a GPU.*train\.allow_cpu=true"
     ):
         create_mesh(MeshConfig(allow_cpu=False))
+
+
+NO_SUCH_DEVICE = """
+import jax
+from chomp.errors import ConfigError
+from chomp.mesh import MeshConfig, create_mesh
+
+for platform in ("cuda", "rocm"):
+    jax.config.update("jax_platforms", platform)
+    try:
+        create_mesh(MeshConfig())
+    except ConfigError as error:
+        print(error)
+"""
+
+
+def test_a_platform_that_is_not_there_is_refused_by_name():
+    env = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+    command = [sys.executable, "-c", NO_SUCH_DEVICE]
+    found = subprocess.run(command, capture_output=True, text=True, env=env, check=True)
+    told = found.stdout.splitlines()
+    assert [line.partition(", ")[0] for line in told] == [
+        "JAX_PLATFORMS=cuda",
+        "JAX_PLATFORMS=rocm",
+    ]
+    assert all("Allowed: " in line and "Fix: " in line for line in told)

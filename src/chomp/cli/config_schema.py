@@ -56,7 +56,7 @@ def file_schema(cls: type[Any]) -> Schema:
     schema = config_schema(cls)
     for name, part in list(_earlier_keys(schema, cls)):
         _put(schema, cls, name, part)
-    sections = {name: _with_references(part) for name, part in schema["$defs"].items()}
+    sections = {name: _with_references(part) for name, part in schema.get("$defs", {}).items()}
     schema = _with_references(schema)
     own = {"template": _TEXT_OR_NULL, SECTION: {"type": ["object", "null"]}}
     return {

@@ -94,7 +94,16 @@ def exit_code(arguments: Sequence[str]) -> int:
     """Do what the arguments say, and tell what goes wrong; the exit code."""
     try:
         action = _parsed(arguments)
-        return 0 if action is None else _done(action)
+        code = 0 if action is None else _done(action)
+        sys.stdout.flush()
+        return code
+    except (BrokenPipeError, SystemExit) as error:
+        from chomp.launch.main import NO_READER_EXIT_CODE
+        from chomp.launch.telling import is_reader_gone
+
+        if not is_reader_gone(error):
+            raise
+        return NO_READER_EXIT_CODE
     except RunInterrupted as stop:
         _tell_stop(str(stop))
         return stop.exit_code

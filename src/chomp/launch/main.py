@@ -20,14 +20,15 @@ from chomp.launch.launching import DryRun, Report, launched, require_dry_run
 from chomp.launch.restarts import require_restartable, restarted, this_command
 from chomp.launch.sweep import Point, Sweep, grid_of, points_in_file, sweep_of
 from chomp.launch.sweep_table import DEFAULT_METRIC, LOWEST, require_order, tell_sweep
-from chomp.launch.telling import tell_error, tell_stop, tell_warnings_only
+from chomp.launch.telling import is_reader_gone, tell_error, tell_stop, tell_warnings_only
 from chomp.launch.together import is_spokesman
 from chomp.storage import join
 
 L = TypeVar("L", bound=ConfigClass)
 
-# What a shell reports for a command ended by Ctrl-C.
+# What a shell reports for a command ended by Ctrl-C, and for one whose reader has gone.
 INTERRUPTED_EXIT_CODE = 130
+NO_READER_EXIT_CODE = 141
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +67,13 @@ def _exit_code(file: _LaunchFile[L]) -> int:
     tell_warnings_only()
     try:
         asked = parsed_command_line(file.description)
-        return _launched(file, asked) if asked else 0
+        code = _launched(file, asked) if asked else 0
+        sys.stdout.flush()
+        return code
+    except (BrokenPipeError, SystemExit) as error:
+        if not is_reader_gone(error):
+            raise
+        return NO_READER_EXIT_CODE
     except RunInterrupted as stop:
         tell_stop(str(stop))
         return stop.exit_code

@@ -5,7 +5,9 @@ broken over two lines cannot be copied.
 """
 
 import logging
+import os
 import re
+import select
 import sys
 import traceback
 from collections.abc import Sequence
@@ -23,8 +25,25 @@ from chomp.storage import LeaseHolder, exists, join
 
 _console = Console(soft_wrap=True)
 _errors = Console(stderr=True, soft_wrap=True)
+_STDOUT = 1  # its file descriptor
 _ACTION_STYLES = {"run": "bold", "skip": "green", "wait": "yellow"}
 _VERBS = {"run": "continued", "skip": "reused", "wait": "waited for"}
+
+
+def is_reader_gone(error: BaseException) -> bool:
+    """Whether a command ends because nobody reads its output any more, as after `| head`.
+
+    What it has left to print then goes nowhere.
+    """
+    if isinstance(error, SystemExit):  # as rich does it
+        return isinstance(error.__context__, BrokenPipeError)
+    # A socket or another pipe may be what broke.
+    out = select.poll()
+    out.register(_STDOUT, 0)
+    if not out.poll(0):
+        return False
+    os.dup2(os.open(os.devnull, os.O_WRONLY), _STDOUT)
+    return True
 
 
 def tell_warnings_only() -> None:

@@ -8,7 +8,7 @@ import jax
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from chomp.errors import ConfigError, divisors, message
-from chomp.mesh.device_mesh import MeshConfig, abstract_mesh, create_mesh
+from chomp.mesh.device_mesh import MeshConfig, abstract_mesh, all_devices, create_mesh
 
 Tree = TypeVar("Tree")
 AnyMesh = Mesh | AbstractMesh
@@ -39,7 +39,8 @@ def abstract_arrays(make: Callable[[], Tree]) -> Tree:
     sizes that do not divide, before anything could be said about them. `make` therefore makes its
     own random keys: one from outside lies on the mesh that was set there.
     """
-    with jax.set_mesh(create_mesh(MeshConfig(data=1), devices=jax.local_devices()[:1])):
+    own = [device for device in all_devices() if device.process_index == jax.process_index()]
+    with jax.set_mesh(create_mesh(MeshConfig(data=1), devices=own[:1])):
         return jax.eval_shape(make)
 
 

@@ -83,7 +83,7 @@ def _near_sizes(num_devices: int, wanted: tuple[int, int, int]) -> list[tuple[in
 
 def create_mesh(config: MeshConfig, *, devices: Sequence[jax.Device] | None = None) -> Mesh:
     """The explicit mesh of `config` over `devices` (default: all). Enter it with `jax.set_mesh`."""
-    devices = jax.devices() if devices is None else list(devices)
+    devices = all_devices() if devices is None else list(devices)
     require(
         config.allow_cpu or devices[0].platform != "cpu",
         given="mesh.allow_cpu=false (train.allow_cpu) where JAX finds no device but CPUs",
@@ -97,6 +97,25 @@ def create_mesh(config: MeshConfig, *, devices: Sequence[jax.Device] | None = No
         AXES,
         axis_types=(AxisType.Explicit,) * len(AXES),
     )
+
+
+def all_devices() -> Sequence[jax.Device]:
+    """`jax.devices()`; `ConfigError` where JAX cannot start what JAX_PLATFORMS names."""
+    try:
+        return jax.devices()
+    # JAX fails by an assertion where it has no plugin for JAX_PLATFORMS=cuda.
+    except (RuntimeError, AssertionError) as error:
+        wanted = jax.config.values["jax_platforms"]
+        raise ConfigError(
+            message(
+                given=f"JAX_PLATFORMS={wanted}, where JAX finds no such device"
+                if wanted
+                else f"a machine on which JAX cannot start ({error})",
+                allowed="a platform that is installed and has a device: cpu, cuda or tpu",
+                fix="set JAX_PLATFORMS=cpu, unset it to take what there is, or install what the "
+                "device needs (`uv sync --extra gpu` for NVIDIA GPUs)",
+            )
+        ) from error
 
 
 def abstract_mesh(
