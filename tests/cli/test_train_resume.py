@@ -106,8 +106,18 @@ def test_a_step_that_was_not_saved_is_refused_with_those_that_were(train: Chomp)
     assert "has step-5, step-100. Allowed: one of those. Fix: " in train("--resume", "0").err
 
 
+def test_latest_is_the_newest_complete_checkpoint(here: Path, train: Chomp):
+    assert train().code == 0
+    told = train("--resume", "latest")
+    assert (told.code, told.out) == (1, "")
+    assert "run/checkpoints has only incomplete checkpoints (step-5, step-100)" in told.err
+    write_metadata(str(here / "run/checkpoints/step-5"), about(step=5))
+    assert "--resume latest: from step 5\n" in train("--resume", "latest").out
+
+
 def test_latest_of_a_run_that_is_done_says_so(here: Path, train: Chomp):
     assert train().code == 0
+    write_metadata(str(here / "run/checkpoints/step-100"), about(step=100))
     for wish in ("latest", "100"):
         told = train("--resume", wish)
         assert (told.code, told.err) == (0, "")

@@ -50,7 +50,7 @@ def resume_wish(text: str | None) -> Resume | None:
 
 def beginning(run: PlannedStep, wish: Resume) -> Beginning:
     """How a planned run goes on as is wished; raises `CheckpointError` where it cannot."""
-    from chomp.checkpoint.layout import CHECKPOINTS
+    from chomp.checkpoint.layout import CHECKPOINTS, latest_checkpoint
     from chomp.storage import join
 
     folder = join(run.path, CHECKPOINTS)
@@ -65,10 +65,13 @@ def beginning(run: PlannedStep, wish: Resume) -> Beginning:
         allowed="one of them: --force moves the checkpoints aside and starts over",
         fix="leave one out",
     )
+    if wish == "latest":
+        newest = latest_checkpoint(folder)
+        if newest is None:
+            raise _not_there(wish, folder, steps)
+        return Beginning(told=f"--resume latest: from step {newest.metadata.step}")
     if not steps:
         raise _not_there(wish, folder, steps)
-    if wish == "latest":
-        return Beginning(told=f"--resume latest: from step {steps[-1]}")
     assert isinstance(wish, int), "one of the words was dealt with"
     return _back_to(run, folder, wish, steps)
 
@@ -179,6 +182,8 @@ def _require_fresh(run: PlannedStep, folder: str, steps: list[int]) -> None:
 def _not_there(wish: Resume, folder: str, steps: list[int]) -> CheckpointError:
     known = _listed(steps) if steps else "no checkpoint"
     others = "one of those" if steps else "latest or a step only where the run has saved"
+    if wish == "latest" and steps:
+        known, others = f"only incomplete checkpoints ({known})", "a complete checkpoint"
     return CheckpointError(
         message(
             given=f"--resume {wish}, but {folder} has {known}",

@@ -71,7 +71,7 @@ class NonFiniteGuard:
         told = ", ".join(f"{name}={value}" for name, value in judged.items())
         told = f"step {step} gave {told}"
         if self._policy == "raise":
-            raise _error(told, "the last checkpoint is intact")
+            raise _error(told, "no checkpoint holds that step")
         if self._in_a_row >= MAX_SKIPS_IN_A_ROW:
             raise _error(f"{told}, as did the {MAX_SKIPS_IN_A_ROW - 1} steps before it", "")
         if self._policy == "stop":
