@@ -1,6 +1,7 @@
 """Whether a checkpoint is of this run: one table, three classes, nothing read but metadata."""
 
 import logging
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -123,6 +124,12 @@ def test_a_change_that_would_move_the_data_is_refused_even_where_it_is_allowed()
 
 def test_another_hash_of_equal_fields_is_refused_and_shown():
     assert "config_hash" in refusal(run(), config_hash="deadbeef")
+
+
+def test_a_hash_over_other_fields_by_an_earlier_version_is_accepted():
+    saved = step_folder()
+    earlier = replace(saved, metadata=replace(saved.metadata, config_hash="of an earlier version"))
+    require_same_run(earlier, about(run()), config=run())
 
 
 @pytest.mark.parametrize("name", ["trainer.step", "steps", "", "*", "trainer.steps.0", "model.x"])

@@ -12,8 +12,15 @@ from typing import Any
 
 from chomp.checkpoint.layout import StepFolder
 from chomp.checkpoint.metadata import CheckpointMetadata
-from chomp.config import MISSING, Difference, config_difference, unset_additions
-from chomp.errors import CheckpointError, message
+from chomp.config import (
+    MISSING,
+    Difference,
+    config_difference,
+    config_from_mapping,
+    config_hash,
+    unset_additions,
+)
+from chomp.errors import CheckpointError, ConfigError, message
 
 # Of `environment`: what decides the order of sums, and with it the last bits of every result.
 _EXACT_WITH = ("devices", "processes", "cores", "device_kind", "jax", "jaxlib")
@@ -138,10 +145,23 @@ def _config_changes(
         for change in config_difference(saved.config, about.config)
         if change.before is not MISSING or change.path not in added
     ]
-    if saved.config_hash != about.config_hash and not any(c.mark == "identity" for c in changes):
-        # A secret, or a version of chomp that counts other fields as part of a run.
+    if about.config_hash not in (saved.config_hash, _hash_by_present_marks(saved, config)) and (
+        not any(change.mark == "identity" for change in changes)
+    ):
+        # A secret, which no mapping holds, or a field that is gone.
         changes.append(_identity("config_hash", saved.config_hash, about.config_hash))
     return changes
+
+
+def _hash_by_present_marks(saved: CheckpointMetadata, config: Any) -> str | None:
+    """The hash that this version of chomp gives the saved config; None if it cannot read it.
+
+    An earlier one may have counted other fields as identity.
+    """
+    try:
+        return config_hash(config_from_mapping(type(config), saved.config))
+    except ConfigError:
+        return None
 
 
 def _data_changes(found: StepFolder, about: CheckpointMetadata) -> list[Difference]:
