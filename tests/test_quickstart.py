@@ -275,9 +275,7 @@ def test_a_batch_or_mesh_that_does_not_fit_the_devices_is_refused(
     for word in words:
         assert word in done.stderr
     assert "Traceback" not in done.stderr
-    status = json.loads((run_folder(prefix, run_id) / ".executor_status").read_text())
-    assert status["state"] == "FAILED"
-    assert not (run_folder(prefix, run_id) / "checkpoints").exists()
+    assert not list(prefix.glob(f"grug/{run_id}-*"))  # before anything of the run was made
 
 
 def test_a_damaged_token_store_stops_the_run_and_says_how_to_rebuild_it(

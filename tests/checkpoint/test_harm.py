@@ -132,10 +132,11 @@ def test_metadata_of_another_run_is_never_restored_with_these_arrays(folder, tmp
 
 
 def test_metadata_of_another_config_is_an_error_that_says_so(folder, mesh):
-    change_metadata(folder / "step-8", config_hash="0123", run_id="another")
+    another = {"model": {"columns": 99}}
+    change_metadata(folder / "step-8", config=another, config_hash="0123", run_id="another")
     before = snapshot(folder)
     with pytest.raises(
-        CheckpointError, match=r"step-8 was saved by another run:(?s:.)*config_hash"
+        CheckpointError, match=r"step-8 was saved by another run:(?s:.)*model\.columns"
     ):
         begun(folder, mesh)
     assert snapshot(folder) == before

@@ -408,7 +408,7 @@ def test_texts_in_mappings_and_plain_ones_may_stand_together():
 WARNED = """
 import logging, sys
 from chomp.data import HuggingFaceSource, TextFormat, source_documents
-from chomp.errors import DataError
+from chomp.errors import StorageError
 from chomp.launch.telling import tell_warnings_only
 from chomp.tokenize import load_hub_tokenizer
 
@@ -420,7 +420,7 @@ if way == "dataset":
 else:
     try:
         load_hub_tokenizer("nobody/nothing")
-    except DataError:
+    except StorageError:
         pass
 for name in ("huggingface_hub.utils", "datasets.load"):
     logging.getLogger(name).warning("warned by %s", name)

@@ -249,8 +249,13 @@ def test_a_launched_run_refuses_before_anything_is_built(
         samples=wrong.samples,
         logging=wrong.logging,
     )
-    planned = plan_steps(base.steps(launch), prefix=str(tmp_path / "outputs"))
-    assert len(planned) == 4  # a tokenizer, two stores, the run
+    prefix = str(tmp_path / "outputs")
+
+    def plan_and_run() -> None:
+        planned = plan_steps(base.steps(launch), prefix=prefix)
+        assert len(planned) == 4  # a tokenizer, two stores, the run
+        run_planned(planned, prefix=prefix)
+
     with pytest.raises(fault.kind, match=fault.words):
-        run_planned(planned, prefix=str(tmp_path / "outputs"))
+        plan_and_run()
     assert not (tmp_path / "outputs").exists()

@@ -46,8 +46,8 @@ def _downloaded(name: str, revision: str | None, *, is_patient: bool) -> str:
     try:
         import huggingface_hub as hub  # noqa: PLC0415  optional, and slow to import
 
-        show_hub_warnings_once()
         cached = hub.try_to_load_from_cache(name, "tokenizer.json", revision=revision)
+        show_hub_warnings_once()  # only now: the library imports its parts when they are used
         if not (is_patient or isinstance(cached, str)):
             hub.get_hf_file_metadata(hub.hf_hub_url(name, "tokenizer.json", revision=revision))
         path = hub.hf_hub_download(name, "tokenizer.json", revision=revision)
