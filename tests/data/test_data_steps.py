@@ -204,7 +204,9 @@ def test_a_component_of_weight_0_is_evaluated_whole(data: LmDataConfig, tmp_path
     assert rows["rhymes"] >= stores["rhymes"].manifest.num_tokens // 16
 
 
-def test_a_store_of_a_part_is_refused_for_a_component_of_weight_0(data, tmp_path: Path):
+def test_a_component_of_weight_0_takes_a_store_of_a_part_only_if_it_is_the_held_out_one(
+    data, tmp_path: Path, caplog
+):
     data = replace(data, tokenizer=TokenizerConfig(kind="byte"))
     steps = plan(data, tmp_path / "outputs")
     run_all(steps)
@@ -213,8 +215,13 @@ def test_a_store_of_a_part_is_refused_for_a_component_of_weight_0(data, tmp_path
         data = with_component(data, name, validation_store=path)
     idle = with_component(data, "rhymes", weight=0.0)
     assert len(build_eval_datasets(data, ByteTokenizer(), seq_len=16)) == 2
+    assert not caplog.records
+    # As it was built before weight 0 meant all documents: runs of that time are still evaluated.
+    assert len(build_eval_datasets(idle, ByteTokenizer(), seq_len=16)) == 2
+    assert "'rhymes' is evaluated IN PART" in caplog.text
+    other = with_component(idle, "rhymes", validation_store=steps["tokens/rhymes-train"].path)
     with pytest.raises(DataError, match=r"'rhymes'.*0\.2.*Allowed: .*all.*Fix: "):
-        build_eval_datasets(idle, ByteTokenizer(), seq_len=16)
+        build_eval_datasets(other, ByteTokenizer(), seq_len=16)
 
 
 def test_weight_0_in_some_stages_alone_holds_out_the_usual_fraction(data, tmp_path: Path):

@@ -70,8 +70,9 @@ def dry(config: GrugRunConfig) -> str:
     return console.file.getvalue()
 
 
-def check(config: GrugRunConfig) -> None:
-    check_run(config, partial(fresh_state, config), is_here=True)
+def check(config: GrugRunConfig, *, is_here: bool = True) -> None:
+    state, step = partial(fresh_state, config), partial(train_step_of, config)
+    check_run(config, state, step, is_here=is_here)
 
 
 def changed(config: GrugRunConfig, section: str, **values: Any) -> GrugRunConfig:
@@ -163,6 +164,19 @@ FAULTS = {
         ConfigError,
         "TiB of each device",
     ),
+    "activations": Fault(
+        lambda config: changed(config, "trainer", batch_size=2**26), ConfigError, "training step"
+    ),
+    "first weights": Fault(
+        lambda config: changed(config, "trainer", initialize_from="/no/such/run"),
+        ConfigError,
+        "/no/such/run",
+    ),
+    "a later schedule": Fault(
+        lambda config: changed(config, "optimizer", schedule_start=2),
+        ConfigError,
+        "optim.schedule_start=2",
+    ),
 }
 
 
@@ -190,10 +204,10 @@ def test_what_can_run_is_not_refused(config: GrugRunConfig):
 
 def test_devices_of_another_process_are_not_judged(config: GrugRunConfig):
     large = FAULTS["memory"].change(config)
-    check_run(large, partial(fresh_state, large), is_here=False)
+    check(large, is_here=False)
     wrong = FAULTS["tokenizer"].change(config)
     with pytest.raises(ConfigError):
-        check_run(wrong, partial(fresh_state, wrong), is_here=False)
+        check(wrong, is_here=False)
 
 
 def test_a_step_that_does_not_fit_is_refused_by_a_dry_run_once_it_is_compiled(

@@ -73,7 +73,9 @@ def test_without_data_the_step_is_compiled_all_the_same_and_it_is_said(data, tmp
     }
     config = tiny.run_config(replace(data, components=nothing), tmp_path / "run")
     optimizer = replace(config.optimizer, schedule_start=6)
-    text = told(replace(config, optimizer=optimizer), is_data_ready=False)
+    trainer = replace(config.trainer, load_checkpoint_path="another/run")  # where it goes on from
+    config = replace(config, optimizer=optimizer, trainer=trainer)
+    text = told(config, is_data_ready=False)
     # The rates are those of the schedule, from its start to the end of the run.
     assert re.search(r"step\W+6\W.*\W11\W", text)
     assert "The first document of each component can be read." in text

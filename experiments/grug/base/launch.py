@@ -156,7 +156,8 @@ def train_base(launch: GrugBaseLaunchConfig) -> None:
 def check(launch: GrugBaseLaunchConfig, is_here: bool = True) -> None:
     """Raise what would end the run later; the executor asks before it builds any data."""
     config = run_config(launch)
-    hooks.check_run(config, partial(fresh_state, config), is_here=is_here)
+    state, step = partial(fresh_state, config), partial(train_step_of, config)
+    hooks.check_run(config, state, step, is_here=is_here)
 
 
 def dry_run(launch: GrugBaseLaunchConfig, is_data_ready: bool = False) -> None:

@@ -157,7 +157,8 @@ def train_megalodon(launch: GrugMegalodonLaunchConfig) -> None:
 def check(launch: GrugMegalodonLaunchConfig, is_here: bool = True) -> None:
     """Raise what would end the run later; the executor asks before it builds any data."""
     config = run_config(launch)
-    hooks.check_run(config, partial(fresh_state, config), is_here=is_here)
+    state, step = partial(fresh_state, config), partial(train_step_of, config)
+    hooks.check_run(config, state, step, is_here=is_here)
 
 
 def dry_run(launch: GrugMegalodonLaunchConfig, is_data_ready: bool = False) -> None:

@@ -25,6 +25,7 @@ from chomp.checkpoint.save import (
     save_step_checkpoint,
     save_temporary_checkpoint,
 )
+from chomp.checkpoint.weights_alone import require_weights
 
 __all__ = [
     "CHECKPOINTS",
@@ -43,6 +44,7 @@ __all__ = [
     "look",
     "receipt_of",
     "require_space",
+    "require_weights",
     "restore_checkpoint",
     "restore_latest_or_initialize",
     "save_step_checkpoint",

@@ -16,7 +16,7 @@ from jax.sharding import Mesh
 from chomp.checkpoint.candidates import described, search_at
 from chomp.checkpoint.compatibility import require_same_arrays
 from chomp.checkpoint.fallback import newest_whole
-from chomp.checkpoint.layout import StepFolder
+from chomp.checkpoint.layout import StepFolder, opened
 from chomp.checkpoint.leaves import named_leaves, with_leaves
 from chomp.checkpoint.metadata import CheckpointMetadata
 from chomp.checkpoint.read_on_mesh import placed
@@ -57,7 +57,7 @@ def these_weights(found: StepFolder, names: Sequence[WeightsName]) -> Sequence[W
         all(name in there for name in names),
         given=f"the averaged weights of {found.path}, which has none",
         allowed="a checkpoint of a run with train.ema_beta set",
-        fix="ask for the current weights (--weights params, or train.initialize_weights=current)",
+        fix="ask for the current weights, or choose a checkpoint that has an average",
     )
     return names
 
@@ -85,22 +85,26 @@ def load_weights(
     def targets(found: StepFolder) -> dict[str, jax.ShapeDtypeStruct]:
         return _targets(found, choose(found), leaves)
 
-    # Field by field: what the optimizer keeps is no business of a reader of weights.
     def check(found: StepFolder) -> None:
-        for field in [_FIELDS[name] for name in choose(found)]:
-            saved = within(found.metadata.arrays, field)
-            require_same_arrays(
-                found.path,
-                saved,
-                within(targets(found), field),
-                allowed="weights of the names, shapes and dtypes that the model has now",
-                fix=_same_model(found, model),
-            )
+        _require_same_weights(found, choose(found), targets(found), model)
 
     outcome = newest_whole("find weights", lambda: search_at(place), check=check, targets=targets)
     if outcome.whole is None:
         raise _none_whole(place, outcome.skipped)
     return WeightsAlone(outcome.whole.found, _models(abstract_params, outcome.whole.leaves))
+
+
+def require_weights(
+    place: str, name: WeightsName, abstract_params: Any, *, model: Mapping[str, Any]
+) -> None:
+    """Raise `begin_with_weights`'s errors that metadata tells, without a device or an array."""
+    readable = (opened(path) for path in search_at(place).places)
+    found = next((item for item in readable if isinstance(item, StepFolder)), None)
+    if found is None:
+        raise _none_whole(place, {})
+    names = these_weights(found, (name,))
+    targets = _targets(found, names, named_leaves(abstract_params))
+    _require_same_weights(found, names, targets, model)
 
 
 def begin_with_weights(
@@ -157,6 +161,23 @@ def _same_model(found: StepFolder, model: Mapping[str, Any] | None) -> str:
     differing = config_difference(found.metadata.config.get("model", {}), model)
     fields = ", ".join(f"model.{item.path}={item.before}" for item in differing)
     return f"set {fields}, as its run had, or {other}" if fields else other
+
+
+def _require_same_weights(
+    found: StepFolder,
+    names: Sequence[WeightsName],
+    targets: Mapping[str, Any],
+    model: Mapping[str, Any] | None,
+) -> None:
+    # Field by field: what the optimizer keeps is no business of a reader of weights.
+    for field in [_FIELDS[name] for name in names]:
+        require_same_arrays(
+            found.path,
+            within(found.metadata.arrays, field),
+            within(targets, field),
+            allowed="weights of the names, shapes and dtypes that the model has now",
+            fix=_same_model(found, model),
+        )
 
 
 def _targets(

@@ -167,6 +167,16 @@ def _require_split(name: str, store: TokenStore, split: Split, config: LmDataCon
     found, fraction = store.manifest.identity, config.held_out_fraction(name)
     if (found.split, found.validation_fraction) == (split, fraction):
         return
+    if fraction == 1.0 and (found.split, found.validation_fraction) == (
+        "validation",
+        config.validation_fraction,
+    ):
+        # Built before weight 0 meant all of it; none of it was trained on.
+        log.warning(
+            "component %r is evaluated IN PART: its store %s holds %s of its documents",
+            *(name, store.path, f"{found.validation_fraction:.0%}"),
+        )
+        return
     allowed = f"the {split} split at data.validation_fraction={fraction}"
     fix = "name the store of that split, or set the data.validation_fraction it was built with"
     if fraction == 1.0:

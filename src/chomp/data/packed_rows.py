@@ -160,9 +160,9 @@ class PackedRows:
         temporary = tempfile.mkdtemp(prefix="chomp-packing-")
         weakref.finalize(self, shutil.rmtree, temporary, ignore_errors=True)
         log.warning(
-            "the plan of packed rows cannot be kept in the store %s (%s) It is made at every start "
-            "and kept in %s until the end. To keep it, open the store once where it may be written "
-            "(chomp data forecast CONFIG).",
+            "the plan of packed rows cannot be kept in the store %s (%s). It is made at every "
+            "start and kept in %s until the end. To keep it, open the store once where it may be "
+            "written (chomp data forecast CONFIG).",
             *(store.path, reason, temporary),
         )
         _write_plan(store, rule, temporary)

@@ -5,27 +5,40 @@ A dry run makes the same checks.
 
 import logging
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
-from jax.sharding import AbstractMesh, Mesh
+import numpy as np
+from jax.sharding import AbstractMesh, Mesh, NamedSharding
 
-from chomp.checkpoint import CHECKPOINTS, list_checkpoints, require_space
-from chomp.data import BatchSchedule, early_tokenizer, read_first_documents, require_even_batches
+from chomp.checkpoint import CHECKPOINTS, list_checkpoints, require_space, require_weights
+from chomp.config import config_to_mapping
+from chomp.data import (
+    BatchSchedule,
+    GrugLmExample,
+    early_tokenizer,
+    read_first_documents,
+    require_even_batches,
+)
 from chomp.errors import StorageError, require
 from chomp.hooks.start_report import row_limits, state_parts
+from chomp.kernels.attention import AttentionMask
 from chomp.kernels.kernel_shapes import KernelShapes
 from chomp.kernels.precision import Precision
 from chomp.mesh import (
     FIX_STATE,
     abstract_arrays,
+    batch_shards,
+    batch_spec,
     bytes_per_device,
+    compiler_options,
     create_mesh,
     prepare_devices,
     require_divisible,
     require_memory,
     told_bytes,
 )
+from chomp.mesh.device_memory import device_memory
 from chomp.storage import join
 from chomp.tracking import require_installed
 
@@ -45,22 +58,36 @@ class DiskNeed(NamedTuple):
         return self.one * (self.permanent + self.temporary)
 
 
-def check_run(config: Any, make_state: Callable[[], Any], *, is_here: bool) -> None:
+def check_run(
+    config: Any,
+    make_state: Callable[[], Any],
+    make_step: Callable[[], Any],
+    *,
+    is_here: bool,
+) -> None:
     """Raise what would end a run later: packages, tokenizer, tasks, documents, mesh, memory.
 
-    `config` is a template's run config and `make_state` its `fresh_state`; nothing is allocated.
-    `is_here`: the run takes the devices of this process. Elsewhere they are checked when it starts.
+    `config` is a template's run config, `make_state` its `fresh_state` and `make_step` its jitted
+    step; nothing is allocated. `is_here`: the run takes the devices of this process. Elsewhere they
+    are checked when it starts.
     """
     check_inputs(config, is_hub_needed=True)
     if is_here:
         prepare_devices()
         state, mesh = abstract_arrays(make_state), create_mesh(config.mesh)
         check_mesh(config, state, mesh)
+        check_start(config, state)
         check_state_memory(state, mesh)
         check_disk(config, state)
         trainer = config.trainer
         mp = Precision.parse(trainer.precision)
         row_limits(config.model, config.data, seq_len=trainer.seq_len, mp=mp, mesh=mesh)
+        memory = device_memory()
+        if memory is not None and 2 * _rough_step_bytes(config, state, mesh) > memory.total:
+            with jax.set_mesh(mesh):
+                batch = empty_batch(config, mesh)
+                compiled = compile_step(config, make_state, make_step, batch, mesh)
+                check_step_memory(compiled, is_state_held=False)
 
 
 def check_inputs(config: Any, *, is_hub_needed: bool) -> list[str]:
@@ -94,6 +121,22 @@ def check_inputs(config: Any, *, is_hub_needed: bool) -> list[str]:
         )
     streams = read_first_documents(data, tokenizer)
     return untried + [f"a document of {name}, which is on a hub" for name in streams]
+
+
+def check_start(config: Any, state: Any) -> None:
+    """Raise what a new run could not begin with: first weights, a schedule that starts later."""
+    trainer, start = config.trainer, config.optimizer.schedule_start
+    is_new = not list_checkpoints(join(config.output_path, CHECKPOINTS))
+    if is_new and trainer.initialize_from is not None:
+        name: Literal["params", "ema"] = "ema" if trainer.initialize_weights == "ema" else "params"
+        model = config_to_mapping(config.model)
+        require_weights(trainer.initialize_from, name, state.params, model=model)
+    require(
+        start == 0 or not is_new or trainer.load_checkpoint_path is not None,
+        given=f"optim.schedule_start={start} in a new run",
+        allowed="0, or the step of a checkpoint that the run continues from",
+        fix="leave it out, or name the folder of the run to continue",
+    )
 
 
 def check_mesh(config: Any, state: Any, mesh: Mesh | AbstractMesh) -> None:
@@ -140,6 +183,46 @@ def check_disk(config: Any, state: Any) -> None:
             told_bytes(free),
             told_bytes(missing),
         )
+
+
+def _rough_step_bytes(config: Any, state: Any, mesh: Mesh) -> int:
+    """The memory a step may take of a device, to the factor of ten: what is far below fits.
+
+    Activations are about a byte for every thousand operations of a forward pass (124M and 1B on an
+    H200), and the loader makes a few batches ahead.
+    """
+    trainer = config.trainer
+    batches = BatchSchedule(trainer.batch_size, trainer.grad_accum)
+    tokens = batches.batch_size(0) * trainer.seq_len / batch_shards(mesh)
+    activations = tokens * config.model.flops_per_token(trainer.seq_len) / 1000
+    held = bytes_per_device(state_parts(state), mesh) + bytes_per_device(state.params, mesh)
+    return int(held + activations + 100 * tokens * trainer.grad_accum)
+
+
+def empty_batch(config: Any, mesh: Mesh) -> GrugLmExample:
+    """The shapes of the first step's rows, each of one document; nothing is allocated."""
+    trainer = config.trainer
+    batches = BatchSchedule(trainer.batch_size, trainer.grad_accum)
+    shape = (trainer.grad_accum, batches.batch_size(0), trainer.seq_len)
+    sharding = NamedSharding(mesh, batch_spec(3, batch_axis=1))
+    rows = jax.ShapeDtypeStruct(shape, np.int32, sharding=sharding)
+    return GrugLmExample(
+        tokens=rows,
+        loss_weight=jax.ShapeDtypeStruct(shape, np.float32, sharding=sharding),
+        attn_mask=AttentionMask.causal(segment_ids=None if config.data.stream_semantics else rows),
+    )
+
+
+def compile_step(
+    config: Any,
+    make_state: Callable[[], Any],
+    make_step: Callable[[], Any],
+    batch: GrugLmExample,
+    mesh: Mesh,
+) -> Any:
+    """The step of a run, compiled for the shapes of a batch."""
+    options = compiler_options(mesh, is_reproducible=config.trainer.reproducible)
+    return make_step().lower(jax.eval_shape(make_state), batch).compile(compiler_options=options)
 
 
 def step_memory(compiled: Any) -> int | None:

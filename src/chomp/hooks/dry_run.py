@@ -10,8 +10,7 @@ from contextlib import closing
 from typing import Any
 
 import jax
-import numpy as np
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import Mesh
 from rich.console import Console
 from rich.table import Table
 
@@ -21,20 +20,20 @@ from chomp.hooks.check_run import (
     check_disk,
     check_inputs,
     check_mesh,
+    check_start,
     check_state_memory,
     check_step_memory,
+    compile_step,
     disk_need,
+    empty_batch,
     step_memory,
 )
 from chomp.hooks.open_data import OpenData, open_data
 from chomp.hooks.start_report import kernel_report, row_limits, state_parts
-from chomp.kernels.attention import AttentionMask
 from chomp.kernels.precision import Precision
 from chomp.mesh import (
     abstract_arrays,
-    batch_spec,
     bytes_per_device,
-    compiler_options,
     create_mesh,
     memory_table,
     planned_mesh,
@@ -67,6 +66,7 @@ def dry_run(
     prepare_devices()
     state, planned = abstract_arrays(make_state), planned_mesh(config.mesh)
     check_mesh(config, state, planned)
+    check_start(config, state)
     _print(console, memory_table(state_parts(state), planned, listed=("params",)))
     _print(console, group_table(state.params, state.params.param_groups(), config.optimizer))
     console.print(_facts(config, state, bytes_per_device(state, planned)))
@@ -100,7 +100,7 @@ def _try_step(
         row_limits(model, config.data, seq_len=trainer.seq_len, mp=mp, mesh=mesh)
         told = "The data is not built yet, so epochs are not known, and kernels are not checked."
         _print(console, told)
-        _compile(config, make_state, make_step, _empty_batch(config, mesh), mesh, console)
+        _compile(config, make_state, make_step, empty_batch(config, mesh), mesh, console)
         return
     data: OpenData = open_data(model, config.data, trainer, mp=mp, mesh=mesh)
     with closing(data.loader):
@@ -122,9 +122,7 @@ def _compile(
     console: Console,
 ) -> None:
     started = time.perf_counter()
-    options = compiler_options(mesh, is_reproducible=config.trainer.reproducible)
-    lowered = make_step().lower(jax.eval_shape(make_state), batch)
-    compiled = lowered.compile(compiler_options=options)
+    compiled = compile_step(config, make_state, make_step, batch, mesh)
     seconds = time.perf_counter() - started
     told, taken = f"The step compiles in {seconds:.1f} s", step_memory(compiled)
     if taken is not None:
@@ -163,20 +161,6 @@ def _learning_rates(config: Any) -> Table:
     for name in names:
         table.add_row(name.removeprefix("optim/"), *(f"{rates(step)[name]:.3g}" for step in at))
     return table
-
-
-def _empty_batch(config: Any, mesh: Mesh) -> GrugLmExample:
-    """The shapes of the first step's rows, each of one document; nothing is allocated."""
-    trainer = config.trainer
-    batches = BatchSchedule(trainer.batch_size, trainer.grad_accum)
-    shape = (trainer.grad_accum, batches.batch_size(0), trainer.seq_len)
-    sharding = NamedSharding(mesh, batch_spec(3, batch_axis=1))
-    rows = jax.ShapeDtypeStruct(shape, np.int32, sharding=sharding)
-    return GrugLmExample(
-        tokens=rows,
-        loss_weight=jax.ShapeDtypeStruct(shape, np.float32, sharding=sharding),
-        attn_mask=AttentionMask.causal(segment_ids=None if config.data.stream_semantics else rows),
-    )
 
 
 def _print(console: Console, text: str) -> None:

@@ -119,7 +119,10 @@ def _ran(planned: list[PlannedStep], prefix: str, runner: ChosenRunner, *, is_he
     # Now, and not after the first step has worked for an hour.
     for item in to_do:
         if item.step.check is not None and item.action == "run":
-            item.step.check(item.config, is_here)
+            try:
+                item.step.check(item.config, is_here)
+            except ChompError as error:
+                raise type(error)(f"{item.step.name}: {error}") from error
     chosen = [item.path for item in to_do if item.step.override_output_path is not None]
     for folder in (prefix, *chosen):
         require_guardable(folder)  # where nothing can be locked, two would run one step

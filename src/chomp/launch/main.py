@@ -161,7 +161,14 @@ def _points(asked: CommandLine) -> list[Point]:
 def _swept(sweep: Sweep, asked: CommandLine) -> int:
     """Plan or run a sweep, and say what came of each run; the exit code."""
     prefix = asked.options.prefix
-    planned = plan_steps(sweep.steps, prefix=prefix, only=asked.only, force=asked.force)
+    # The table compares runs, so those of a template that was edited since are made again.
+    planned = plan_steps(
+        sweep.steps,
+        prefix=prefix,
+        only=asked.only,
+        force=asked.force,
+        is_source_identity=True,
+    )
     code = launched(planned, asked.options)
     if not asked.options.is_plan and is_spokesman():
         identities, there = identities_at(prefix), {item.path: item for item in planned}
