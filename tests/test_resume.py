@@ -14,6 +14,7 @@ from chomp.checkpoint.metadata import signed
 from chomp.data import LmDataConfig, MixtureStage
 from chomp.errors import CheckpointError, RunInterrupted
 from chomp.executor.status import StepInfo, write_info
+from chomp.hooks import check_run
 from chomp.hooks.stop_after import VARIABLE
 from experiments.grug.base.train import GrugRunConfig, run_grug
 from tests import tiny
@@ -198,6 +199,18 @@ def test_a_schedule_that_starts_where_a_run_never_was_is_refused(six_steps, data
     with pytest.raises(CheckpointError, match=r"schedule_start=6 .*Fix: .*schedule_start=0"):
         run_grug(scheduled(config_of(data, tmp_path / "new", steps=10), schedule_start=6))
     assert not (tmp_path / "new" / "config_resolved.json").exists()
+
+
+def test_fewer_steps_than_are_done_are_refused_and_change_nothing(shorter, data):
+    before = sorted(path for path in shorter.rglob("*") if path.name != "train.log")
+    config = config_of(data, shorter, steps=4, allow_changes=("train.steps",))
+    with pytest.raises(CheckpointError) as refused:
+        run_grug(config)
+    assert "steps=4" in str(refused.value)
+    assert "step-6" in str(refused.value)
+    with pytest.raises(CheckpointError):
+        check_run(config, lambda: None, is_here=False)  # before any data is built
+    assert sorted(path for path in shorter.rglob("*") if path.name != "train.log") == before
 
 
 def test_a_cooldown_of_a_finished_run_is_the_same_in_pieces(

@@ -11,7 +11,13 @@ import jax
 import numpy as np
 from jax.sharding import AbstractMesh, Mesh, NamedSharding
 
-from chomp.checkpoint import CHECKPOINTS, list_checkpoints, require_space, require_weights
+from chomp.checkpoint import (
+    CHECKPOINTS,
+    latest_checkpoint,
+    list_checkpoints,
+    require_space,
+    require_weights,
+)
 from chomp.config import config_to_mapping
 from chomp.data import (
     BatchSchedule,
@@ -22,6 +28,7 @@ from chomp.data import (
 )
 from chomp.errors import StorageError, require
 from chomp.hooks.start_report import row_limits, state_parts
+from chomp.hooks.starting_point import require_not_past
 from chomp.kernels.attention import AttentionMask
 from chomp.kernels.kernel_shapes import KernelShapes
 from chomp.kernels.precision import Precision
@@ -97,6 +104,10 @@ def check_inputs(config: Any, *, is_hub_needed: bool) -> list[str]:
     """
     model, trainer, data = config.model, config.trainer, config.data
     require_installed(config.logging)
+    newest = latest_checkpoint(join(config.output_path, CHECKPOINTS))
+    # Another place to go on from is looked at when the run starts.
+    if newest is not None and trainer.load_checkpoint_path is None:
+        require_not_past(trainer.steps, newest)
     if config.eval is not None:
         config.eval.prefixes(has_average=trainer.ema_beta is not None)
         if config.eval.harness is not None:

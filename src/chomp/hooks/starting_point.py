@@ -8,12 +8,18 @@ from typing import Any, Generic, TypeVar
 
 from jax.sharding import Mesh
 
-from chomp.checkpoint import CheckpointMetadata, StepFolder, restore_latest_or_initialize
+from chomp.checkpoint import (
+    CheckpointMetadata,
+    StepFolder,
+    list_checkpoints,
+    restore_latest_or_initialize,
+)
 from chomp.data import TrainLoader
 from chomp.errors import CheckpointError, message
 from chomp.hooks.checkpoint_metadata import checkpoint_metadata
 from chomp.hooks.next_batches import past_fingerprint, require_same_batches
 from chomp.hooks.run_folder import RunFolder
+from chomp.storage import parent_of
 from chomp.tokenize import Tokenizer
 
 State = TypeVar("State")
@@ -42,15 +48,15 @@ def starting_point(
     """The newest checkpoint that can be trusted, or what `initialize` makes; the loader follows.
 
     `config` is a template's run config. Raises `CheckpointError` for a checkpoint of another run,
-    other data, or batches that are not those it was going to train on, and where the run has not
-    reached `optim.schedule_start`.
+    other data, or batches that are not those it was going to train on, where the run has not
+    reached `optim.schedule_start`, and where it is past `train.steps`.
     """
     about = checkpoint_metadata(config, folder, loader=loader, tokenizer=tokenizer, mesh=mesh)
 
     def prove(found: StepFolder) -> None:
-        before = found.metadata
         _require_reached(config.optimizer.schedule_start, found)
-        loader.restore_streams(before.stream_states)
+        require_not_past(config.trainer.steps, found)
+        loader.restore_streams(found.metadata.stream_states)
         require_same_batches(loader, found, total_steps=config.trainer.steps)
 
     begun = restore_latest_or_initialize(
@@ -69,6 +75,30 @@ def starting_point(
     about = replace(about, continues=begun.continues)
     before = about if begun.found is None else begun.found.metadata
     return StartingPoint(begun.state, about, before)
+
+
+def require_not_past(steps: int, found: StepFolder) -> None:
+    """Raise `CheckpointError` for a checkpoint of a later step than the last one of the run.
+
+    The run would save that state, and evaluate it, as the state of step `steps`.
+    """
+    if found.metadata.step <= steps:
+        return
+    there = [item.metadata.step for item in list_checkpoints(parent_of(found.path))]
+    earlier = [step for step in there if step <= steps]
+    raise CheckpointError(
+        message(
+            given=f"train.steps={steps} with {found.path}, whose state has trained for longer; "
+            f"there are checkpoints of steps {', '.join(map(str, there))}",
+            allowed=f"train.steps of at least {found.metadata.step}, or an earlier checkpoint",
+            fix=f"set train.steps={found.metadata.step} or more, "
+            + (
+                f"or go back with --resume {earlier[-1]}"
+                if earlier
+                else "or start a new run in another folder"
+            ),
+        )
+    )
 
 
 def _require_reached(schedule_start: int, found: StepFolder | None) -> None:
