@@ -175,6 +175,18 @@ def test_a_folder_with_things_of_somebody_else_is_refused(training: Path, chomp:
     assert chomp("train", "launch.py", "--run-dir", "empty").code == 0
 
 
+@pytest.mark.parametrize("name", ["run[1]", "a*", "what?", "back\\slash"])
+@pytest.mark.parametrize("option", ["--run-dir", "--prefix"])
+def test_a_path_that_reads_as_a_pattern_is_refused_before_anything_is_made(
+    training: Path, chomp: Chomp, option: str, name: str
+):
+    told = chomp("train", "launch.py", option, name)
+    assert told.code == 2
+    assert name in told.err
+    assert not (training / name).exists()
+    assert not (training / "outputs").exists()
+
+
 def test_a_run_folder_that_cannot_be_made_is_told_before_data_is_built(
     training: Path, chomp: Chomp
 ):

@@ -422,3 +422,9 @@ def test_the_environment_says_what_results_depend_on_bit_for_bit():
     assert summary["environment/jax"] == found["jax"]
     # This is a checkout: the commit is known, and whether its files are as in it.
     assert re.fullmatch(r"[0-9a-f]{12}(-dirty)?", summary["environment/commit"])
+
+
+def test_a_run_is_not_opened_where_its_checkpoints_could_not_be_read(tmp_path: Path):
+    with pytest.raises(ConfigError), RunFolder.open(str(tmp_path / "run[1]")):
+        pass
+    assert not list(tmp_path.iterdir())

@@ -37,6 +37,7 @@ from chomp.storage import (
     write_json_atomic,
     write_text_atomic,
 )
+from chomp.storage.locations import require_plain_path
 from chomp.tokenize import Tokenizer, save_tokenizer
 from chomp.tracking import (
     CompositeTracker,
@@ -228,6 +229,7 @@ def _opened(path: str, config: LoggingConfig) -> int:
         allowed="a folder on a mounted filesystem: the record is appended to line by line",
         fix="choose a local folder, and copy it when the run has ended",
     )
+    require_plain_path(path)
     require_installed(config)
     make_folder(path)
     return last_attempt(join(path, config.metrics_file)) + 1

@@ -23,6 +23,7 @@ from chomp.launch.telling import (
 from chomp.launch.together import is_spokesman, run_together, spoken_once
 from chomp.storage import require_writable_folder
 from chomp.storage.guarded import require_guardable
+from chomp.storage.locations import require_plain_path
 
 Report = Callable[[str], None]
 # Takes the config of the last step with every path filled in, and whether its data is there.
@@ -67,6 +68,7 @@ def launched(
     if is_spokesman():
         tell_differences(planned)
     last = planned[-1]
+    _require_plain_paths(planned)
     if options.is_plan or options.is_dry_run:
         with spoken_once():
             tell_plan(planned)
@@ -98,6 +100,7 @@ def run_planned(
 ) -> int:
     """Run what is not there yet, and tell of it; the exit code, 0 if all of it is there now."""
     name = chosen_name(on, max_concurrent)
+    _require_plain_paths(planned)
 
     def run_as_first(run: Runner) -> int:
         _require_local(name)
@@ -110,6 +113,13 @@ def run_planned(
         return 0  # and no cluster is asked for anything
     with runner_named(name, planned, max_concurrent=max_concurrent) as runner:
         return _ran(planned, prefix, runner, is_here=name == "local")
+
+
+def _require_plain_paths(planned: Sequence[PlannedStep]) -> None:
+    # What is done already stays usable wherever it is.
+    for item in planned:
+        if item.action != "skip":
+            require_plain_path(item.path)
 
 
 def _ran(planned: list[PlannedStep], prefix: str, runner: ChosenRunner, *, is_here: bool) -> int:

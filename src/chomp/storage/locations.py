@@ -10,7 +10,7 @@ import re
 import threading
 from typing import IO, Any, Protocol, TypeAlias
 
-from chomp.errors import StorageError, message
+from chomp.errors import StorageError, message, require
 
 StrPath: TypeAlias = str | os.PathLike[str]
 
@@ -24,6 +24,7 @@ _LOST_SLASH = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]+):/")
 _LOCAL_SCHEMES = ("file://", "local://")
 # In the name of a folder whose place a newer result has taken: kept, but no result any more.
 SET_ASIDE = ".replaced-"
+_PATTERN_CHARACTERS = "[]*?\\"
 
 
 class FileSystem(Protocol):
@@ -99,6 +100,22 @@ def is_local(path: StrPath) -> bool:
     A network mount such as NFS counts as local.
     """
     return _ADDRESS.match(normalise(path)) is None
+
+
+def require_plain_path(path: StrPath) -> None:
+    """Raise `ConfigError` for an output path that Orbax would take for a pattern of many paths.
+
+    It looks for a checkpoint's files by globbing the whole path, and finds none or those of others.
+    """
+    text = normalise(path)
+    full = os.path.abspath(text) if is_local(text) else text
+    wrong = sorted(set(full) & set(_PATTERN_CHARACTERS))
+    require(
+        not wrong,
+        given=f"output path {full}, which has {' '.join(wrong)}: checkpoints there cannot be read",
+        allowed=f"a path without {' '.join(_PATTERN_CHARACTERS)}",
+        fix="choose another --run-dir or --prefix (CHOMP_PREFIX), or rename the folder",
+    )
 
 
 def is_memory(path: StrPath) -> bool:
