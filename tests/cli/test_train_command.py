@@ -175,6 +175,16 @@ def test_a_folder_with_things_of_somebody_else_is_refused(training: Path, chomp:
     assert chomp("train", "launch.py", "--run-dir", "empty").code == 0
 
 
+def test_two_spellings_of_a_prefix_are_one_place(folder: Path, chomp: Chomp):
+    built = chomp("data", "build", "launch.py", "--prefix", "made/../other/../made")
+    assert (built.code, built.err) == (0, "")
+    for spelling in ("made", "other/../made", str(folder / "x" / ".." / "made")):
+        told = chomp("data", "verify", "launch.py", "--prefix", spelling)
+        assert (told.code, told.err) == (0, "")
+    [store] = [path.parent for path in (folder / "made").rglob("manifest.json")][:1]
+    assert chomp("data", "verify", f"made/../{store.relative_to(folder)}").code == 0
+
+
 @pytest.mark.parametrize("name", ["run[1]", "a*", "what?", "back\\slash"])
 @pytest.mark.parametrize("option", ["--run-dir", "--prefix"])
 def test_a_path_that_reads_as_a_pattern_is_refused_before_anything_is_made(

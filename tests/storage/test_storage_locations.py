@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from chomp.errors import StorageError
 from chomp.storage import is_local, join, name_of, normalise, parent_of
+from chomp.storage.locations import without_dots
 
 names = st.text(st.characters(codec="utf-8", exclude_characters="/\0:"), min_size=1).filter(
     lambda name: name not in (".", "..")
@@ -108,3 +109,13 @@ def test_importing_the_room_loads_neither_jax_nor_fsspec(
 ):
     process = start("import sys, chomp.storage; print({'jax', 'fsspec'} & set(sys.modules))")
     assert process.communicate(timeout=120)[0] == "set()\n"
+
+
+def test_dots_are_followed_as_the_system_would(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "far/inner").mkdir(parents=True)
+    (tmp_path / "link").symlink_to("far/inner")
+    assert without_dots("a/../b") == "b"
+    assert without_dots("a/b") == "a/b"
+    assert without_dots("s3://bucket/a/../b") == "s3://bucket/a/../b"
+    assert without_dots("link/../b") == str((tmp_path / "far/b").resolve())

@@ -52,6 +52,7 @@ def train_run(given: GivenConfig, asked: TrainOptions) -> int:
     """Train, continue, or say that it is done; the exit code."""
     from chomp.launch.allowed import allowed_fields, allowed_overrides
     from chomp.launch.launching import LaunchOptions, launched, require_dry_run
+    from chomp.storage.locations import without_dots
 
     # Before the launch file is loaded, which takes seconds: it refuses what cannot be.
     options = LaunchOptions(
@@ -71,6 +72,7 @@ def train_run(given: GivenConfig, asked: TrainOptions) -> int:
         steps = launch.steps()
         allowed = allowed_fields(steps[-1], asked.allow)
         folder = launch.run_dir if asked.run_dir is None else asked.run_dir
+        folder = None if folder is None else without_dots(folder)
         plan = partial(_planned, given, run_dir=folder, force=asked.force, allowed=allowed)
         planned = _begun(launch, plan(steps), plan, wish, is_dry_run=asked.is_dry_run)
         with _stopping_after(asked.max_steps), _keeping(given_text(given)):

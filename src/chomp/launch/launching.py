@@ -23,7 +23,7 @@ from chomp.launch.telling import (
 from chomp.launch.together import is_spokesman, run_together, spoken_once
 from chomp.storage import require_writable_folder
 from chomp.storage.guarded import require_guardable
-from chomp.storage.locations import require_plain_path
+from chomp.storage.locations import require_plain_path, without_dots
 
 Report = Callable[[str], None]
 # Takes the config of the last step with every path filled in, and whether its data is there.
@@ -49,7 +49,7 @@ class LaunchOptions:
 
 def outputs_folder(prefix: str | None) -> str:
     """Where outputs go: the prefix that was given, else `CHOMP_PREFIX`, else the usual folder."""
-    return prefix or os.environ.get("CHOMP_PREFIX") or DEFAULT_PREFIX
+    return without_dots(prefix or os.environ.get("CHOMP_PREFIX") or DEFAULT_PREFIX)
 
 
 def launched(

@@ -102,6 +102,19 @@ def is_local(path: StrPath) -> bool:
     return _ADDRESS.match(normalise(path)) is None
 
 
+def without_dots(path: StrPath) -> str:
+    """The path without "..", as the system would follow it; other paths are only normalised.
+
+    TensorStore refuses "..", and `a/../b` must be the same place as `b` for everyone who asks.
+    """
+    text = normalise(path)
+    if not is_local(text) or ".." not in text.split("/"):
+        return text
+    short, real = os.path.normpath(text), os.path.realpath(text)
+    # Where a link stands before "..", only the system knows where that leads.
+    return short if os.path.realpath(short) == real and ".." not in short.split("/") else real
+
+
 def require_plain_path(path: StrPath) -> None:
     """Raise `ConfigError` for an output path that Orbax would take for a pattern of many paths.
 

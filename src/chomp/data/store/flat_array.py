@@ -20,6 +20,7 @@ from jaxtyping import Int, Num
 
 from chomp.errors import DataError, StorageError, message
 from chomp.storage import is_local, join
+from chomp.storage.locations import without_dots
 
 # Axes: N pieces, L numbers of all pieces together.
 
@@ -276,7 +277,9 @@ def _told(reason: object) -> str:
 def _spec(path: str) -> dict[str, Any]:
     return {
         "driver": "zarr3",
-        "kvstore": {"driver": "file", "path": path + "/"} if is_local(path) else path + "/",
+        "kvstore": {"driver": "file", "path": without_dots(path) + "/"}
+        if is_local(path)
+        else path + "/",
         # Without this a lost shard reads as zeros.
         "fill_missing_data_reads": False,
         # Chunks read since the array was opened are not looked at again. Not `False`: a store that
