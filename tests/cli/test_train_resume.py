@@ -125,6 +125,21 @@ def test_latest_of_a_run_that_is_done_says_so(here: Path, train: Chomp):
     assert len(given(here)) == 1
 
 
+def test_a_run_that_is_done_without_its_checkpoints_says_so(here: Path, train: Chomp):
+    assert train().code == 0
+    (here / "run/config_resolved.json").write_text("{}")
+    assert train().err == ""
+    for name in ("step-5", "step-100"):
+        (here / "run/checkpoints" / name).rmdir()
+    for more in ((), ("--dry-run",)):
+        told = train(*more)
+        assert told.code == 0
+        assert "run/checkpoints" in told.err
+        assert "--force" in told.err
+    assert train("--force", "grug").code == 0
+    assert train().err == ""
+
+
 def test_a_run_that_is_done_goes_back_to_a_step_and_tells_what_becomes_of_the_others(
     here: Path, train: Chomp
 ):

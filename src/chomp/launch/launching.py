@@ -15,6 +15,7 @@ from chomp.launch.telling import (
     tell_done,
     tell_failure,
     tell_failures,
+    tell_lost_checkpoints,
     tell_nothing_run,
     tell_plan,
     tell_start,
@@ -67,6 +68,7 @@ def launched(
         refuse_differences(planned)
     if is_spokesman():
         tell_differences(planned)
+        tell_lost_checkpoints(planned)
     last = planned[-1]
     _require_plain_paths(planned)
     if options.is_plan or options.is_dry_run:

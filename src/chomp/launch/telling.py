@@ -21,7 +21,8 @@ from chomp.executor import PlannedStep, StepFailure
 from chomp.executor.status import ERROR
 from chomp.launch.outcome import RaisedElsewhere
 from chomp.launch.step_logs import log_path
-from chomp.storage import LeaseHolder, exists, join
+from chomp.storage import LeaseHolder, exists, is_folder, join, list_folder
+from chomp.tracking.run_files import RESOLVED_CONFIG
 
 _console = Console(soft_wrap=True)
 _errors = Console(stderr=True, soft_wrap=True)
@@ -97,6 +98,23 @@ def tell_gpu_wait(planned: PlannedStep, count: int) -> None:
 def tell_done(planned: PlannedStep) -> None:
     """There was nothing to do."""
     _say(_console, "green", "Already done:", f"{planned.step.name} is at {planned.path}")
+
+
+def tell_lost_checkpoints(planned: Sequence[PlannedStep]) -> None:
+    """Say which runs count as done although their checkpoints are gone."""
+    for item in planned:
+        if item.action != "skip" or not exists(join(item.path, RESOLVED_CONFIG)):
+            continue
+        folder = join(item.path, "checkpoints")
+        names = list_folder(folder) if is_folder(folder) else []
+        if not any(re.fullmatch(r"step-\d+", name) for name in names):
+            _say(
+                _errors,
+                "yellow",
+                "Note:",
+                f"{item.title} is done, but {folder} has no checkpoint any more: they were deleted "
+                f"or moved.\n  To make the run again: {force_flag(item)}",
+            )
 
 
 def tell_restart(number: int, restarts: int) -> None:
