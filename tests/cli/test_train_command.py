@@ -3,6 +3,7 @@
 import os
 import re
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import yaml
 from chomp.cli.given_config import GivenConfig
 from chomp.cli.launch_files import launch_steps
 from chomp.executor import plan_steps
-from chomp.executor.status import LOCK, read_info
+from chomp.executor.status import LOCK, read_info, read_status
 from chomp.storage import Lease
 from tests import tiny
 from tests.cli.conftest import Chomp
@@ -173,6 +174,21 @@ def test_a_folder_with_things_of_somebody_else_is_refused(training: Path, chomp:
     assert "poems holds 00.txt and no run. Allowed: " in told.err
     (training / "empty").mkdir()
     assert chomp("train", "launch.py", "--run-dir", "empty").code == 0
+
+
+@pytest.mark.parametrize("screen", ["| head -c 1", "> /dev/full", "> ascii.txt"])
+def test_a_run_outlives_its_screen(training: Path, screen: str):
+    file = training / "launch.py"
+    noise = 'print("\\u2192 " * 99999, flush=True)\n    '
+    begin = "def train(config):\n    "
+    file.write_text(file.read_text().replace(begin, begin + noise))
+    command = f"set -o pipefail; {sys.executable} -m chomp train launch.py --run-dir run {screen}"
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"}
+    done = subprocess.run(
+        ["bash", "-c", command], env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert read_status(str(training / "run")).state == "SUCCESS"
 
 
 def test_two_spellings_of_a_prefix_are_one_place(folder: Path, chomp: Chomp):

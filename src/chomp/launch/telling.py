@@ -4,14 +4,16 @@ Results go to stdout, notes and errors to stderr. Nothing is wrapped: a path or 
 broken over two lines cannot be copied.
 """
 
+import io
 import logging
 import os
 import re
 import select
 import sys
 import traceback
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any, TextIO, cast
 
 from rich.console import Console
 from rich.text import Text
@@ -45,6 +47,52 @@ def is_reader_gone(error: BaseException) -> bool:
         return False
     os.dup2(os.open(os.devnull, os.O_WRONLY), _STDOUT)
     return True
+
+
+class _Screen:
+    """An output stream that never fails: what cannot be written any more goes nowhere."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # for a terminal that knows only ASCII
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        try:
+            return self._stream.write(text)
+        except OSError as error:
+            self._lose(error)
+            return len(text)
+
+    def flush(self) -> None:
+        try:
+            self._stream.flush()
+        except OSError as error:
+            self._lose(error)
+
+    def _lose(self, error: OSError) -> None:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
+        self._stream.flush()  # what could not be written is still in its buffer
+        logging.getLogger(__name__).warning(
+            "%s cannot be written any more (%s); the run goes on", self._stream.name, error
+        )
+
+
+@contextmanager
+def outliving_the_screen() -> Iterator[None]:
+    """Go on where stdout or stderr fails: no reader, a full disk, an ASCII terminal."""
+    before = sys.stdout, sys.stderr
+    out, err = _Screen(sys.stdout), _Screen(sys.stderr)
+    sys.stdout, sys.stderr = cast(TextIO, out), cast(TextIO, err)
+    try:
+        yield
+    finally:
+        out.flush()
+        err.flush()
+        sys.stdout, sys.stderr = before
 
 
 def tell_warnings_only() -> None:
