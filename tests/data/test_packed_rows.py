@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +24,7 @@ from chomp.data import (
     TokenStore,
     encoded,
 )
+from chomp.data.store.verify import verify_store
 from chomp.data.store.writer import StoreWriter
 from chomp.errors import ConfigError, DataError
 
@@ -174,15 +176,77 @@ def test_a_plan_does_not_outlive_the_tokens_it_is_of(tmp_path: Path):
     assert len(list((tmp_path / "store/packing").iterdir())) == 1
 
 
-def test_a_damaged_plan_is_an_error(tmp_path: Path):
-    store = write_store(tmp_path / "store", counted_documents([4, 30, 6, 2, 9, 11]))
-    PackedRows(store, rule())
-    (shard,) = (tmp_path / "store/packing").glob("*/piece_starts/c/0")
-    content = bytearray(shard.read_bytes())
+def flip_bit_of_plan(plan: Path) -> None:
+    content = json.loads((plan / "plan.json").read_text())
+    (plan / "plan.json").write_text(json.dumps({**content, "num_rows": content["num_rows"] ^ 1}))
+
+
+def flip_bit_of_array(plan: Path) -> None:
+    content = bytearray((plan / "piece_starts/c/0").read_bytes())
     content[3] ^= 1
-    shard.write_bytes(content)
-    with pytest.raises(DataError, match="piece_starts is damaged"):
-        all_rows(PackedRows(store, rule()))
+    (plan / "piece_starts/c/0").write_bytes(content)
+
+
+def swap_arrays(plan: Path) -> None:
+    (plan / "piece_starts").rename(plan / "other")
+    (plan / "piece_lengths").rename(plan / "piece_starts")
+    (plan / "other").rename(plan / "piece_lengths")
+
+
+def take_array_of_another_store(plan: Path) -> None:
+    (other,) = (plan.parents[2] / "other/packing").iterdir()
+    shutil.rmtree(plan / "piece_lengths")
+    shutil.copytree(other / "piece_lengths", plan / "piece_lengths")
+
+
+def take_plan_of_another_store(plan: Path) -> None:
+    (other,) = (plan.parents[2] / "other/packing").iterdir()
+    shutil.rmtree(plan)
+    shutil.copytree(other, plan)
+
+
+def empty(plan: Path) -> None:
+    (plan / "plan.json").write_text("")
+
+
+@pytest.mark.parametrize(
+    "harm",
+    [flip_bit_of_plan, flip_bit_of_array, swap_arrays, take_array_of_another_store,
+     take_plan_of_another_store, empty],
+)  # fmt: skip
+def test_a_plan_that_is_not_as_it_was_written_is_found_and_made_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, harm
+):
+    store = write_store(tmp_path / "store", counted_documents([4, 30, 6, 2, 9, 11]))
+    # As many rows and pieces as the first store has.
+    other = write_store(tmp_path / "other", counted_documents([5, 29, 7, 2, 8, 11]))
+    rows, _ = PackedRows(store, rule()), PackedRows(other, rule())
+    expected = all_rows(rows)
+    (plan,) = (tmp_path / "store/packing").iterdir()
+    assert verify_store(store.path) == []
+    harm(plan)
+    problems = verify_store(store.path)
+    assert problems
+    assert all(problem.startswith(str(plan)) for problem in problems)
+    again = PackedRows(store, rule())
+    np.testing.assert_array_equal(all_rows(again).tokens, expected.tokens)
+    assert again.figures == rows.figures
+    assert str(plan) in caplog.text
+    assert verify_store(store.path) == []
+    assert list((tmp_path / "store/packing").iterdir()) == [plan]
+
+
+def test_a_plan_without_checksums_is_whole_and_made_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    store = write_store(tmp_path / "store", counted_documents([4, 30, 6, 2, 9, 11]))
+    figures = asdict(PackedRows(store, rule()).figures)
+    (plan,) = (tmp_path / "store/packing").glob("*/plan.json")
+    plan.write_text(json.dumps(figures))  # as earlier versions wrote it
+    assert verify_store(store.path) == []
+    assert asdict(PackedRows(store, rule()).figures) == figures
+    assert str(plan) in caplog.text
+    assert "checksums" in json.loads(plan.read_text())
 
 
 def test_weights_go_with_their_tokens(tmp_path: Path):

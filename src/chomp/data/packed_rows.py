@@ -1,7 +1,8 @@
 """Rows of whole documents: several short ones side by side, padding where none fits.
 
 The plan (which pieces share a row) is made once per store and kept beside its tokens, on disk, so
-that opening it costs nothing and memory does not grow with the corpus.
+that memory does not grow with the corpus. It holds the hash of the store's manifest and checksums
+of its own arrays. All are compared when the plan is opened; one that differs is made again.
 """
 
 import hashlib
@@ -12,16 +13,19 @@ import uuid
 import weakref
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 
 import numpy as np
 from jaxtyping import Int
 
+from chomp.config import fingerprint
 from chomp.data.packing import PACKING_WINDOW, LongDocuments, PackedWindow, pack_windows
 from chomp.data.progress import progress_bar
 from chomp.data.rows import Piece, RowBatch, require_row_len, spread, too_small
 from chomp.data.store.flat_array import FlatArray, FlatArrayWriter
 from chomp.data.store.token_store import PACKING, TokenStore
+from chomp.data.store.verify import PLAN, verify_plan
+from chomp.data.store.writer import shard_checksums
 from chomp.errors import StorageError
 from chomp.kernels.attention.mask import PAD_SEGMENT
 from chomp.storage import exists, join, make_folder, read_json, remove_tree, rename_folder
@@ -31,7 +35,6 @@ log = logging.getLogger(__name__)
 
 # Axes: N rows, T tokens of a row, P pieces.
 
-_PLAN = "plan.json"
 _PLAN_VERSION = 1
 _SHARD, _CHUNK = 1 << 18, 1 << 12
 
@@ -80,7 +83,9 @@ class PackedRows:
         self.store = store
         self.seq_len = rule.row_len
         folder = self._planned(rule)
-        self.figures = PackingFigures(**read_json(join(folder, _PLAN)))
+        plan = read_json(join(folder, PLAN))
+        figures = {field.name: plan[field.name] for field in fields(PackingFigures)}
+        self.figures = PackingFigures(**figures)
         self.num_rows = self.figures.num_rows
         if self.num_rows == 0:
             kept = "lengthen train.seq_len, or set data.packing.long_documents to split or truncate"
@@ -137,22 +142,29 @@ class PackedRows:
         Where the store cannot be written, the plan is in a temporary folder while it is in use.
         """
         store = self.store
-        folder = join(store.path, PACKING, f"{rule.key}-{store.manifest.own_hash[:16]}")
-        if exists(join(folder, _PLAN)):
+        name = f"{rule.key}-{store.manifest.own_hash[:16]}"
+        folder = join(store.path, PACKING, name)
+        problems = verify_plan(folder, store.manifest) if exists(join(folder, PLAN)) else []
+        if problems:
+            log.warning("a plan of packed rows cannot be used and is made again: %s", problems[0])
+        elif exists(join(folder, PLAN)):
             return folder
         # Written aside and given its name at the end: another process, here or on another host, may
         # be making the same plan.
         aside = f"{folder}-{uuid.uuid4().hex[:8]}"
         try:
             make_folder(aside)
-            _write_plan(store, rule, aside)
+            _write_plan(store, rule, aside, name)
+            if problems:
+                rename_folder(folder, f"{aside}-old")
+                remove_tree(f"{aside}-old")
             rename_folder(aside, folder)
         except BaseException as error:
             with suppress(StorageError):
                 remove_tree(aside)
             if not isinstance(error, StorageError):
                 raise
-            if exists(join(folder, _PLAN)):
+            if exists(join(folder, PLAN)) and not verify_plan(folder, store.manifest):
                 return folder
             reason = str(error)
         else:
@@ -165,7 +177,7 @@ class PackedRows:
             "written (chomp data forecast CONFIG).",
             *(store.path, reason, temporary),
         )
-        _write_plan(store, rule, temporary)
+        _write_plan(store, rule, temporary, name)
         return temporary
 
     def _row_of_piece(self, piece: int) -> int:
@@ -187,13 +199,13 @@ class PackedRows:
         return first, ends[last] - first
 
 
-def _write_plan(store: TokenStore, rule: PackingRule, folder: str) -> None:
-    names = ("row_ends", "piece_starts", "piece_lengths")
+def _write_plan(store: TokenStore, rule: PackingRule, folder: str, name: str) -> None:
+    arrays = ("row_ends", "piece_starts", "piece_lengths")
     row_ends, starts, lengths = (
         FlatArrayWriter(
-            join(folder, name), "int64", shard_len=_SHARD, chunk_len=_CHUNK, is_new=True
+            join(folder, array), "int64", shard_len=_SHARD, chunk_len=_CHUNK, is_new=True
         )
-        for name in names
+        for array in arrays
     )
     figures = PackingFigures()
     with progress_bar(
@@ -206,7 +218,17 @@ def _write_plan(store: TokenStore, rule: PackingRule, folder: str) -> None:
             lengths.write(figures.num_pieces, window.length)
             figures = figures.plus(window)
             advance(PACKING_WINDOW)
-    write_json(join(folder, _PLAN), asdict(figures))
+    checksums = {
+        array: shard_checksums(FlatArray.open(join(folder, array)), _SHARD) for array in arrays
+    }
+    plan = {
+        **asdict(figures),
+        "store": store.manifest.own_hash,
+        "name": name,
+        "checksums": checksums,
+        "own_hash": "",
+    }
+    write_json(join(folder, PLAN), {**plan, "own_hash": fingerprint(plan)})
 
 
 def _planned_windows(

@@ -28,12 +28,12 @@ from chomp.data.store.token_store import (
 )
 from chomp.data.store.writer import checksum
 from chomp.errors import ChompError, DataError, StorageError
-from chomp.storage import exists, is_folder, join, list_folder, read_json
+from chomp.storage import exists, is_folder, join, list_folder, name_of, read_json
 
 # Axes: L numbers of a shard, M marks.
 
 _ZARR_METADATA = "zarr.json"
-_PLAN = "plan.json"
+PLAN = "plan.json"  # of packed rows
 
 
 def verify_store(path: str) -> list[str]:
@@ -53,6 +53,16 @@ def verify_store(path: str) -> list[str]:
         return _Verification(path, manifest, advance).problems()
 
 
+def verify_plan(path: str, manifest: StoreManifest) -> list[str]:
+    """What is wrong with the plan of packed rows at `path`, as a plan of that manifest's store."""
+    verification = _Verification(path, manifest, lambda _: None)
+    try:
+        verification.check_plan(path, read_json(join(path, PLAN)))
+    except StorageError as error:
+        return [f"{join(path, PLAN)}: {_reason(error)}"]
+    return verification.found
+
+
 class _Verification:
     """One reading of a store, and the problems it has come across."""
 
@@ -60,7 +70,7 @@ class _Verification:
         self._path = path
         self._manifest = manifest
         self._advance = advance
-        self._problems: list[str] = []
+        self.found: list[str] = []
 
     def problems(self) -> list[str]:
         """Read everything; then all that is wrong."""
@@ -71,7 +81,7 @@ class _Verification:
         self._check_marks(self._checked_ends())
         self._check_locations()
         self._check_plans()
-        return self._problems
+        return self.found
 
     def _checked_ends(self) -> Int[np.ndarray, " M"] | None:
         """The marks that belong to the ends of documents; None if not all ends can be read."""
@@ -112,20 +122,39 @@ class _Verification:
             self._note(path, "other names than the manifest has the checksum of")
 
     def _check_plans(self) -> None:
-        """Plans of packed rows are kept beside the tokens; each chunk has its own checksum."""
+        """Plans of packed rows are kept beside the tokens."""
         folder = join(self._path, PACKING)
         for key in list_folder(folder) if is_folder(folder) else []:
             path = join(folder, key)
-            if not exists(join(path, _PLAN)):
+            if not exists(join(path, PLAN)):
                 continue  # being made, or left by a process that was killed
-            figures = self._content(join(path, _PLAN))
-            if figures is None:
-                continue
-            rows, pieces = (_count(figures, name) for name in ("num_rows", "num_pieces"))
-            sizes = {"row_ends": rows, "piece_starts": pieces, "piece_lengths": pieces}
-            for name, size in sizes.items():
-                for _ in self._shards_of(join(path, name), "int64", size, None):
-                    pass
+            plan = self._content(join(path, PLAN))
+            if isinstance(plan, dict) and "checksums" not in plan:
+                continue  # of an earlier version: it is made again before it is used
+            if plan is not None:
+                self.check_plan(path, plan)
+
+    def check_plan(self, path: str, plan: Any) -> None:
+        """Compare a plan with its own hash, with the store and the rule, and with its arrays."""
+        fault = None
+        if not isinstance(plan, dict) or "checksums" not in plan:
+            fault = "has no checksums"
+        elif plan.get("own_hash") != fingerprint({**plan, "own_hash": ""}):
+            fault = "was changed after it was written"
+        # A folder that does not have its final name yet begins with it.
+        elif plan["store"] != self._manifest.own_hash or not name_of(path).startswith(plan["name"]):
+            fault = "is the plan of another store or another rule"
+        if fault is not None:
+            self._note(join(path, PLAN), fault)
+            return
+        rows, pieces = plan["num_rows"], plan["num_pieces"]
+        for name, size in {
+            "row_ends": rows,
+            "piece_starts": pieces,
+            "piece_lengths": pieces,
+        }.items():
+            for _ in self._shards_of(join(path, name), "int64", size, plan["checksums"][name]):
+                pass
 
     def _shards(self, name: str) -> Iterator[tuple[str, int, Num[np.ndarray, " L"]]]:
         dtype, size = _arrays(self._manifest)[name]
@@ -180,7 +209,7 @@ class _Verification:
             return None
 
     def _note(self, file: str, fault: str) -> None:
-        self._problems.append(f"{file}: {fault}")
+        self.found.append(f"{file}: {fault}")
 
 
 def _arrays(manifest: StoreManifest) -> dict[str, tuple[str, int]]:
@@ -192,12 +221,6 @@ def _arrays(manifest: StoreManifest) -> dict[str, tuple[str, int]]:
         arrays[name] = ("int64", manifest.num_documents)
     arrays[DOCUMENT_MARKS] = ("int64", manifest.num_documents // DOCUMENTS_PER_MARK)
     return arrays
-
-
-def _count(figures: Any, name: str) -> int:
-    """A count that a plan has noted; -1, which no array has, where it has not."""
-    value = figures.get(name) if isinstance(figures, dict) else None
-    return value if isinstance(value, int) else -1
 
 
 def _opened(folder: str) -> tuple[FlatArray, int]:
