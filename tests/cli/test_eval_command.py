@@ -153,15 +153,47 @@ def test_what_the_template_in_the_run_folder_says_is_what_is_evaluated(
     record = trained / "metrics.jsonl"
     record.unlink()
     source = trained / "template/train.py"
+    before = source.read_text()
     with source.open("a") as file:
         file.write(
             "\n\ndef losses_of(mp, params, batch):\n    return batch.loss_weight * 0.0 + 2.5\n"
         )
-    found = evaluated(chomp, "run", "--weights", "params")
+    refused(chomp("eval", "run"), "run/template", "--allow-changed")
+    refused(chomp("checkpoint", "export", "run", "--out", "exported"), "--allow-changed")
+    found = evaluated(chomp, "run", "--weights", "params", "--allow-changed")
     assert found["metrics"]["eval/loss"] == 2.5
+    assert found["differs_from_run"] == ["another template"]
     # And a record that is not there is not begun by an evaluation.
+    source.write_text(before)
+    evaluated(chomp, "run", "--weights", "params")
     assert "metrics.jsonl is not there" in caplog.text
     assert not record.exists()
+
+
+def test_a_config_that_is_not_the_checkpoints_is_refused_or_told(chomp: Chomp, trained: Path):
+    before = rows(trained)
+    edit_config(trained, model={"layer_norm_eps": 0.3})
+    commands = (["eval", "run"], ["generate", "run", "--prompt", "a"])
+    for command in commands:
+        refused(chomp(*command), "model.layer_norm_eps=0.3", "--allow-changed")
+    found = evaluated(chomp, "run", "--weights", "params", "--allow-changed")
+    (told,) = found["differs_from_run"]
+    assert told.startswith("model.layer_norm_eps ")
+    assert rows(trained) == before
+    # What a later attempt may change is no damage, and the results say it.
+    (trained / "config_resolved.json").unlink()
+    assert evaluated(chomp, "run", "--weights", "params")["differs_from_run"] == []
+
+
+def test_a_checkpoint_without_a_template_hash_is_used_and_that_is_said(
+    chomp: Chomp, trained: Path, caplog: pytest.LogCaptureFixture
+):
+    path = trained / "checkpoints/step-12"
+    found = read_step_folder(str(path))
+    assert len(found.metadata.template_hash) == 64
+    write_metadata(str(path), replace(found.metadata, template_hash=""))
+    assert chomp("checkpoint", "export", str(path), "--out", "exported").code == 0
+    assert "without a hash of its template" in caplog.text
 
 
 def test_numbers_that_are_not_the_runs_have_files_of_their_own_and_no_row(
@@ -380,4 +412,4 @@ def test_a_template_without_what_evaluation_calls_is_told_what_it_lacks(
 ):
     source = trained / "template/train.py"
     source.write_text(source.read_text().replace("def losses_of(", "def losses_by("))
-    refused(chomp("eval", "run"), "without losses_of")
+    refused(chomp("eval", "run", "--allow-changed"), "without losses_of")

@@ -39,6 +39,7 @@ class CheckpointMetadata:
     format: int = FORMAT
     skipped_steps: int = 0  # whose update was left out, being not finite
     tokenizer_hash: str = ""
+    template_hash: str = ""  # of the run folder's template/; "": saved before there was one
     stream_states: dict[str, Any] | None = None  # of components that are read as streams
     is_temporary: bool = False
     time: float = 0.0

@@ -120,6 +120,13 @@ def export(
         FloatType | None,
         typer.Option(help="Round floating-point weights to this; default: as they were saved."),
     ] = None,
+    allow_changed: Annotated[
+        bool,
+        typer.Option(
+            "--allow-changed",
+            help="Go on though the run's template is not what the checkpoint was saved with.",
+        ),
+    ] = False,
 ) -> Action:
     """What `chomp checkpoint export` does."""
     from chomp.cli.checkpoint_export import export_place
@@ -130,4 +137,5 @@ def export(
         out,
         weights=weights.value,
         dtype=None if dtype is None else dtype.value,
+        allows_changed=allow_changed,
     )

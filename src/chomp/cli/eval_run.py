@@ -82,8 +82,8 @@ def eval_run(
     require_place(run, out)
     folders = store_folders(run, named, prefix=prefix, text_key=text_key)
     datasets = _datasets(run, folders)  # a store that is gone shows before weights are read
-    other = _differences(run, named)
     read = _weights(run, weights)
+    other = _differences(run, read, named)
     config = _config(run, weights)
     metrics = _metrics(run, read, config, datasets)
     content = _content(run, read, config, metrics, datasets, folders or held_out_stores(run))
@@ -118,11 +118,11 @@ def _require_effect(run: OpenedRun, *, has_data: bool, has_weights: bool) -> Non
             )
 
 
-def _differences(run: OpenedRun, named: Sequence[NamedData]) -> list[str]:
+def _differences(run: OpenedRun, read: WeightsAlone, named: Sequence[NamedData]) -> list[str]:
     """What makes these numbers others than the run's own."""
     if named:
-        return [*differences(run, _OTHER_NUMBERS), "other data"]
-    return differences(run, _OTHER_NUMBERS, known_stores(run))
+        return [*differences(run, read.found, _OTHER_NUMBERS), "other data"]
+    return differences(run, read.found, _OTHER_NUMBERS, known_stores(run))
 
 
 def _weights(run: OpenedRun, weights: Sequence[WeightsName] | None) -> WeightsAlone:

@@ -54,6 +54,13 @@ Run = Annotated[
 Trust = Annotated[
     bool, typer.Option("--trust", help="Run the run's template, though another user wrote it.")
 ]
+AllowChanged = Annotated[
+    bool,
+    typer.Option(
+        "--allow-changed",
+        help="Go on though the run's config or template is not what the checkpoint was saved with.",
+    ),
+]
 Template = Annotated[
     str | None,
     typer.Option(metavar="FOLDER", help="A template in the place of the run's own copy."),
@@ -125,6 +132,7 @@ def eval_(
     template: Template = None,
     tokenizer: Tokenizer = None,
     trust: Trust = False,
+    allow_changed: AllowChanged = False,
 ) -> Action:
     """What `chomp eval` does."""
     from chomp.cli.eval_run import eval_run
@@ -133,7 +141,7 @@ def eval_(
     return partial(
         _done,
         eval_run,
-        _given(run, overrides, template, tokenizer, trust),
+        _given(run, overrides, template, tokenizer, trust, allow_changed),
         data=data or [],
         weights=None if weights is None else weights.names(),
         text_key=text_key,
@@ -187,6 +195,7 @@ def generate(
     template: Template = None,
     tokenizer: Tokenizer = None,
     trust: Trust = False,
+    allow_changed: AllowChanged = False,
 ) -> Action:
     """What `chomp generate` does."""
     from chomp.cli.generate_run import Asked, generate_run
@@ -194,7 +203,7 @@ def generate(
     return partial(
         _done,
         generate_run,
-        _given(run, overrides, template, tokenizer, trust),
+        _given(run, overrides, template, tokenizer, trust, allow_changed),
         Asked(
             prompts=(*(prompts or ()), *(prompt or ())),
             file=file,
@@ -252,6 +261,7 @@ def harness(
     template: Template = None,
     tokenizer: Tokenizer = None,
     trust: Trust = False,
+    allow_changed: AllowChanged = False,
 ) -> Action:
     """What `chomp harness` does."""
     from chomp.cli.harness_run import harness_run
@@ -269,7 +279,7 @@ def harness(
     return partial(
         _done,
         harness_run,
-        _given(run, overrides, template, tokenizer, trust),
+        _given(run, overrides, template, tokenizer, trust, allow_changed),
         tasks=None if tasks is None else tuple(filter(None, map(str.strip, tasks.split(",")))),
         asked={name: value for name, value in asked.items() if value is not None},
         weights=None if weights is None else weights.value,
@@ -300,6 +310,7 @@ def _given(
     template: str | None,
     tokenizer: str | None,
     is_trusted: bool,
+    allows_changed: bool,
 ) -> "GivenRun":
     from chomp.cli.opened_run import GivenRun
 
@@ -309,4 +320,5 @@ def _given(
         template=template,
         tokenizer=tokenizer,
         is_trusted=is_trusted,
+        allows_changed=allows_changed,
     )

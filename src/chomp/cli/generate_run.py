@@ -14,6 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from chomp.cli.opened_run import GivenRun, OpenedRun, opened_run
+from chomp.cli.own_results import differences
 from chomp.cli.prompts import (
     Prompt,
     encoded_prompts,
@@ -236,6 +237,7 @@ def _print_json(
     (weights,) = read.models
     content = {
         **about_checkpoint(run, read.found, weights),
+        "differs_from_run": differences(run, read.found, ("model",)),
         "how": dict(how),
         "samples": [asdict(sample) for sample in samples],
     }

@@ -160,7 +160,7 @@ def _about(
     return {
         **about_checkpoint(run, read.found, weights),
         **harness.about(read.found.metadata.step, weights),
-        "differs_from_run": [*harness_differences(run, config), *other],
+        "differs_from_run": [*harness_differences(run, read.found, config), *other],
     }
 
 

@@ -16,10 +16,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from chomp.cli.run_config import run_config
-from chomp.cli.run_template import RunTemplate, loaded_template, template_digest
+from chomp.cli.run_config import RunConfig, config_changes, run_config
+from chomp.cli.run_template import RunTemplate, loaded_template
 from chomp.errors import ConfigError, DataError, message, require_at_most
-from chomp.tracking.run_files import TEMPLATE
+from chomp.tracking.run_files import RESOLVED_CONFIG, TEMPLATE, sources_hash, template_sources
 
 if TYPE_CHECKING:  # for annotations alone
     from jax.sharding import Mesh
@@ -27,6 +27,7 @@ if TYPE_CHECKING:  # for annotations alone
     from chomp.checkpoint import StepFolder
     from chomp.checkpoint.places import CheckpointPlace
     from chomp.checkpoint.weights_alone import WeightsAlone, WeightsName
+    from chomp.config import Difference
     from chomp.data import RowLimits
     from chomp.kernels.precision import Precision
     from chomp.tokenize import Tokenizer
@@ -45,6 +46,7 @@ class GivenRun:
     template: str | None = None  # in the place of the run's own copy
     tokenizer: str | None = None  # likewise
     is_trusted: bool = False
+    allows_changed: bool = False  # go on where the folder is not what the checkpoint was saved with
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +58,10 @@ class OpenedRun:
     config: Any  # the template's GrugRunConfig, after overrides
     changed: Mapping[str, Any]  # the fields that overrides have changed, and their values
     template: RunTemplate
-    has_own_template: bool  # its sources are those of the run's own copy
+    recorded: RunConfig
+    is_own_copy: bool  # its sources are those of the run's own copy
+    is_template_given: bool  # by --template
+    allows_changed: bool
     tokenizer: Tokenizer
     tokenizer_folder: str
     mesh: Mesh
@@ -71,6 +76,15 @@ class OpenedRun:
             config.model, config.data, seq_len=config.trainer.seq_len, mp=self.mp, mesh=self.mesh
         )
 
+    def has_template_of(self, found: StepFolder) -> bool:
+        """Whether a checkpoint was saved by a run of this very template."""
+        saved = found.metadata.template_hash
+        return self.template.digest == saved if saved else self.is_own_copy
+
+    def changes_since(self, found: StepFolder) -> list[Difference]:
+        """The fields of the run folder's config that are not as a checkpoint was saved with."""
+        return config_changes(found.metadata.config, self.recorded)
+
     def from_template(self, name: str) -> Callable[..., Any]:
         """A function of the template that takes the precision first, bound to the run's own."""
         return partial(self.template.part(name), self.mp)
@@ -84,6 +98,7 @@ class OpenedRun:
         def chosen(found: StepFolder) -> Sequence[WeightsName]:
             # Here, because which checkpoint it will be is only known while it is looked for.
             _require_same_tokenizer(found, self.tokenizer)
+            _require_unchanged(self, found)
             return choose(found)
 
         fresh_state = partial(self.template.part("fresh_state"), self.config)
@@ -104,7 +119,8 @@ def opened_run(given: GivenRun, *, may_change: Sequence[str]) -> OpenedRun:
     place = place_of(given.path)
     template = loaded_template(_template_folder(given, place), is_trusted=given.is_trusted)
     # From the cheap to the dear: what is wrong with a command shows before devices are asked.
-    config, changed = run_config(template, place, given.overrides, may_change)
+    recorded = run_config(template, place, given.overrides, may_change)
+    config, changed = recorded.config, recorded.changed
     tokenizer_folder = _tokenizer_folder(given, place, config)
     tokenizer = load_tokenizer(tokenizer_folder)
     sizes = ("model.vocab_size", config.model.vocab_size)
@@ -119,7 +135,10 @@ def opened_run(given: GivenRun, *, may_change: Sequence[str]) -> OpenedRun:
         config=config,
         changed=changed,
         template=template,
-        has_own_template=_is_own(template, place),
+        recorded=recorded,
+        is_own_copy=_is_own(template, place),
+        is_template_given=given.template is not None,
+        allows_changed=given.allows_changed,
         tokenizer=tokenizer,
         tokenizer_folder=tokenizer_folder,
         mesh=mesh,
@@ -147,7 +166,7 @@ def _is_own(template: RunTemplate, place: CheckpointPlace) -> bool:
     own = None if place.run is None else Path(place.run, TEMPLATE)
     if own is None or template.folder == own.resolve():
         return own is not None
-    return own.is_dir() and template_digest(own) == template.digest
+    return sources_hash(template_sources(own)) == template.digest
 
 
 def _tokenizer_folder(given: GivenRun, place: CheckpointPlace, config: Any) -> str:
@@ -183,6 +202,54 @@ def _require_same_tokenizer(found: StepFolder, tokenizer: Tokenizer) -> None:
                 f"{found.path}",
                 allowed=f"the one it was trained with, {trained_with[:_HASH_CHARACTERS]}",
                 fix="leave out --tokenizer, or pass the folder of that one",
+            )
+        )
+
+
+def _require_unchanged(run: OpenedRun, found: StepFolder) -> None:
+    """Raise `ConfigError` where the run folder is not what the checkpoint was saved with.
+
+    Identity alone: a later attempt may have changed the rest, which results tell.
+    """
+    changes = [item for item in run.changes_since(found) if item.mark == "identity"]
+    if not run.is_template_given:
+        require_template(
+            found, run.template.digest, run.template.folder, allows_changed=run.allows_changed
+        )
+    if changes and not run.allows_changed:
+        told = ", ".join(
+            f"{item.path}={item.after!r} (saved with {item.before!r})" for item in changes
+        )
+        raise ConfigError(
+            message(
+                given=f"{RESOLVED_CONFIG} of {run.folder} is not the config of {found.path}: "
+                f"{told}",
+                allowed="the config that the checkpoint was saved with",
+                fix="bring back the file, or remove it: the checkpoint has the config too; or pass "
+                "--allow-changed, and the results will not be the run's own",
+            )
+        )
+
+
+def require_template(found: StepFolder, digest: str, folder: Path, *, allows_changed: bool) -> None:
+    """Raise `ConfigError` for a copy of the template other than the checkpoint was saved with.
+
+    A checkpoint of an earlier version of chomp does not say: that is logged.
+    """
+    saved = found.metadata.template_hash
+    if not saved:
+        _log.warning(
+            "%s was saved without a hash of its template: whether %s is the one it was trained "
+            "with cannot be checked",
+            *(found.path, folder),
+        )
+    elif saved != digest and not allows_changed:
+        raise ConfigError(
+            message(
+                given=f"{folder} has the hash {digest[:_HASH_CHARACTERS]}: it was edited, is "
+                f"damaged, or is of a later attempt than {found.path}",
+                allowed=f"the one the checkpoint was saved with, {saved[:_HASH_CHARACTERS]}",
+                fix="bring back its files, or pass --allow-changed to use them as they are",
             )
         )
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from chomp.cli.opened_run import OpenedRun
 
 if TYPE_CHECKING:  # for annotations alone
+    from chomp.checkpoint import StepFolder
     from chomp.hooks import HarnessConfig
 
 _INDEX = re.compile(r"(\.\d+)+$")  # of an item in a list
@@ -23,7 +24,10 @@ _NOT_NUMBERS = frozenset({"every", "batch_size", "allow_code"})
 
 
 def differences(
-    run: OpenedRun, sections: Sequence[str], known_stores: Mapping[str, bool] | None = None
+    run: OpenedRun,
+    found: StepFolder,
+    sections: Sequence[str],
+    known_stores: Mapping[str, bool] | None = None,
 ) -> list[str]:
     """What makes the numbers others than the run's, in a few words each; none: they are its own.
 
@@ -31,22 +35,28 @@ def differences(
     else by now and is known to hold what it held is the run's own.
     """
     known = known_stores or {}
-    found = [] if run.has_own_template else ["another template"]
+    told = [] if run.has_template_of(found) else ["another template"]
     for path in run.changed:
         is_moved = fnmatchcase(path, _STORE) and known.get(_component(path), False)
         if path.split(".")[0] in sections and not is_moved:
-            found.append(f"{_INDEX.sub('', path)} is changed")
-    found = list(dict.fromkeys(found))  # two items of a list are one field
-    return [*found, *(f"other data in {name}" for name, is_same in known.items() if not is_same)]
+            told.append(f"{_INDEX.sub('', path)} is changed")
+    for item in run.changes_since(found):
+        # Any store of data that is known is told of below.
+        is_known = fnmatchcase(item.path, _STORE) and _component(item.path) in known
+        is_other = item.mark == "identity" or item.path.split(".")[0] in sections
+        if is_other and item.path not in run.changed and not is_known:
+            told.append(f"{_INDEX.sub('', item.path)} is not as the checkpoint was saved with")
+    told = list(dict.fromkeys(told))  # two items of a list are one field
+    return [*told, *(f"other data in {name}" for name, is_same in known.items() if not is_same)]
 
 
-def harness_differences(run: OpenedRun, config: HarnessConfig) -> list[str]:
+def harness_differences(run: OpenedRun, at: StepFolder, config: HarnessConfig) -> list[str]:
     """Likewise for lm-eval tasks: what is asked otherwise than in the loop.
 
     A run that asks nothing in its loop has no numbers of its own to be confused with, except by
     those of a part of a task's questions.
     """
-    found = differences(run, ("model",))
+    found = differences(run, at, ("model",))
     own = None if run.config.eval is None else run.config.eval.harness
     if own is None or {"eval", "eval.harness"} & run.changed.keys():
         return [*found, *([] if config.limit is None else [f"limit={config.limit}"])]

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from chomp.cli.run_template import RunTemplate
 from chomp.errors import ConfigError, message
@@ -22,15 +22,22 @@ if TYPE_CHECKING:  # for annotations alone
 _BESIDE_TRAINING = ("eval", "samples", "logging", "checkpoint", "mesh")
 
 
+class RunConfig(NamedTuple):
+    """A run's config after overrides, and as it was recorded."""
+
+    config: Any  # the template's GrugRunConfig
+    changed: dict[str, Any]  # the fields that overrides have changed, and their values
+    own: Any  # the same config without overrides
+    content: dict[str, Any]  # the mapping that it was read from
+
+
 def run_config(
     template: RunTemplate,
     place: CheckpointPlace,
     overrides: Sequence[str],
     may_change: Sequence[str],
-) -> tuple[Any, dict[str, Any]]:
-    """The template's `GrugRunConfig` of a run with overrides, and the fields they have changed.
-
-    Those are by path, with the values that they have now.
+) -> RunConfig:
+    """The config of a run with overrides.
 
     Its `output_path` is where the run folder is now. Raises `ConfigError` for an override of
     anything that no pattern of `may_change` names, or of a whole section to null.
@@ -51,7 +58,32 @@ def run_config(
         is_turned_off = item.after is None and isinstance(item.before, dict)
         if is_turned_off or not is_known:
             raise _refusal(item, may_change)
-    return config, {item.path: item.after for item in differences}
+    return RunConfig(config, {item.path: item.after for item in differences}, own, content)
+
+
+def config_changes(saved: dict[str, Any], recorded: RunConfig) -> list[Difference]:
+    """What differs between a checkpoint's config and the one that its run folder has now.
+
+    Without what the run's place decides, and what only redaction has made different.
+    """
+    from chomp.config import config_difference
+    from chomp.storage.secrets import without_secrets
+
+    # In the mapping too: a field that an older version did not write has a default in both.
+    written = {item.path for item in config_difference(saved, recorded.content)}
+    return [
+        item
+        for item in config_difference(saved, recorded.own)
+        if item.path in written
+        and item.path != "output_path"
+        # Checkpoints have a path below the output prefix relative to it.
+        and not (
+            isinstance(item.before, str)
+            and item.before.startswith("<prefix>")
+            and str(item.after).endswith(item.before.removeprefix("<prefix>"))
+        )
+        and without_secrets(item.before) != without_secrets(item.after)
+    ]
 
 
 def _recorded(place: CheckpointPlace) -> tuple[dict[str, Any], str]:

@@ -6,7 +6,6 @@ The sources are read once, and what was judged is what is run. Nothing is writte
 
 from __future__ import annotations
 
-import hashlib
 import importlib
 import importlib.abc
 import importlib.machinery
@@ -20,6 +19,7 @@ from typing import Any
 
 from chomp.cli.template_source import compiled, own_package
 from chomp.errors import ConfigError, message, require
+from chomp.tracking.run_files import sources_hash, template_sources
 
 _PACKAGE = "run_template_"
 _TRAIN = "train"
@@ -59,7 +59,7 @@ def loaded_template(folder: Path, *, is_trusted: bool = False) -> RunTemplate:
     if not is_trusted:
         require_known(folder, sources, fix="read those files, and pass --trust to run them")
     # By content: two versions of one template live side by side, as do jit caches of each.
-    digest = _digest(sources)
+    digest = sources_hash(sources)
     name = _PACKAGE + digest[:12]
     try:
         _Templates.add(name, folder, sources)
@@ -75,14 +75,9 @@ def loaded_template(folder: Path, *, is_trusted: bool = False) -> RunTemplate:
         ) from error
 
 
-def template_digest(folder: Path) -> str:
-    """SHA-256 of the sources of the template in a folder, which are not run."""
-    return _digest(_sources(folder))
-
-
 def _sources(folder: Path) -> dict[str, bytes]:
     """The files of a template by module name, as they are now."""
-    found = {path.stem: path.read_bytes() for path in sorted(folder.glob("*.py"))}
+    found = template_sources(folder)
     require(
         _TRAIN in found,
         given=f"{folder}, where there is no {_TRAIN}.py"
@@ -92,14 +87,6 @@ def _sources(folder: Path) -> dict[str, bytes]:
         fix="pass the run folder, or a template with --template FOLDER",
     )
     return found
-
-
-def _digest(sources: Mapping[str, bytes]) -> str:
-    digest = hashlib.sha256()
-    for name, content in sorted(sources.items()):
-        # With its length, or the end of one file could pass for the beginning of the next.
-        digest.update(f"{name}\0{len(content)}\0".encode() + content)
-    return digest.hexdigest()
 
 
 def require_known(folder: Path, sources: Mapping[str, bytes], *, fix: str) -> Path:

@@ -143,6 +143,10 @@ class RunFolder:
         write_json_atomic(join(self.path, RESOLVED_CONFIG), without_secrets(resolved))
         copy = join(self.path, TEMPLATE)
         make_folder(copy)
+        for stale in {*Path(copy).glob("*.py")} - {
+            Path(copy, p.name) for p in template.glob("*.py")
+        }:
+            stale.unlink()  # of an earlier attempt: the copy is the template, and nothing else
         for source in sorted(template.glob("*.py")):
             write_text_atomic(join(copy, source.name), source.read_text(encoding="utf-8"))
         save_tokenizer(tokenizer, join(self.path, TOKENIZER))

@@ -19,8 +19,10 @@ from chomp.errors import CheckpointError, message
 from chomp.hooks.checkpoint_metadata import checkpoint_metadata
 from chomp.hooks.next_batches import past_fingerprint, require_same_batches
 from chomp.hooks.run_folder import RunFolder
-from chomp.storage import parent_of
+from chomp.mesh import is_first
+from chomp.storage import join, parent_of
 from chomp.tokenize import Tokenizer
+from chomp.tracking.run_files import TEMPLATE, sources_hash, template_sources
 
 State = TypeVar("State")
 
@@ -32,8 +34,17 @@ class StartingPoint(Generic[State]):
     """The state to go on from, and what is known of the run so far."""
 
     state: State
-    about: CheckpointMetadata  # what every checkpoint of this attempt says of the run
+    run: CheckpointMetadata  # what every checkpoint of this attempt says, but for the template
     before: CheckpointMetadata  # of the steps behind it: tokens, steps that were left out
+    folder: RunFolder
+
+    @property
+    def about(self) -> CheckpointMetadata:
+        """What every checkpoint of this attempt says of the run, once the folder is described."""
+        # Of the copy and not of its origin, which may be edited while the run trains. Process 0
+        # writes both the copy and the metadata.
+        sources = template_sources(join(self.folder.path, TEMPLATE)) if is_first() else {}
+        return replace(self.run, template_hash=sources_hash(sources) if sources else "")
 
 
 def starting_point(
@@ -74,7 +85,7 @@ def starting_point(
     log.info("starting from %s", "step 0" if begun.found is None else begun.found.path)
     about = replace(about, continues=begun.continues)
     before = about if begun.found is None else begun.found.metadata
-    return StartingPoint(begun.state, about, before)
+    return StartingPoint(begun.state, about, before, folder)
 
 
 def require_not_past(steps: int, found: StepFolder) -> None:

@@ -6,8 +6,10 @@ metrics.jsonl train.log samples/ artifacts/ profiler/ checkpoints/ report/
 Only the names are here, and what a run's own config says about its files and its rows.
 """
 
+import hashlib
 import re
 from collections.abc import Container, Mapping
+from pathlib import Path
 from typing import Any
 
 from chomp.errors import StorageError
@@ -55,6 +57,20 @@ def resolved_config(folder: StrPath) -> dict[str, Any]:
     location = join(folder, RESOLVED_CONFIG)
     found = read_json(location) if exists(location) else {}
     return found if isinstance(found, dict) else {}
+
+
+def template_sources(folder: StrPath) -> dict[str, bytes]:
+    """The files of a template by module name, as they are now."""
+    return {path.stem: path.read_bytes() for path in sorted(Path(folder).glob("*.py"))}
+
+
+def sources_hash(sources: Mapping[str, bytes]) -> str:
+    """SHA-256 of a template's sources: two templates with one hash are the same."""
+    digest = hashlib.sha256()
+    for name, content in sorted(sources.items()):
+        # With its length, or the end of one file could pass for the beginning of the next.
+        digest.update(f"{name}\0{len(content)}\0".encode() + content)
+    return digest.hexdigest()
 
 
 def record_in(folder: StrPath, config: Mapping[str, Any]) -> str:
