@@ -17,7 +17,9 @@ from hypothesis import strategies as st
 
 from chomp import storage
 from chomp.errors import StorageError
+from chomp.hooks import RunFolder
 from chomp.storage import join
+from chomp.tracking import JsonlTracker
 
 WRITE_FOREVER = """
 import itertools, sys
@@ -92,15 +94,41 @@ def test_a_write_replaces_all_of_the_old_content(root: str):
     assert storage.list_folder(root) == ["x"]
 
 
-def test_a_write_keeps_permissions_and_follows_links(tmp_path: Path):
+def test_a_write_keeps_permissions_and_goes_through_no_link(tmp_path: Path):
     private = tmp_path / "private"
     private.write_text("old")
     private.chmod(0o600)
-    (tmp_path / "link").symlink_to(private)
-    storage.write_text_atomic(tmp_path / "link", "new")
-    assert (tmp_path / "link").is_symlink()
-    assert private.read_text() == "new"
+    storage.write_text_atomic(private, "mine")
     assert stat.S_IMODE(private.stat().st_mode) == 0o600
+    (tmp_path / "link").symlink_to(private)
+    with pytest.raises(StorageError):
+        storage.append_line(tmp_path / "link", "more")
+    storage.write_text_atomic(tmp_path / "link", "new")
+    assert not (tmp_path / "link").is_symlink()
+    assert ((tmp_path / "link").read_text(), private.read_text()) == ("new", "mine")
+    # The folder may be reached by a link.
+    (tmp_path / "inner").mkdir()
+    (tmp_path / "way").symlink_to(tmp_path / "inner")
+    storage.write_text_atomic(tmp_path / "way/file", "new")
+    assert (tmp_path / "inner/file").read_text() == "new"
+
+
+@pytest.mark.parametrize("name", ["artifacts", "samples", "template", "train.log"])
+def test_a_run_is_not_begun_where_a_link_leads_out_of_its_folder(tmp_path: Path, name: str):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "run" / name).symlink_to(tmp_path / "outside")
+    with pytest.raises(StorageError), RunFolder.open(str(tmp_path / "run")):
+        pass
+    assert list((tmp_path / "outside").iterdir()) == []
+
+
+def test_a_record_that_is_a_link_is_not_written(tmp_path: Path):
+    (tmp_path / "mine").write_text("mine")
+    (tmp_path / "metrics.jsonl").symlink_to(tmp_path / "mine")
+    with pytest.raises(StorageError):
+        JsonlTracker(tmp_path / "metrics.jsonl", attempt=1)
+    assert (tmp_path / "mine").read_text() == "mine"
 
 
 def test_a_new_file_has_the_permissions_of_any_other_new_file(tmp_path: Path):

@@ -88,11 +88,15 @@ def written(
 
 def _place(run: OpenedRun, name: str, out: str | None) -> str | None:
     from chomp.storage import join
+    from chomp.storage.paths import require_inside
     from chomp.tracking.run_files import ARTIFACTS
 
     if out is not None:
         return out
-    return None if run.folder is None else join(run.folder, ARTIFACTS, name)
+    if run.folder is None:
+        return None
+    require_inside(join(run.folder, ARTIFACTS), run.folder)
+    return join(run.folder, ARTIFACTS, name)
 
 
 def print_json(content: Mapping[str, Any]) -> None:

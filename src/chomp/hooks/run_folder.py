@@ -38,6 +38,7 @@ from chomp.storage import (
     write_text_atomic,
 )
 from chomp.storage.locations import require_plain_path
+from chomp.storage.paths import require_inside
 from chomp.tokenize import Tokenizer, save_tokenizer
 from chomp.tracking import (
     CompositeTracker,
@@ -65,12 +66,14 @@ from chomp.tracking import (
 from chomp.tracking import LoggingConfig as LoggingConfig
 from chomp.tracking.printable import printable
 from chomp.tracking.run_files import (
+    ARTIFACTS,
     AVERAGED,
     DERIVED,
     EMA,
     FINISHED,
     ORIGINAL_CONFIG,
     PIECE_FINISHED,
+    REPORT,
     RESOLVED_CONFIG,
     SAMPLE_MARK,
     SAMPLES,
@@ -236,6 +239,9 @@ def _opened(path: str, config: LoggingConfig) -> int:
     require_plain_path(path)
     require_installed(config)
     make_folder(path)
+    # Before anything is written: a folder that was unpacked may hold links to anywhere.
+    for name in (TEMPLATE, TOKENIZER, SAMPLES, ARTIFACTS, REPORT, str(config.log_file or "")):
+        require_inside(join(path, name), path)
     return last_attempt(join(path, config.metrics_file)) + 1
 
 

@@ -32,8 +32,9 @@ _NO_HARD_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)
 def write_bytes_atomic(path: StrPath, data: bytes) -> None:
     """The file holds exactly `data`, or what it held before if this raises.
 
-    Symbolic links are followed and the permissions of an existing file are kept. The folder must
-    exist. Costs two syncs, a few milliseconds on a local disk.
+    A symbolic link in its place is replaced, never written through: a run folder may be anybody's.
+    The permissions of an existing file are kept. The folder must exist. Costs two syncs,
+    a few milliseconds on a local disk.
     """
     text = normalise(path)
     with storage_errors(text, "write"):
@@ -41,10 +42,9 @@ def write_bytes_atomic(path: StrPath, data: bytes) -> None:
             filesystem, inner = filesystem_of(text)
             filesystem.pipe_file(inner, data)
             return
-        target = os.path.realpath(text)
-        with temporary_with(data, beside=target) as temporary:
-            os.replace(temporary, target)
-    sync_name(target)
+        with temporary_with(data, beside=text) as temporary:
+            os.replace(temporary, text)
+    sync_name(text)
 
 
 def write_text_atomic(path: StrPath, text: str) -> None:
@@ -164,7 +164,9 @@ def _create_at_address(address: str, data: bytes) -> bool:
 
 
 def _append(path: str, line: bytes) -> None:
-    descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o666)
+    # A link is refused: it may lead to any file of this user.
+    flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW
+    descriptor = os.open(path, flags, 0o666)
     try:
         # Without a lock, which a stopped process could keep from everyone else's log. So this may
         # see another's line half way, and then adds a line end that was not needed.

@@ -201,6 +201,25 @@ def require_writable_folder(path: StrPath) -> None:
         filesystem.rm(inner, recursive=False)
 
 
+def require_inside(path: StrPath, folder: StrPath) -> None:
+    """Raise `StorageError` where a symbolic link below `folder` leads `path` out of it.
+
+    The folder itself and what is above it may be links.
+    """
+    text, root = normalise(path), os.path.realpath(normalise(folder))
+    if not is_local(text):
+        return
+    real = os.path.realpath(text)
+    if os.path.commonpath([real, root]) != root:
+        raise StorageError(
+            message(
+                given=f"{text} leads out of {root} by a symbolic link, to {real}",
+                allowed="files and folders of a run that lie in its folder",
+                fix="remove the link, or put the folder itself in its place",
+            )
+        )
+
+
 def _mode_of(path: str) -> int | None:
     # os.path.exists answers "no" where the truth is "not permitted to know".
     try:

@@ -101,7 +101,10 @@ def _sync(path: str, flags: int = 0) -> None:
 
 def _copy_permissions(path: str, descriptor: int) -> None:
     with contextlib.suppress(FileNotFoundError):
-        mode = stat.S_IMODE(os.stat(path).st_mode)
+        found = os.lstat(path).st_mode
+        if stat.S_ISLNK(found):
+            return  # it is replaced, and what it leads to is another file
+        mode = stat.S_IMODE(found)
         # Filesystems without permissions refuse to set them, but have nothing to set either.
         if mode != stat.S_IMODE(os.fstat(descriptor).st_mode):
             os.fchmod(descriptor, mode)

@@ -5,6 +5,7 @@ are not of a step: `summary` values describe the run, an `artifact` names a file
 of a run is an attempt, counted from 1; steps that a resumed run repeats are in the file twice.
 """
 
+import errno
 import logging
 import os
 import time
@@ -79,10 +80,14 @@ class JsonlTracker:
     def _open(self) -> int:
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
+            if self._path.is_symlink():  # it may lead to any file of this user
+                raise OSError(errno.ELOOP, "it is a symbolic link, which is not written through")
             if self._path.exists():
                 set_aside_torn_line(self._path)
             # Append: should a forgotten process still write, no row can land on another.
-            self._descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+            self._descriptor = os.open(
+                self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o644
+            )
         except OSError as error:
             raise self._unwritable(error) from error
         return self._descriptor

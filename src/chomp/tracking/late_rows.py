@@ -28,7 +28,7 @@ class LateRows(JsonlTracker):
         try:
             if not _is_settled(self._path):
                 return super()._open()  # which moves the fragment of a killed process aside
-            self._descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND)
+            self._descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW)
         except OSError as error:
             raise self._unwritable(error) from error
         return self._descriptor

@@ -73,7 +73,8 @@ def set_aside_torn_line(path: Path) -> None:
         if not fragment or row_of_line(fragment) is not None:
             return
         torn = path.with_name(path.name + ".torn")
-        with torn.open("ab") as aside:
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW
+        with open(os.open(torn, flags, 0o644), "ab") as aside:
             aside.write(fragment.removesuffix(b"\n") + b"\n")
             aside.flush()
             # Only then cut: a kill between the two leaves the fragment twice, never nowhere.
