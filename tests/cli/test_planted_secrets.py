@@ -282,6 +282,10 @@ def test_a_special_token_is_no_secret(chomp: Chomp, tmp_path: Path):
         ("decoder_start_token max_tokens tokenizer", False),
         ("token hf_token api_token auth_token access_token HF_TOKEN RAY_AUTH_TOKEN", True),
         ("session_token github-token deadend_token api_key AWS_SECRET_ACCESS_KEY", True),
+        ("GITHUB_PAT SMTP_PASS PGPASSWORD MY_KEY APP_SECRET_FILE NPM_AUTH SSH_PRIVATE_KEY", True),
+        ("HF_TOKENS SENTRY_DSN SLACK_WEBHOOK_URL SERVICE_JWT DB_CONNECTION_STRING GHTOKEN", True),
+        ("text_key ids_key training_key messages_key role_key content_key split_key", False),
+        ("prompt_tokens flops_per_token eos_token_id SSH_AUTH_SOCK PWD compat bypass", False),
     ],
 )
 def test_names_of_special_tokens_are_told_from_those_of_secrets(
@@ -292,6 +296,23 @@ def test_names_of_special_tokens_are_told_from_those_of_secrets(
         monkeypatch.setenv(name, "as long as a secret")
         assert (redacted("as long as a secret") == f"<{name}>") == is_secret, name
         monkeypatch.delenv(name)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "sk_live_" + "a1" * 12,
+        "npm_" + "a1" * 18,
+        "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0In0.c2lnbmF0dXJl",
+        "https://hooks.slack.com/services/T0/B0/planted0123",
+        "postgresql://me:planted0123@host/db",
+    ],
+)
+def test_a_value_with_the_form_of_a_secret_is_not_told(value: str):
+    told = redacted(f"see {value} here")
+    assert value not in told
+    assert "planted0123" not in told
+    assert redacted(told) == told
 
 
 def test_what_a_comment_notes_after_the_name_of_a_secret_is_not_kept(tmp_path: Path):

@@ -19,11 +19,12 @@ from chomp.launch import ray_job, ray_run
 from chomp.launch import shipped_folder as shipping
 from chomp.launch.job_command import entrypoint_of, submission_id_of, with_extras
 from chomp.launch.job_environment import git_commit, job_environment, split_environment_words
-from chomp.launch.job_keys import is_key, start_package
+from chomp.launch.job_keys import start_package
 from chomp.launch.ray_dashboard import job_address
 from chomp.launch.ray_job import FollowedJob, NobodyReads, RayJob, submitted
 from chomp.launch.ray_run import main
 from chomp.launch.shipped_folder import shipped_folder
+from chomp.storage.secrets import is_secret_name
 
 SET = {"HOME": "/home", "MODE": "fast"}
 
@@ -282,7 +283,7 @@ def test_what_is_named_as_keys_are_is_one():
     keys += ["GITHUB_PAT", "DB_PASSWD", "OPENAI_API_KEYS", "AWS_ACCESS_KEY_ID", "PGPASSWORD"]
     keys += ["SMTP_PASS", "GCP_CREDENTIAL_FILE"]
     others = ["CHOMP_PREFIX", "TOKENIZERS_PARALLELISM", "MODE", "GIT_COMMIT", "PATH", "COMPAT"]
-    assert [name for name in (*keys, *others) if is_key(name)] == keys
+    assert [name for name in (*keys, *others) if is_secret_name(name)] == keys
 
 
 def job(**changes: object) -> RayJob:

@@ -21,6 +21,7 @@ from chomp.config import (
     unset_additions,
 )
 from chomp.errors import CheckpointError, ConfigError, message
+from chomp.storage.secrets import without_secrets
 
 # Of `environment`: what decides the order of sums, and with it the last bits of every result.
 _EXACT_WITH = ("devices", "processes", "cores", "device_kind", "jax", "jaxlib")
@@ -142,7 +143,8 @@ def _config_changes(
     added = unset_additions(config)  # a version of chomp that did not have them saved none
     changes = [
         replace(change, mark=marks.get(change.path, "identity"))
-        for change in config_difference(saved.config, about.config)
+        # Redacted again: an earlier version may not have known a secret that this one knows.
+        for change in config_difference(without_secrets(saved.config), about.config)
         if change.before is not MISSING or change.path not in added
     ]
     if about.config_hash not in (saved.config_hash, _hash_by_present_marks(saved, config)) and (

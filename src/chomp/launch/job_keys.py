@@ -16,20 +16,8 @@ from typing import Any
 from chomp.launch import job_start
 
 PACKAGE = "chomp_job_start"
-# How a part of the name of a key ends, in the plural too, and what is one as a whole.
-_ENDS = ("KEY", "TOKEN", "SECRET", "PASSWORD", "PASSWD", "PASSPHRASE", "CREDENTIAL")
-_WHOLE = {"PAT", "PASS"}
 # An upload that fails is told, and logged over there, with its first 15 bytes.
 _PADDING = bytes(16)
-
-
-def is_key(name: str) -> bool:
-    """Whether a variable of that name is nobody else's business, by the words of its name.
-
-    MAX_TOKENS is one by that, which does it no harm.
-    """
-    parts = name.upper().split("_")
-    return any(part.removesuffix("S").endswith(_ENDS) or part in _WHOLE for part in parts)
 
 
 def place_for_keys() -> str:

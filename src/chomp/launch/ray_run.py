@@ -22,12 +22,12 @@ import typer
 from chomp.errors import ChompError, ConfigError, message, require
 from chomp.launch.job_command import entrypoint_of, submission_id_of
 from chomp.launch.job_environment import git_commit, job_environment, split_environment_words
-from chomp.launch.job_keys import is_key
 from chomp.launch.outcome import INTERRUPTED_EXIT_CODE
 from chomp.launch.ray_dashboard import job_client
 from chomp.launch.ray_job import FollowedJob, NobodyReads, RayJob, say, submitted
 from chomp.launch.shipped_folder import shipped_folder
 from chomp.launch.telling import tell_error, tell_warnings_only
+from chomp.storage.secrets import is_secret_name
 
 _USAGE = "python -m chomp.launch.ray_run OPTIONS -- python experiments/grug/base/launch.py"
 _PREFIX = "CHOMP_PREFIX"
@@ -155,7 +155,7 @@ def _parsed(words: Sequence[str]) -> _Wish | None:
 
 def _ran(wish: _Wish, command: Sequence[str], variables: dict[str, str]) -> int:
     resources = _resources(wish.resources)
-    keys = {name: value for name, value in variables.items() if is_key(name)}
+    keys = {name: value for name, value in variables.items() if is_secret_name(name)}
     words = entrypoint_of(command, wish.extras, Path("pyproject.toml"), has_keys=bool(keys))
     folder = shipped_folder(Path.cwd())
     client = job_client(wish.cluster)

@@ -10,8 +10,20 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-# WANDB_API_KEY, HF_TOKEN, RAY_AUTH_TOKEN, AWS_SECRET_ACCESS_KEY, …; not TOKENIZERS_PARALLELISM.
-_SECRET_NAME = re.compile(r"(^|_)(API_?KEY|ACCESS_KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS)$")
+# WANDB_API_KEY, HF_TOKENS, PGPASSWORD, GITHUB_PAT, AWS_ACCESS_KEY_ID, …; not
+# TOKENIZERS_PARALLELISM, not SSH_AUTH_SOCK, and not PWD, which is a folder.
+_SECRET_NAME = re.compile(
+    r"(PASSWORD|PASSWD|PASSPHRASE)S?(_|$)|(SECRET|CREDENTIAL|WEBHOOK)S?(_|$)"
+    r"|(API|ACCESS|PRIVATE)_?KEYS?(_|$)|_KEYS?$|TOKEN(_|$)|_TOKENS$|(^|_)(PAT|PASS)$|_(AUTH|PWD)$"
+    r"|(^|_)(DSN|JWT|CONNECTION_?STRING|CONN_?STR|DATABASE_URL)$"
+)
+# Where a record has something (`text_key`), a random key, a count of tokens: all no secrets.
+_PLAIN_NAME = re.compile(
+    r"(^|_)(TEXT|IDS|MESSAGES|ROLE|CONTENT|LOSS_WEIGHTS|TRAINING|SPLIT|SHUFFLE|FIRST|END|NUM|PUBLIC"
+    r"|PRIMARY|FOREIGN|SORT|GROUP|CACHE|PARTITION|PRNG|RANDOM)_KEYS?$"
+    r"|(^|_)(MAX|MIN|NUM|NEW|PROMPT|ROW|CHUNK|SHARD|KEPT|DROPPED|EPOCH|TRAIN|TOTAL|SPECIAL|STOP|EXTRA"
+    r"|BATCH)_TOKENS$|(^|_)(PER|IS)_TOKEN$|(^|_)TOKEN_(ID|IDS|COUNT|TYPE|BUDGET)(_|$)"
+)
 # What a tokenizer's special tokens are called, which are no secrets: `eos_token`,
 # `image_start_token`, `end_of_turn_token`. Any other `..._token` is one: `hf_token`.
 _SPECIAL_TOKEN = re.compile(
@@ -47,10 +59,18 @@ _OPENING = re.compile(
     r"(?:api[-_]?key|access[-_]?key|token|sig|signature|secret|password|credential))=)"
     r"(?P<value>[^&<][^&]*)"
 )
-# Hugging Face, GitHub, GitLab, Slack, AWS and those that begin like OpenAI's; none is a plain word.
+# Hugging Face, GitHub, GitLab, Slack, AWS, Stripe, npm, PyPI, Google, JWTs and those that begin
+# like OpenAI's; none is a plain word.
 _TOKEN = re.compile(
     r"(?<![\w-])(?:hf_[A-Za-z0-9]{30,}|gh[pousr]_[A-Za-z0-9]{30,}|github_pat_\w{30,}"
-    r"|glpat-[\w-]{20,}|xox[abprs]-[\w-]{20,}|(?:AKIA|ASIA)[A-Z0-9]{16}|sk-[\w-]{32,})(?![\w-])"
+    r"|glpat-[\w-]{20,}|xox[abprs]-[\w-]{20,}|(?:AKIA|ASIA)[A-Z0-9]{16}|sk-[\w-]{32,}"
+    r"|[sr]k_(?:live|test)_\w{16,}|npm_[A-Za-z0-9]{30,}|pypi-[\w-]{30,}|AIza[\w-]{35}"
+    r"|eyJ[\w-]{8,}\.eyJ[\w-]{8,}\.[\w-]{8,})(?![\w-])"
+)
+# Addresses that let in whoever knows their path.
+_WEBHOOK = re.compile(
+    r"(?<=://)((?:hooks\.slack\.com/(?:services|workflows)|(?:\w+\.)?discord(?:app)?\.com/api/webhooks)/)"
+    r"[^\s'\"]+"
 )
 # A name and its value as people write them in notes: `WANDB_API_KEY=...`.
 _NOTED = re.compile(
@@ -70,9 +90,14 @@ def redacted(text: str) -> str:
 
 
 def is_secret_name(name: str) -> bool:
-    """Whether a key is a secret by its name: `hf_token`, `api-key`; not `eos_token`."""
+    """Whether a key or a variable is a secret by its name: `hf_token`, `api-key`; not `eos_token`.
+
+    The one rule, for what is redacted, what a config file may not hold, and what a job gets apart.
+    """
     upper = name.upper().replace("-", "_")
-    return bool(_SECRET_NAME.search(upper)) and not _SPECIAL_TOKEN.search(upper)
+    return bool(_SECRET_NAME.search(upper)) and not (
+        _SPECIAL_TOKEN.search(upper) or _PLAIN_NAME.search(upper)
+    )
 
 
 def without_noted_secrets(text: str) -> str:
@@ -128,6 +153,7 @@ def _redacted(text: str, secrets: Mapping[str, str]) -> str:
     text = "".join([*left, text[end:]])
     if "://" in text:
         text = _QUERY.sub(lambda query: _OPENING.sub(r"\g<name><secret>", query[0]), text)
+        text = _WEBHOOK.sub(r"\1<secret>", text)
     return _TOKEN.sub("<token>", text)
 
 
