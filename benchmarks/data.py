@@ -49,6 +49,7 @@ from chomp.data import (
     source_fingerprint,
 )
 from chomp.data.packing import PACKING_WINDOW, pack_windows
+from chomp.kernels.attention.mask import PAD_SEGMENT
 from chomp.tokenize import save_tokenizer, train_bpe
 
 ROOT = Path(__file__).parents[1]
@@ -211,10 +212,9 @@ def _stream_speed(path: Path, mode: Literal["concat", "packed"], num_tokens: int
     try:
         with phase(f"a stream, {mode} rows"):
             begin = time.perf_counter()
-            for _ in range(batches):
-                stream.read(BATCH_SIZE)
+            read = [stream.read(BATCH_SIZE) for _ in range(batches)]
             seconds = time.perf_counter() - begin
-        return batches * BATCH_SIZE * SEQ_LEN * stream.utilization / seconds
+        return sum(int((rows.segment_ids != PAD_SEGMENT).sum()) for rows in read) / seconds
     finally:
         stream.close()
 

@@ -12,6 +12,7 @@ from time import perf_counter
 from typing import Any, Literal
 
 import jax
+import numpy as np
 
 from benchmarks.data_inputs import TOKENIZER, WEIGHTS
 from benchmarks.peers.grain_mixture import grain_batches
@@ -27,6 +28,7 @@ from chomp.data import (
     build_train_loader,
     iter_from_step,
 )
+from chomp.kernels.attention.mask import PAD_SEGMENT
 from chomp.mesh import MeshConfig, create_mesh
 
 FAR_STEP = 10**9
@@ -72,7 +74,7 @@ def loading_packed(stores: Stores, rounds: int) -> list[Figure]:
         for epoch in EPOCHS:
             batches = map(loader.host_batch, range(_epoch_steps(loader)))
             measured.add(f"loader, packed host batches, {epoch}", batches)
-    utilization = loader.dataset.utilization(0)
+    utilization = float(np.mean(loader.host_batch(0).attn_mask.segment_ids != PAD_SEGMENT))
     return _speed_figures({name: v * utilization for name, v in measured.medians().items()})
 
 
