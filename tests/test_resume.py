@@ -209,7 +209,7 @@ def test_fewer_steps_than_are_done_are_refused_and_change_nothing(shorter, data)
     assert "steps=4" in str(refused.value)
     assert "step-6" in str(refused.value)
     with pytest.raises(CheckpointError):
-        check_run(config, lambda: None, is_here=False)  # before any data is built
+        check_run(config, lambda: None, lambda: None, is_here=False)  # before any data is built
     assert sorted(path for path in shorter.rglob("*") if path.name != "train.log") == before
 
 

@@ -57,7 +57,7 @@ def these_weights(found: StepFolder, names: Sequence[WeightsName]) -> Sequence[W
         all(name in there for name in names),
         given=f"the averaged weights of {found.path}, which has none",
         allowed="a checkpoint of a run with train.ema_beta set",
-        fix="ask for the current weights, or choose a checkpoint that has an average",
+        fix="ask for the current weights (params), or choose a checkpoint that has an average",
     )
     return names
 
