@@ -1,7 +1,9 @@
 """Vocabularies as the hub has them: every text keeps its bytes, or is refused by name."""
 
+import json
 import pickle
 import random
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -26,7 +28,14 @@ from vocabularies import (
 )
 
 from chomp.errors import DataError
-from chomp.tokenize import ByteTokenizer, JsonTokenizer, Tokenizer, bytes_per_token, train_bpe
+from chomp.tokenize import (
+    ByteTokenizer,
+    JsonTokenizer,
+    Tokenizer,
+    bytes_per_token,
+    tokenizer_from_json_file,
+    train_bpe,
+)
 from chomp.tokenize.json_tokenizer import MAX_TEXT
 
 # All of Unicode but "▁", which is a blank to these vocabularies, as it is to SentencePiece.
@@ -328,3 +337,64 @@ def test_training_takes_no_longer_for_a_text_without_spaces():
     letters_only = "".join(random.Random(0).choices("acgt", k=200_000))
     tokenizer = train_bpe([letters_only], vocab_size=300)  # 16 s where words have no bound
     assert tokenizer.decode(tokenizer.encode_batch([letters_only])[0]) == letters_only
+
+
+def _growing(times: int) -> dict[str, object]:
+    """A normaliser that writes ten letters for one, `times` times over."""
+    tenfold = {"type": "Replace", "pattern": {"String": "q"}, "content": "q" * 10}
+    return {"type": "Sequence", "normalizers": [tenfold] * times}
+
+
+def _split(regex: str) -> dict[str, object]:
+    pattern = {"Regex": regex}
+    return {"type": "Split", "pattern": pattern, "behavior": "Isolated", "invert": False}
+
+
+HARMFUL = {
+    "a normaliser that grows texts a hundredfold": {"normalizer": _growing(2)},
+    "an empty pattern": {
+        "normalizer": {"type": "Replace", "pattern": {"String": ""}, "content": "x"}
+    },
+    "an empty table of characters": {
+        "normalizer": {"type": "Precompiled", "precompiled_charsmap": "AAAAAAAAAAAAAAAA"}
+    },
+    "a table of 8 GB": {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "/////w=="}},
+    "a regex that backtracks": {"pre_tokenizer": _split("(a+)+$")},
+    "words of length 0": {"pre_tokenizer": {"type": "FixedLength", "length": 0}},
+    "a decoder that strips too much": {
+        "decoder": {"type": "Strip", "content": "a", "start": 10**9, "stop": 10**9}
+    },
+    "an id of 32 bits": {"vocab": {"zz": 2**32 - 1}},
+}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        *HARMFUL.values(),
+        pytest.param({"normalizer": _growing(9)}, marks=pytest.mark.slow),
+        pytest.param({"vocab": {"zz": 2 * 10**9}}, marks=pytest.mark.slow),
+    ],
+)
+def test_a_file_that_would_end_or_fill_the_process_is_refused(
+    tmp_path: Path, change: dict[str, object]
+):
+    rules = json.loads(byte_level([], special=["</s>"], plain=[]).to_str())
+    rules["model"]["vocab"].update(change.get("vocab", {}))
+    rules |= {name: value for name, value in change.items() if name != "vocab"}
+    path = tmp_path / "tokenizer.json"
+    path.write_text(json.dumps(rules))
+    with pytest.raises(DataError):
+        tokenizer_from_json_file(path)
+
+
+def test_a_document_on_which_the_library_panics_is_refused_by_name():
+    rules = json.loads(byte_level([], special=["</s>"], plain=[]).to_str())
+    rules["pre_tokenizer"] = {
+        "type": "Sequence",
+        "pretokenizers": [_split("(b+)+$"), rules["pre_tokenizer"]],
+    }
+    tokenizer = JsonTokenizer(json.dumps(rules))
+    assert tokenizer.encode_batch(["a short text"])
+    with pytest.raises(DataError):
+        tokenizer.encode_batch(["fine", "b" * 100 + "c"])

@@ -18,6 +18,7 @@ from chomp.storage import (
 from chomp.tokenize.byte import ByteTokenizer
 from chomp.tokenize.json_tokenizer import JsonTokenizer
 from chomp.tokenize.protocol import Tokenizer
+from chomp.tokenize.trial import read_rules
 
 DESCRIPTION = "chomp_tokenizer.json"
 RULES = "tokenizer.json"
@@ -41,14 +42,20 @@ def save_tokenizer(tokenizer: Tokenizer, folder: str) -> None:
     write_json_atomic(join(folder, DESCRIPTION), _described(tokenizer))
 
 
-def load_tokenizer(folder: str) -> Tokenizer:
-    """The tokenizer of a folder, checked against the hash it was saved with."""
+def load_tokenizer(folder: str, *, is_tried: bool = False) -> Tokenizer:
+    """The tokenizer of a folder, checked against the hash it was saved with.
+
+    Its rules are first tried in a child process, unless the caller says that they were.
+    """
     saved = _description(folder)
     tokenizer: JsonTokenizer | ByteTokenizer = ByteTokenizer()
     if saved["kind"] != "byte":
         rules = join(folder, RULES)
         tokenizer = JsonTokenizer(
-            read_text(rules), eos=saved["eos_id"], bos=saved["bos_id"], source=rules
+            (read_text if is_tried else read_rules)(rules),
+            eos=saved["eos_id"],
+            bos=saved["bos_id"],
+            source=rules,
         )
     if tokenizer.content_hash != saved["content_hash"]:
         raise DataError(

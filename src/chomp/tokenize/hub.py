@@ -6,8 +6,8 @@ The download and its cache are the hub library's; `HF_HUB_OFFLINE=1` uses the ca
 import logging
 
 from chomp.errors import ChompError, DataError, StorageError, message
-from chomp.storage import read_text
 from chomp.tokenize.json_tokenizer import JsonTokenizer
+from chomp.tokenize.trial import read_rules
 
 
 def load_hub_tokenizer(
@@ -57,7 +57,7 @@ def _downloaded(name: str, revision: str | None, *, is_patient: bool) -> str:
     except Exception as error:  # the hub has its own errors, and lets the network's through
         access = "check the name, the network and your access"
         raise _unreachable(name, revision, error, fix=access) from error
-    return read_text(path)
+    return read_rules(path)
 
 
 def _unreachable(name: str, revision: str | None, error: Exception, *, fix: str) -> ChompError:

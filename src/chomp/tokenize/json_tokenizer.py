@@ -16,14 +16,17 @@ from typing import Any
 from tokenizers import Tokenizer as HuggingFaceTokenizer
 
 from chomp.errors import DataError, message
-from chomp.storage import StrPath, read_text
+from chomp.storage import StrPath
 from chomp.tokenize.piece_rules import BYTE_PIECES, PieceRules
 from chomp.tokenize.quoting import quotable, split_quotes
 from chomp.tokenize.special_ids import begin_id, end_id
+from chomp.tokenize.trial import read_rules
 from chomp.tokenize.unencodable import lone_surrogate, unencodable
 
 # The library takes 160 bytes for each byte of a text. Longer texts are encoded in pieces.
 MAX_TEXT = 1 << 20
+# Tables of all ids are made. The largest vocabularies in use have a quarter of a million ids.
+MAX_IDS = 1 << 24
 _CUT_WINDOW = 1 << 16  # where to look for the start of a word
 _WORD_START = re.compile(r"(?<=\S) (?=\S)")
 
@@ -51,6 +54,14 @@ class JsonTokenizer:
         self.bos_id = begin_id(bos, specials, source=source)
         vocab = self._tokenizer.get_vocab(with_added_tokens=True)
         self.vocab_size: int = max(vocab.values()) + 1
+        if self.vocab_size > MAX_IDS:
+            raise DataError(
+                message(
+                    given=f"tokenizer {source} with the id {self.vocab_size - 1}",
+                    allowed=f"ids below {MAX_IDS}",
+                    fix="number its pieces from 0 without gaps",
+                )
+            )
         # Special tokens are read out of texts unless told otherwise, and documents quote them.
         self._tokenizer.encode_special_tokens = True
         rules = json.loads(self._text)
@@ -91,7 +102,9 @@ class JsonTokenizer:
         """Ids of each text. `index` and `offset` say where the first one stands, for errors."""
         try:
             encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
-        except Exception as error:  # the library raises bare Exception
+        except BaseException as error:
+            if not _is_of_library(error):
+                raise
             raise self._refusal(texts, error, index, offset) from error
         batch = [encoding.ids for encoding in encodings]
         if self._never_given:
@@ -164,8 +177,8 @@ class JsonTokenizer:
             raise unencodable(index, text, start=start, end=end, why=why, offset=offset)
 
     def _refusal(
-        self, texts: Sequence[str], error: Exception, first: int, offset: int
-    ) -> Exception:
+        self, texts: Sequence[str], error: BaseException, first: int, offset: int
+    ) -> BaseException:
         """What to raise when the library refused a batch: the first text and character at fault."""
         for index, text in enumerate(texts, first):
             if not self._is_refused(text):
@@ -182,7 +195,9 @@ class JsonTokenizer:
     def _is_refused(self, text: str) -> bool:
         try:
             self._tokenizer.encode(text, add_special_tokens=False)
-        except Exception:
+        except BaseException as error:
+            if not _is_of_library(error):
+                raise
             return True
         return False
 
@@ -191,7 +206,7 @@ def tokenizer_from_json_file(
     path: StrPath, *, eos: int | str | None = None, bos: int | str | None = None
 ) -> JsonTokenizer:
     """The tokenizer in a `tokenizer.json`, local or behind fsspec."""
-    return JsonTokenizer(read_text(path), eos=eos, bos=bos, source=str(path))
+    return JsonTokenizer(read_rules(path), eos=eos, bos=bos, source=str(path))
 
 
 def pieces_of(text: str) -> Iterator[tuple[int, int]]:
@@ -213,11 +228,18 @@ def _from_parts(text: str, eos_id: int, bos_id: int | None) -> JsonTokenizer:
     return JsonTokenizer(text, eos=eos_id, bos=bos_id, source="from a pickle")
 
 
+def _is_of_library(error: BaseException) -> bool:
+    # It raises bare Exception, and a class of its own below BaseException where its code panics.
+    return isinstance(error, Exception) or type(error).__name__ == "PanicException"
+
+
 def _parsed(text: str, *, source: str) -> HuggingFaceTokenizer:
     """The library's tokenizer, with everything off that cuts, pads or varies what texts get."""
     try:
         tokenizer = HuggingFaceTokenizer.from_str(text)
-    except Exception as error:  # the library raises bare Exception
+    except BaseException as error:
+        if not _is_of_library(error):
+            raise
         raise DataError(
             message(
                 given=f"tokenizer {source}: {error}",

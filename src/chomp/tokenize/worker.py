@@ -42,4 +42,4 @@ if __name__ == "__main__":
         contextlib.suppress(BrokenPipeError),
         open(sys.stdout.fileno(), "wb", closefd=False) as answers,
     ):
-        serve(load_tokenizer(sys.argv[1]), sys.stdin.buffer, answers)
+        serve(load_tokenizer(sys.argv[1], is_tried=True), sys.stdin.buffer, answers)
