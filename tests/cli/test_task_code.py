@@ -1,5 +1,7 @@
 """Task files of somebody else: no spelling of them runs code unless that was asked for."""
 
+import contextlib
+import random
 import re
 from collections.abc import Callable, Iterator
 from importlib.metadata import version
@@ -142,3 +144,24 @@ def test_without_the_sandbox_no_task_is_loaded(
     differ(monkeypatch)
     with pytest.raises(ConfigError, match=re.escape(version("lm-eval"))):
         load_tasks(["colours"], include_path=str(folder), allow_code=allow_code)
+
+
+def test_no_mixture_of_spellings_runs_code(folder: Path, tmp_path: Path):
+    draw = random.Random(0)
+    usual = (folder / "colours.yaml").read_text().replace("task: colours", "task: theirs")
+    parts = [words.format(folder=folder) for words in (SPELLINGS | UNREADABLE).values()]
+    tokens = ["!function theirs.text", "!!python/name:theirs.text ", "<<: ", "&a ", "*a", "\t"]
+    tokens += ["!!bool x", "? [a]\n", "---\n", "{", "}", "[", "]", "'", '"', "|\n", "#", "\0", "- "]
+    number_read = 0
+    for _ in range(200):
+        text = usual
+        if draw.random() < 0.5:
+            text += draw.choice(parts)
+        for _ in range(draw.randint(1, 3)):
+            at = draw.randrange(len(text) + 1)
+            text = text[:at] + draw.choice(tokens) + text[at + draw.choice([0, 0, 1, 5]) :]
+        (folder / "theirs.yaml").write_text(text)
+        with contextlib.suppress(ConfigError):
+            number_read += len(load_tasks(["theirs"], include_path=str(folder)).items)
+        assert not (tmp_path / "ran").exists(), text
+    assert number_read > 0  # some changes are harmless: then the task is read

@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 import yaml
 from config_samples import AdamConfig, MuonConfig, RunConfig, run
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from chomp.config import config_to_mapping, config_to_yaml, load_config
 from chomp.errors import ConfigError
@@ -165,3 +167,27 @@ def test_a_yaml_that_would_hang_or_fill_the_memory_is_refused(text: str, tmp_pat
 def test_a_json_file_that_python_cannot_hold_is_refused(text: str, tmp_path):
     with pytest.raises(ConfigError):
         load_config(RunConfig, written(tmp_path, text, "run.json"))
+
+
+# What YAML has for those who want to break a reader: tags, anchors, merges, keys that are no text.
+HOSTILE = [
+    *("!!int x", "!!float ''", "!!bool x", "!!timestamp x", "!!binary é", "!!set [a]", "!!null x"),
+    *("!!omap [1]", "!!pairs 3", "!!map [1]", "!!seq {a: 1}", "!!str [1]", "!ours x", "<<: "),
+    *("!!python/object/apply:os.system [ls]", "&a ", "*adam", "*b", "<<: [*adam, 1]", "- ", "~"),
+    *("? [a]: b\n", "? {a: 1}\n: b\n", "---\n", "...\n", "%YAML 9.9\n---\n", "\t", "\0", "\ufeff"),
+    *("{", "}", "[", "]", ":", "|", "> ", "'", '"', "\\", "#", "\n", "\n  ", "é", "\u2028"),
+    *("1e999", "-.inf", ".nan", "0x", "1_", "9" * 40, "9" * 400, "a" * 300, "$variables.x"),
+]
+
+
+@given(st.lists(st.tuples(st.integers(0, len(TEXT)), st.integers(0, 6), st.sampled_from(HOSTILE))))
+@settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_a_damaged_file_is_refused_or_gives_a_config_that_reads_back_equal(tmp_path, changes):
+    text = TEXT
+    for start, length, token in changes:
+        text = text[:start] + token + text[start + length :]
+    try:
+        config = load_config(RunConfig, written(tmp_path, text))
+    except ConfigError:
+        return
+    assert load_config(RunConfig, written(tmp_path, config_to_yaml(config))) == config

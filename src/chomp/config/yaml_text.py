@@ -19,6 +19,10 @@ MAX_YAML_VALUES = 200_000
 MAX_YAML_DEPTH = 64
 MAX_NUMBER_LENGTH = 200
 
+# What PyYAML raises for text that cannot be read; all but the first for a scalar that does not fit
+# a tag written before it, such as `!!bool x`.
+YAML_FAILURES = (yaml.YAMLError, ValueError, LookupError, AttributeError, TypeError)
+
 _TAG = "tag:yaml.org,2002:"
 
 _FLOAT = re.compile(
@@ -139,7 +143,7 @@ def _parsed(text: str, loader: type[_Loader], source: str) -> Any:
     require_bounded(text, source=source)
     try:
         return yaml.load(text, Loader=loader)
-    except yaml.YAMLError as error:
+    except YAML_FAILURES as error:
         raise ConfigError(
             message(
                 given=f"{source} cannot be read as YAML: {_reason(error)}",
@@ -181,8 +185,10 @@ def _excess(text: str | bytes) -> str | None:
     return None
 
 
-def _reason(error: yaml.YAMLError) -> str:
+def _reason(error: Exception) -> str:
     """Where and why PyYAML stopped, on one line."""
+    if not isinstance(error, yaml.YAMLError):
+        return f"a value does not fit the tag before it ({type(error).__name__}: {error})"
     if not isinstance(error, yaml.MarkedYAMLError) or error.problem_mark is None:
         return " ".join(str(error).split())
     mark = error.problem_mark

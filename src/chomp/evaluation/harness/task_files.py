@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from chomp.config.yaml_text import require_bounded
+from chomp.config.yaml_text import YAML_FAILURES, require_bounded
 from chomp.errors import require
 
 # Keys whose values lm-eval reads as data. Not here: process_docs, process_results, custom_dataset
@@ -78,7 +78,7 @@ def read_task_files(include_path: str) -> TaskFiles:
             if path.suffix != _READ_BY_LM_EVAL:
                 raise ValueError(f"lm-eval reads files whose names end in {_READ_BY_LM_EVAL}")
             settings[path] = _read(path, folder, ())
-        except (yaml.YAMLError, ValueError, OSError, RecursionError) as error:
+        except (*YAML_FAILURES, OSError, RecursionError) as error:
             faults[path] = " ".join(str(error).split()) or type(error).__name__
     return TaskFiles(settings, faults)
 
