@@ -358,3 +358,21 @@ def test_many_saves_leave_no_thread_and_no_open_file_behind(tmp_path):
         saver.wait()
     # What ends a moment after its save is waited for, and what stays behind never ends.
     wait_until(lambda: in_use()[0] <= threads and in_use()[1] <= files)
+
+
+@pytest.mark.parametrize("linked", ["checkpoints", "checkpoints/step-8"])
+def test_a_link_that_leads_out_of_the_run_is_not_saved_through(tmp_path, on_one_device, linked):
+    elsewhere = tmp_path / "elsewhere" / Path(linked).name
+    link = tmp_path / "run" / linked
+    checkpoints = str(tmp_path / "run/checkpoints")
+    save_temporary_checkpoint(checkpoints, state_at(8), about(step=8))
+    elsewhere.parent.mkdir()
+    link.rename(elsewhere)
+    link.symlink_to(elsewhere)
+    before = {path: path.stat().st_mtime_ns for path in sorted(elsewhere.rglob("*"))}
+    with pytest.raises(StorageError, match="link"):
+        save_step_checkpoint(checkpoints, state_at(8), about(step=8))  # which is only promoted
+    if linked == "checkpoints":
+        with pytest.raises(StorageError, match="link"):
+            save_step_checkpoint(checkpoints, state_at(9), about(step=9))
+    assert {path: path.stat().st_mtime_ns for path in sorted(elsewhere.rglob("*"))} == before

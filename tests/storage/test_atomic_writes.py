@@ -18,6 +18,8 @@ from hypothesis import strategies as st
 from chomp import storage
 from chomp.errors import StorageError
 from chomp.hooks import RunFolder
+from chomp.launch.step_logs import appended_log
+from chomp.report.written_page import write_run_page
 from chomp.storage import join
 from chomp.tracking import JsonlTracker
 
@@ -113,14 +115,64 @@ def test_a_write_keeps_permissions_and_goes_through_no_link(tmp_path: Path):
     assert (tmp_path / "inner/file").read_text() == "new"
 
 
-@pytest.mark.parametrize("name", ["artifacts", "samples", "template", "train.log"])
+OF_A_RUN = (
+    *("artifacts", "checkpoints", "profiler", "report", "samples", "template", "tokenizer"),
+    *("tensorboard", "tensorboard/attempt-1", "checkpoints/step-8", "checkpoints/step-8/state"),
+    *("profiler/plugins/profile", "train.log", "metrics.jsonl"),
+)
+
+
+@pytest.mark.parametrize("name", OF_A_RUN)
 def test_a_run_is_not_begun_where_a_link_leads_out_of_its_folder(tmp_path: Path, name: str):
-    (tmp_path / "run").mkdir()
     (tmp_path / "outside").mkdir()
-    (tmp_path / "run" / name).symlink_to(tmp_path / "outside")
-    with pytest.raises(StorageError), RunFolder.open(str(tmp_path / "run")):
+    link = tmp_path / "run" / name
+    link.parent.mkdir(parents=True)
+    link.symlink_to(tmp_path / "outside")
+    # The run folder may be a link itself: that is how a run gets to another disk.
+    (tmp_path / "way").symlink_to(tmp_path / "run")
+    with (
+        pytest.raises(StorageError, match="--run-dir"),
+        RunFolder.open(str(tmp_path / "way")),
+    ):
         pass
     assert list((tmp_path / "outside").iterdir()) == []
+    link.unlink()
+    with RunFolder.open(str(tmp_path / "way")):
+        assert (tmp_path / "run/train.log").exists()
+
+
+def test_links_that_stay_in_a_run_or_are_none_of_its_own_stop_nothing(tmp_path: Path):
+    (tmp_path / "run/checkpoints/step-8").mkdir(parents=True)
+    (tmp_path / "run/checkpoints/latest").symlink_to("step-8")
+    (tmp_path / "run/data").symlink_to(tmp_path)
+    with RunFolder.open(str(tmp_path / "run")) as run:
+        assert run.attempt == 1
+
+
+def test_a_link_made_while_a_run_goes_on_is_not_written_through(tmp_path: Path):
+    (tmp_path / "outside").mkdir()
+    with RunFolder.open(str(tmp_path / "run")) as run:
+        (tmp_path / "run/samples").symlink_to(tmp_path / "outside")
+        (tmp_path / "run/report").symlink_to(tmp_path / "outside")
+        with pytest.raises(StorageError):
+            run.write_sample(3, "text")
+        with pytest.raises(StorageError):
+            write_run_page(run.path)
+    assert list((tmp_path / "outside").iterdir()) == []
+
+
+@pytest.mark.parametrize("append", [storage.append_line, lambda path, text: appended(path, text)])
+def test_a_log_that_is_a_link_is_not_appended_to(tmp_path: Path, append):
+    (tmp_path / "mine").write_text("mine")
+    (tmp_path / "log").symlink_to(tmp_path / "mine")
+    with pytest.raises(StorageError):
+        append(str(tmp_path / "log"), "text")
+    assert (tmp_path / "mine").read_text() == "mine"
+
+
+def appended(path: str, text: str) -> None:
+    with appended_log(path, text):
+        pass
 
 
 def test_a_record_that_is_a_link_is_not_written(tmp_path: Path):

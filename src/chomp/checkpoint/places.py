@@ -39,11 +39,11 @@ def place_of(path: str) -> CheckpointPlace:
     _require_own_name(path, name_of(full))
     if step_of_name(name_of(full)) is not None:
         folder = parent_of(full)
-        return CheckpointPlace(folder=folder, step=full, run=_run_around(folder))
+        return CheckpointPlace(folder=folder, step=full, run=run_around(folder))
     if is_folder(join(full, CHECKPOINTS)):
         return CheckpointPlace(folder=join(full, CHECKPOINTS), run=full)
     if name_of(full) == CHECKPOINTS or _holds_checkpoints(full):
-        return CheckpointPlace(folder=full, run=_run_around(full))
+        return CheckpointPlace(folder=full, run=run_around(full))
     raise ConfigError(
         message(
             given=f"{path}, a folder without checkpoints",
@@ -74,7 +74,8 @@ def some_at(place: CheckpointPlace) -> list[StepFolder | Unreadable]:
     )
 
 
-def _run_around(folder: str) -> str | None:
+def run_around(folder: str) -> str | None:
+    """The run folder that a folder of checkpoints lies in; None where it lies in none."""
     return parent_of(folder) if name_of(folder) == CHECKPOINTS else None
 
 

@@ -29,6 +29,7 @@ from chomp.checkpoint.layout import (
 )
 from chomp.checkpoint.leaves import arrays_of, named_leaves
 from chomp.checkpoint.metadata import CheckpointMetadata
+from chomp.checkpoint.places import run_around
 from chomp.checkpoint.read_on_host import problem_with_arrays
 from chomp.checkpoint.receipt import checked_receipt
 from chomp.checkpoint.writing import writer_for
@@ -43,6 +44,7 @@ from chomp.storage import (
     rename_folder,
     sync_tree,
 )
+from chomp.storage.paths import require_inside
 
 # Longer than Orbax's own barriers take to give up, so that their error is the one that is told.
 _FINISH_TIMEOUT_S = 900.0
@@ -88,6 +90,7 @@ def promote(folder: str, step: int) -> str:
     path = step_path(folder, step)
     with all_or_none("promotion of a checkpoint"):
         if is_first():
+            _require_inside(path)
             saved = read_step_folder(path).metadata
             if saved.is_temporary:
                 write_metadata(path, dataclasses.replace(saved, is_temporary=False))
@@ -187,11 +190,18 @@ def _make_complete(save: UnfinishedSave, next_batches: Callable[[], Sequence[str
 
 def _prepare(path: str, num_bytes: int) -> None:
     unfinished = path + UNFINISHED
+    _require_inside(path)
     if exists(unfinished):
         remove_tree(unfinished)  # left by a process that was killed
     make_folder(unfinished)
     # Orbax's threads fail late and noisily.
     require_space(path, num_bytes)
+
+
+def _require_inside(path: str) -> None:
+    """Raise `StorageError` if a link leads a checkpoint out of its run, or of its own folder."""
+    folder = parent_of(path)
+    require_inside(path, run_around(folder) or folder)
 
 
 def _not_written(path: str, error: Exception) -> ChompError:

@@ -136,13 +136,16 @@ def _record(run: str, run_id: str | None) -> "tuple[str, LoggingConfig, RunFacts
 def _sink(to: Service, config: "LoggingConfig", facts: "RunFacts") -> "tuple[Tracker, str]":
     from pathlib import Path
 
+    from chomp.storage.paths import require_links_inside
     from chomp.tracking import TensorBoardSink, WandbProcess
     from chomp.tracking.sinks import is_installed, missing
 
     if not is_installed(to):
         raise missing(to, f"--to {to}")
     if to is Service.tensorboard:
-        folder = Path(facts.folder) / f"{config.tensorboard.folder}-replay"
+        name = f"{config.tensorboard.folder}-replay"
+        require_links_inside(facts.folder, [name])
+        folder = Path(facts.folder) / name
         return TensorBoardSink(folder), str(folder)
     start = facts.wandb_start(config)
     return WandbProcess(start, on_open=_tell_address), f"W&B run {start.project}/{start.run_id}"

@@ -122,6 +122,7 @@ def _require_trace(run: str) -> None:
 def _default_folder(runs: Sequence[str]) -> str:
     """Beside the run it is of; a page of several runs belongs to none of them."""
     from chomp.storage import is_local, join
+    from chomp.storage.paths import require_inside
     from chomp.tracking.run_files import REPORT
 
     if len(runs) > 1:
@@ -133,6 +134,7 @@ def _default_folder(runs: Sequence[str]) -> str:
         allowed="a page on a mounted filesystem",
         fix="add --out DIR",
     )
+    require_inside(join(folder, REPORT), folder)
     return join(folder, REPORT)
 
 

@@ -160,7 +160,7 @@ def keep_results(
     name = results_name(about["step"])
     path = join(folder, ARTIFACTS, f"{name}.json")
     if is_first():
-        make_folder(join(folder, ARTIFACTS))
+        make_folder(join(folder, ARTIFACTS), inside=folder)
         write_json_atomic(path, strict_json({**about, **results.as_json()}))
     log_results(results, about["seconds"], tracker, path, completed_steps=about["step"])
     return path

@@ -38,7 +38,7 @@ from chomp.storage import (
     write_text_atomic,
 )
 from chomp.storage.locations import require_plain_path
-from chomp.storage.paths import require_inside
+from chomp.storage.paths import require_links_inside
 from chomp.tokenize import Tokenizer, save_tokenizer
 from chomp.tracking import (
     CompositeTracker,
@@ -73,6 +73,7 @@ from chomp.tracking.run_files import (
     FINISHED,
     ORIGINAL_CONFIG,
     PIECE_FINISHED,
+    PROFILER,
     REPORT,
     RESOLVED_CONFIG,
     SAMPLE_MARK,
@@ -145,7 +146,7 @@ class RunFolder:
         resolved = resolved if derived is None else {**resolved, DERIVED: dict(derived)}
         write_json_atomic(join(self.path, RESOLVED_CONFIG), without_secrets(resolved))
         copy = join(self.path, TEMPLATE)
-        make_folder(copy)
+        make_folder(copy, inside=self.path)
         for stale in {*Path(copy).glob("*.py")} - {
             Path(copy, p.name) for p in template.glob("*.py")
         }:
@@ -223,7 +224,7 @@ class RunFolder:
         """Keep generated text; gives the file."""
         path = join(self.path, SAMPLES, sample_file(step))
         if is_first():
-            make_folder(join(self.path, SAMPLES))
+            make_folder(join(self.path, SAMPLES), inside=self.path)
             write_text_atomic(path, text)
         return path
 
@@ -240,8 +241,9 @@ def _opened(path: str, config: LoggingConfig) -> int:
     require_installed(config)
     make_folder(path)
     # Before anything is written: a folder that was unpacked may hold links to anywhere.
-    for name in (TEMPLATE, TOKENIZER, SAMPLES, ARTIFACTS, REPORT, str(config.log_file or "")):
-        require_inside(join(path, name), path)
+    folders = (TEMPLATE, TOKENIZER, SAMPLES, ARTIFACTS, REPORT, PROFILER, CHECKPOINTS)
+    files = (config.metrics_file, str(config.log_file or ""))
+    require_links_inside(path, [*folders, config.tensorboard.folder, *files])
     return last_attempt(join(path, config.metrics_file)) + 1
 
 

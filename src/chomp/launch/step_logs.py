@@ -10,12 +10,13 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import BinaryIO
 
 from chomp.executor import PlannedStep, read_status
 from chomp.executor.status import LOG
 from chomp.storage import exists, is_local, join, read_bytes, write_bytes_atomic
+from chomp.storage.atomic import open_to_append
+from chomp.storage.failures import storage_errors
 
 
 def log_path(folder: str, member: int = 0) -> str:
@@ -39,7 +40,9 @@ def appended_log(place: str, header: str) -> Iterator[BinaryIO]:
     """
     first = f"==== {header}\n".encode()
     if is_local(place):
-        with Path(place).open("ab", buffering=0) as log:
+        with storage_errors(place, "append to"):
+            descriptor = open_to_append(place)
+        with open(descriptor, "ab", buffering=0) as log:
             log.write(first)
             yield log
         return

@@ -9,6 +9,7 @@ from chomp.report.payload import page_payload
 from chomp.report.record import read_record
 from chomp.report.run_payload import run_payload
 from chomp.storage import join, make_folder, read_bytes, write_text_atomic
+from chomp.storage.paths import require_inside
 from chomp.tracking.run_files import REPORT
 
 PAGE = "index.html"
@@ -23,6 +24,7 @@ def page_of_run(folder: str) -> str:
 
 def write_run_page(folder: str) -> str:
     """The path of the run's own page, once it is drawn from the folder as it is now."""
+    require_inside(join(folder, REPORT), folder)
     runs = [run_payload(read_record(folder))]
     return write_page(page_payload(runs), Path(folder, REPORT))
 

@@ -121,6 +121,14 @@ def append_line(path: StrPath, text: str) -> None:
                 file.write(line)
 
 
+def open_to_append(path: str) -> int:
+    """A descriptor that adds to the end of a local file, which is made if missing.
+
+    A symbolic link is refused with an `OSError`: it may lead to any file of this user.
+    """
+    return os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+
+
 def _link(temporary: str, target: str) -> bool:
     try:
         os.link(temporary, target)
@@ -164,9 +172,7 @@ def _create_at_address(address: str, data: bytes) -> bool:
 
 
 def _append(path: str, line: bytes) -> None:
-    # A link is refused: it may lead to any file of this user.
-    flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW
-    descriptor = os.open(path, flags, 0o666)
+    descriptor = open_to_append(path)
     try:
         # Without a lock, which a stopped process could keep from everyone else's log. So this may
         # see another's line half way, and then adds a line end that was not needed.

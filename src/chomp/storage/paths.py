@@ -10,6 +10,7 @@ import glob
 import os
 import shutil
 import stat
+from collections.abc import Iterable
 
 from chomp.errors import StorageError, message
 from chomp.storage.failures import storage_errors
@@ -111,9 +112,14 @@ def folder_size_bytes(path: StrPath) -> int:
         return _local_size(text)
 
 
-def make_folder(path: StrPath) -> None:
-    """Make the folder and its parents; one that is there already is fine, a file is not."""
+def make_folder(path: StrPath, *, inside: StrPath | None = None) -> None:
+    """Make the folder and its parents; one that is there already is fine, a file is not.
+
+    With `inside`, a folder that it lies in, a link that leads out of that one is refused.
+    """
     text = normalise(path)
+    if inside is not None:
+        require_inside(text, inside)
     with storage_errors(text, "make"):
         if is_local(text):
             os.makedirs(text, exist_ok=True)
@@ -215,9 +221,27 @@ def require_inside(path: StrPath, folder: StrPath) -> None:
             message(
                 given=f"{text} leads out of {root} by a symbolic link, to {real}",
                 allowed="files and folders of a run that lie in its folder",
-                fix="remove the link, or put the folder itself in its place",
+                fix="remove the link; to have a run on another disk, give its folder there "
+                "(--run-dir, --prefix), or make the whole run folder a link",
             )
         )
+
+
+def require_links_inside(folder: StrPath, names: Iterable[str]) -> None:
+    """`require_inside` for these names in `folder`, and for all folders down to two levels below.
+
+    No deeper, where a checkpoint has its arrays: those are many files, and none is written twice.
+    """
+    if not is_local(folder):
+        return
+    for top in (join(folder, name) for name in names):
+        require_inside(top, folder)
+        for parent, inner, _ in os.walk(top):
+            for path in (os.path.join(parent, name) for name in inner):
+                if os.path.islink(path):
+                    require_inside(path, folder)
+            if parent != top:
+                inner.clear()
 
 
 def _mode_of(path: str) -> int | None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from chomp.errors import ConfigError, message
+from chomp.storage.paths import require_links_inside
 from chomp.storage.secrets import redacted, without_secrets
 from chomp.tracking.background import BackgroundSink
 from chomp.tracking.config import LoggingConfig, WandbConfig
@@ -94,6 +95,7 @@ def open_sinks(
             )
         )
     if config.tensorboard.enabled:
+        require_links_inside(run.folder, [config.tensorboard.folder])
         folder = Path(run.folder) / config.tensorboard.folder
         sinks.append(
             BackgroundSink(
