@@ -19,7 +19,7 @@ from benchmarks.model_sizes import SIZES, ModelSize, measured_platform, sizes_fo
 from benchmarks.peers.full_logits import full_logits_loss
 from benchmarks.record import Figure, record
 from benchmarks.timing import note
-from chomp.errors import KernelError, message
+from chomp.errors import KernelError
 from chomp.kernels.loss import linear_cross_entropy
 
 PEER = "all logits, plain JAX"
@@ -82,11 +82,9 @@ def _require_equal_losses(name: str, chunked: Program, full: Program) -> None:
     ours, peers = (float(program.result()[0]) for program in (chunked, full))
     if not abs(ours - peers) <= MOST_APART * abs(peers):
         raise KernelError(
-            message(
-                given=f"a chunked loss of {ours} where all logits give {peers}, at {name}",
-                allowed=f"losses at most {MOST_APART:.0e} apart",
-                fix="look at chomp.kernels.loss first; a wrong loss is not worth timing",
-            )
+            f"a chunked loss of {ours} where all logits give {peers}, at {name}",
+            allowed=f"losses at most {MOST_APART:.0e} apart",
+            fix="look at chomp.kernels.loss first; a wrong loss is not worth timing",
         )
 
 

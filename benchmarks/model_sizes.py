@@ -66,7 +66,7 @@ def measured_platform() -> str:
     platform = jax.default_backend()
     require(
         platform in ("cpu", "gpu"),
-        given=f"a machine whose devices are {platform}",
+        f"a machine whose devices are {platform}",
         allowed="cpu or gpu, for which there are sizes and peers",
         fix="set JAX_PLATFORMS=cpu, or add sizes and a peer for it in benchmarks",
     )

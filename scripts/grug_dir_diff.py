@@ -27,7 +27,7 @@ def run(arguments: Sequence[str]) -> None:
     for folder in (options.left, options.right):
         require(
             folder.resolve() not in [options.out.resolve(), *options.out.resolve().parents],
-            given=f"--out {options.out} is inside of {folder}, which is compared",
+            f"--out {options.out} is inside of {folder}, which is compared",
             allowed="a folder outside of both",
             fix="give --out a folder elsewhere, such as --out /tmp/grug-diff",
         )

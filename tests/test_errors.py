@@ -1,5 +1,6 @@
 """The exception tree and the messages every refusal is written with."""
 
+import pickle
 from dataclasses import dataclass
 from importlib.metadata import version
 
@@ -10,7 +11,9 @@ from chomp.errors import (
     TRIED_VERSIONS,
     ChompError,
     ConfigError,
+    LaunchError,
     RunInterrupted,
+    StorageError,
     divisors,
     message,
     private_names,
@@ -130,3 +133,18 @@ def test_a_private_name_that_a_version_lacks_is_told_with_that_version(statement
         exec(statement)
     assert version("jax") in str(told.value)
     assert TRIED_VERSIONS["jax"] in str(told.value)
+
+
+def test_an_error_has_its_parts_as_fields_and_keeps_them_in_another_process():
+    error = ConfigError("lr=-1", allowed="above 0", fix="try 3e-4").within("component 'web'")
+    for same in (error, pickle.loads(pickle.dumps(error))):
+        assert (same.given, same.allowed, same.fix) == (
+            "component 'web': lr=-1",
+            "above 0",
+            "try 3e-4",
+        )
+        assert str(same) == "component 'web': lr=-1. Allowed: above 0. Fix: try 3e-4."
+    full = StorageError("no space", allowed="space", fix="make some")
+    full.errno = 28
+    assert pickle.loads(pickle.dumps(full)).errno == 28
+    assert str(LaunchError("gone")) == "gone"

@@ -10,29 +10,56 @@
     ├── LaunchError      (RuntimeError)  steps that cannot be planned, started or finished
     └── RunInterrupted   (RuntimeError)  a run asked to stop, which saved its state first
 
-Every message has three parts: what was given, what is allowed, how to fix it (`RunInterrupted`,
-which is no fault, says where the state is instead). A command that ends with a `ChompError` prints
-that message alone; any other exception is a bug and keeps its traceback.
+Every error has three parts, each a field of its own: what was `given`, what is `allowed`, how to
+`fix` it (`RunInterrupted`, which is no fault, says where the state is instead). A command that ends
+with a `ChompError` prints them as one line; any other exception is a bug and keeps its traceback.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib.metadata import version
+from typing import Self
 
 # Packages of which chomp uses names that are not public, and the versions it was tried with.
 TRIED_VERSIONS = {"jax": "0.10.2", "lm-eval": "0.4.13", "orbax-checkpoint": "0.12.8"}
 
 
 class ChompError(Exception):
-    """Root of everything chomp raises on purpose."""
+    """Root of everything chomp raises on purpose: `given`, `allowed` and `fix` are its fields."""
 
     exit_code = 1
 
+    def __init__(self, given: str, *, allowed: str = "", fix: str = "") -> None:
+        super().__init__(given)
+        self.given = given
+        self.allowed = allowed
+        self.fix = fix
+
+    def __str__(self) -> str:
+        """The three parts as one line; `given` alone if there is nothing to allow or to fix."""
+        if not (self.allowed or self.fix):
+            return self.given
+        return message(given=self.given, allowed=self.allowed, fix=self.fix)
+
+    def within(self, place: str) -> Self:
+        """This error, with `place` written before what was given: a component, a file, a step."""
+        self.given = f"{place}: {self.given}"
+        return self
+
 
 class ConfigError(ChompError, ValueError):
-    """A config, an override or a command-line value that cannot be right."""
+    """A config, an override or a command-line value that cannot be right.
+
+    `problems` holds each one if a config has several.
+    """
 
     exit_code = 2
+
+    def __init__(
+        self, given: str, *, allowed: str = "", fix: str = "", problems: Sequence[Self] = ()
+    ) -> None:
+        super().__init__(given, allowed=allowed, fix=fix)
+        self.problems = tuple(problems)
 
 
 class DataError(ChompError, ValueError):
@@ -40,7 +67,9 @@ class DataError(ChompError, ValueError):
 
 
 class StorageError(ChompError, OSError):
-    """A file or folder that cannot be read or written."""
+    """A file or folder that cannot be read or written; `errno` is the system's number, if any."""
+
+    errno: int | None = None
 
 
 class CheckpointError(ChompError, RuntimeError):
@@ -62,8 +91,8 @@ class LaunchError(ChompError, RuntimeError):
 class RunInterrupted(ChompError, RuntimeError):
     """A run was asked to stop and has saved its state; `exit_code` tells by whom."""
 
-    def __init__(self, message: str, *, exit_code: int) -> None:
-        super().__init__(message)
+    def __init__(self, given: str, *, exit_code: int) -> None:
+        super().__init__(given)
         self.exit_code = exit_code
 
 
@@ -73,10 +102,10 @@ def message(*, given: str, allowed: str, fix: str) -> str:
     return f"{given}{stop}Allowed: {allowed}. Fix: {fix}."
 
 
-def require(condition: bool, *, given: str, allowed: str, fix: str) -> None:
-    """Raise `ConfigError` with the three-part message unless `condition` holds."""
+def require(condition: bool, given: str, *, allowed: str, fix: str) -> None:
+    """Raise `ConfigError` unless `condition` holds."""
     if not condition:
-        raise ConfigError(message(given=given, allowed=allowed, fix=fix))
+        raise ConfigError(given, allowed=allowed, fix=fix)
 
 
 def require_positive(config: object, *names: str) -> None:
@@ -85,7 +114,7 @@ def require_positive(config: object, *names: str) -> None:
         value = getattr(config, name)
         require(
             isinstance(value, bool) or not isinstance(value, int | float) or value > 0,
-            given=f"{name}={value}",
+            f"{name}={value}",
             allowed="numbers above 0",
             fix=f"set {name} to a positive number",
         )
@@ -95,7 +124,7 @@ def require_at_most(name: str, value: int, limit_name: str, limit: int) -> None:
     """Raise `ConfigError` unless `value` is within the limit that another field sets."""
     require(
         value <= limit,
-        given=f"{name}={value} with {limit_name}={limit}",
+        f"{name}={value} with {limit_name}={limit}",
         allowed=f"{name} of at most {limit}",
         fix=f"lower {name} or raise {limit_name}",
     )
@@ -105,7 +134,7 @@ def require_divides(divisor_name: str, divisor: int, number_name: str, number: i
     """Raise `ConfigError` unless `divisor` divides `number`; the message lists what would."""
     require(
         divisor > 0 and number % divisor == 0,
-        given=f"{number_name}={number} with {divisor_name}={divisor}",
+        f"{number_name}={number} with {divisor_name}={divisor}",
         allowed=f"{divisor_name} that divides {number_name}",
         fix=f"set {divisor_name} to one of {divisors(number)}",
     )
@@ -127,9 +156,7 @@ def private_names(package: str) -> Iterator[None]:
     except (ImportError, AttributeError) as error:
         tried = TRIED_VERSIONS[package]
         raise ConfigError(
-            message(
-                given=f"{package} {version(package)}, which lacks a name that chomp uses: {error}",
-                allowed=f"versions that have it, such as {tried}, which chomp is tested with",
-                fix=f"run pip install '{package}=={tried}'",
-            )
+            f"{package} {version(package)}, which lacks a name that chomp uses: {error}",
+            allowed=f"versions that have it, such as {tried}, which chomp is tested with",
+            fix=f"run pip install '{package}=={tried}'",
         ) from error

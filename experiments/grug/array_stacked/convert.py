@@ -28,7 +28,7 @@ from chomp.checkpoint.places import place_of, some_at
 from chomp.checkpoint.read_on_host import checked_arrays
 from chomp.checkpoint.weights import AVERAGE, WEIGHTS, within
 from chomp.config import config_from_mapping
-from chomp.errors import CheckpointError, ChompError, StorageError, message
+from chomp.errors import CheckpointError, ChompError, StorageError
 from chomp.launch.telling import tell_error
 from chomp.mesh import abstract_arrays
 from chomp.storage import exists, join, normalise
@@ -110,11 +110,9 @@ def convert(place: str, out: str, *, to: Form | None = None) -> str:
     target = normalise(out)
     if exists(target):
         raise StorageError(
-            message(
-                given=f"{target} is there already",
-                allowed="a new folder: a conversion never changes what is there",
-                fix="choose another OUT, or remove the folder",
-            )
+            f"{target} is there already",
+            allowed="a new folder: a conversion never changes what is there",
+            fix="choose another OUT, or remove the folder",
         )
     _require_weights_of_base(found, form)
     if (problem := problem_with_files(found)) is not None:
@@ -168,11 +166,9 @@ def _differing(field: str, saved: Shapes, wanted: Shapes) -> str:
 
 def _of_another_template(path: str, differing: str) -> CheckpointError:
     return CheckpointError(
-        message(
-            given=f"{path} holds other arrays than base would:\n{differing}",
-            allowed="a checkpoint of base or of array_stacked, with the weights of their models",
-            fix="choose such a checkpoint; for a variant of your own, copy this file and its model",
-        )
+        f"{path} holds other arrays than base would:\n{differing}",
+        allowed="a checkpoint of base or of array_stacked, with the weights of their models",
+        fix="choose such a checkpoint; for a variant of your own, copy this file and its model",
     )
 
 
@@ -186,25 +182,20 @@ def _require_alike(name: str, own: Mapping[int, np.ndarray], num_layers: int) ->
 
 def _not_alike(given: str) -> CheckpointError:
     return CheckpointError(
-        message(
-            given=given,
-            allowed="layers that are all alike: only such can be stacked",
-            fix="convert checkpoints of base or of array_stacked, as their templates saved them",
-        )
+        given,
+        allowed="layers that are all alike: only such can be stacked",
+        fix="convert checkpoints of base or of array_stacked, as their templates saved them",
     )
 
 
 def _nothing_to_do(path: str, form: Form | None, wanted: Form) -> CheckpointError:
     kept = {"base": "apart, as base does", "stacked": "stacked", None: "in no known way"}[form]
     return CheckpointError(
-        message(
-            given=f"--to {wanted} with {path}, which keeps its layers {kept}",
-            allowed="layers under blocks/0, blocks/1, … for --to stacked, stacked ones for "
-            "--to base",
-            fix="choose a checkpoint of the other template"
-            if form is None
-            else "use it as it is, or leave out --to",
-        )
+        f"--to {wanted} with {path}, which keeps its layers {kept}",
+        allowed="layers under blocks/0, blocks/1, … for --to stacked, stacked ones for --to base",
+        fix="choose a checkpoint of the other template"
+        if form is None
+        else "use it as it is, or leave out --to",
     )
 
 

@@ -52,25 +52,25 @@ class GrugModelConfig(Config):
         require_divides("norm_num_groups", self.norm_num_groups, "model_dim", self.model_dim)
         require(
             self.norm_num_groups < self.model_dim,
-            given=f"norm_num_groups={self.norm_num_groups} with model_dim={self.model_dim}",
+            f"norm_num_groups={self.norm_num_groups} with model_dim={self.model_dim}",
             allowed="groups of two features or more: the first token of a group of one is 0",
             fix=f"set norm_num_groups={self.model_dim // 2}",
         )
         require(
             self.inferred_head_dim % 2 == 0,
-            given=f"z_dim={self.z_dim} with num_heads={self.num_heads}",
+            f"z_dim={self.z_dim} with num_heads={self.num_heads}",
             allowed="an even z_dim / num_heads: rotary positions rotate pairs",
             fix=f"set z_dim={self.z_dim + self.num_heads}",
         )
         require(
             self.attention_window is None or self.attention_window > 0,
-            given=f"attention_window={self.attention_window}",
+            f"attention_window={self.attention_window}",
             allowed="a number of tokens above 0, or null for chunks",
             fix=f"set attention_window={self.chunk_size}, or leave it out",
         )
         require(
             self.output_size == -1 or (self.output_size >= self.vocab_size and not self.share_emb),
-            given=f"output_size={self.output_size} with vocab_size={self.vocab_size} and "
+            f"output_size={self.output_size} with vocab_size={self.vocab_size} and "
             f"share_emb={self.share_emb}",
             allowed="-1, or without share_emb a number of logits that has one for every id",
             fix="set output_size=-1",
@@ -78,7 +78,7 @@ class GrugModelConfig(Config):
         for name in ("dropout", "attention_dropout", "hidden_dropout"):
             require(
                 0.0 <= getattr(self, name) < 1.0,
-                given=f"{name}={getattr(self, name)}",
+                f"{name}={getattr(self, name)}",
                 allowed="from 0 up to but not 1",
                 fix=f"set {name}=0.1",
             )

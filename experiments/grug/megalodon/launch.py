@@ -124,7 +124,7 @@ def run_config(launch: GrugMegalodonLaunchConfig) -> GrugRunConfig:
     known = launch.data.tokenizer.known_vocab_size
     require(
         known is None or known <= launch.model.vocab_size,
-        given=f"data.tokenizer of {known} ids with model.vocab_size={launch.model.vocab_size}",
+        f"data.tokenizer of {known} ids with model.vocab_size={launch.model.vocab_size}",
         allowed="a model vocabulary that holds every id of the tokenizer",
         fix=f"set model.vocab_size={known}",
     )
@@ -172,7 +172,7 @@ def steps(launch: GrugMegalodonLaunchConfig) -> list[ExecutorStep]:
     """All steps of the run. `versioned` marks what would make it another run."""
     require(
         not launch.output_path,
-        given=f"output_path={launch.output_path}",
+        f"output_path={launch.output_path}",
         allowed="nothing: the executor names the folder of a run by what it is made of",
         fix="use --prefix to say where outputs go",
     )

@@ -85,10 +85,10 @@ class GrugModelConfig(Config):
         for name in _MAY_BE_ZERO:
             value = getattr(self, name)
             fix = f"set model.{name}=0 to go without"
-            require(value >= 0, given=f"model.{name}={value}", allowed="0 or more", fix=fix)
+            require(value >= 0, f"model.{name}={value}", allowed="0 or more", fix=fix)
         require(
             self.balance_rate <= 1,
-            given=f"model.balance_rate={self.balance_rate}",
+            f"model.balance_rate={self.balance_rate}",
             allowed="between 0 and 1, the share of the way to an even spread",
             fix="0.3 averages over some six steps",
         )

@@ -92,7 +92,7 @@ class GrugTrainerConfig(Config):
         BatchSchedule(self.batch_size, self.grad_accum)  # refuses sizes that cannot be
         require(
             self.ema_beta is None or 0.0 < self.ema_beta < 1.0,
-            given=f"train.ema_beta={self.ema_beta}",
+            f"train.ema_beta={self.ema_beta}",
             allowed="between 0 and 1, or null for no average",
             fix="0.999 averages over about a thousand steps",
         )

@@ -159,19 +159,19 @@ def steps(config: SpeedrunConfig) -> list[ExecutorStep]:
     track = os.environ.get(TRACK) or "cpu"
     require(
         track in TRACKS,
-        given=f"{TRACK}={track}",
+        f"{TRACK}={track}",
         allowed=f"one of {', '.join(TRACKS)}",
         fix="correct it, or leave it out for the track that two CPU cores can run",
     )
     require(
         config.eval is not None and config.eval.eval_current,
-        given=f"eval={config.eval}",
+        f"eval={config.eval}",
         allowed="an evaluation of the weights that are trained: it decides the race",
         fix="leave eval and eval.eval_current as they are",
     )
     require(
         config.entry is None,
-        given=f"entry={config.entry}",
+        f"entry={config.entry}",
         allowed="nothing: it is filled in when the run is planned",
         fix="leave it out",
     )

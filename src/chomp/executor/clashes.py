@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from chomp.errors import LaunchError, message
+from chomp.errors import LaunchError
 from chomp.executor.identity import Identities, Identity
 from chomp.executor.planned import PlannedStep
 from chomp.executor.reasons import plain_differences, short
@@ -14,12 +14,9 @@ def refuse_clash(one: ExecutorStep, other: ExecutorStep, identities: Identities,
     """Raise if two steps of different identities would have one output folder."""
     if identities.of(one).hash != identities.of(other).hash:
         raise LaunchError(
-            message(
-                given=f"two different steps, {one.name!r} and {other.name!r}, with one output "
-                f"folder, {path}",
-                allowed="one step per folder",
-                fix=f"give {other.name!r} another name or override_output_path",
-            )
+            f"two different steps, {one.name!r} and {other.name!r}, with one output folder, {path}",
+            allowed="one step per folder",
+            fix=f"give {other.name!r} another name or override_output_path",
         )
 
 
@@ -37,9 +34,7 @@ def refuse_unequal(
     told += [" and ".join(functions)] if functions[0] != functions[1] else []
     if told:
         raise LaunchError(
-            message(
-                given=f"two steps {planned.title} that differ in {', '.join(told)}",
-                allowed="steps that are equal, or different in what is versioned or in name",
-                fix="mark what differs with versioned(...), or give one another name",
-            )
+            f"two steps {planned.title} that differ in {', '.join(told)}",
+            allowed="steps that are equal, or different in what is versioned or in name",
+            fix="mark what differs with versioned(...), or give one another name",
         )

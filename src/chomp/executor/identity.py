@@ -126,7 +126,8 @@ def plain_part(step: ExecutorStep, value: Any, path: KeyPath = ()) -> Any:
     try:
         return plain_value(value, path)
     except ConfigError as error:
-        raise ConfigError(f"step {step.name!r}: {error}") from error
+        error.within(f"step {step.name!r}")
+        raise
 
 
 def _needed(names: Iterable[InputName]) -> tuple[ExecutorStep, ...]:

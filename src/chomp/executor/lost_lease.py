@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from chomp.errors import RunInterrupted, StorageError, message
+from chomp.errors import RunInterrupted, StorageError
 from chomp.executor.planned import PlannedStep
 from chomp.executor.status import LOCK
 from chomp.storage import Lease, LeaseHolder, join
@@ -29,8 +29,10 @@ _LAST_WORDS_S = 2.0
 class LostLease(StorageError):
     """A step lost its lease while it ran; `holder` is who has it now, None if nobody does."""
 
-    def __init__(self, text: str, holder: LeaseHolder | None) -> None:
-        super().__init__(text)
+    def __init__(
+        self, given: str, *, allowed: str = "", fix: str = "", holder: LeaseHolder | None
+    ) -> None:
+        super().__init__(given, allowed=allowed, fix=fix)
         self.holder = holder
 
 
@@ -93,12 +95,10 @@ def lost_lease(planned: PlannedStep) -> LostLease:
         else "leave lock files of steps that run alone; the same command runs it again, in place"
     )
     return LostLease(
-        message(
-            given=f"{planned.title} lost its lease while it ran: {planned.path} is {owner}",
-            allowed="one process per step",
-            fix=fix,
-        ),
-        holder,
+        f"{planned.title} lost its lease while it ran: {planned.path} is {owner}",
+        allowed="one process per step",
+        fix=fix,
+        holder=holder,
     )
 
 

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Sequence
 
-from chomp.errors import ConfigError, message
+from chomp.errors import ConfigError
 from chomp.executor.step import ExecutorStep
 
 
@@ -19,11 +19,9 @@ def matching(option: str, patterns: Sequence[str], steps: Sequence[ExecutorStep]
         matches = {name for name in names if pattern.search(name)}
         if not matches:
             raise ConfigError(
-                message(
-                    given=f"{option} {text!r}, which is found in no step's name",
-                    allowed=f"a part of one of {', '.join(names)}",
-                    fix="correct the pattern, or leave it out",
-                )
+                f"{option} {text!r}, which is found in no step's name",
+                allowed=f"a part of one of {', '.join(names)}",
+                fix="correct the pattern, or leave it out",
             )
         found |= matches
     return found
@@ -34,9 +32,7 @@ def _pattern(option: str, text: str) -> re.Pattern[str]:
         return re.compile(text)
     except re.error as error:
         raise ConfigError(
-            message(
-                given=f"{option} {text!r}, which is no regular expression ({error})",
-                allowed="a regular expression that matches step names",
-                fix=f"write for example {option} grug/base",
-            )
+            f"{option} {text!r}, which is no regular expression ({error})",
+            allowed="a regular expression that matches step names",
+            fix=f"write for example {option} grug/base",
         ) from error

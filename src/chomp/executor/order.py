@@ -6,7 +6,7 @@ long.
 
 from collections.abc import Callable, Iterable, Iterator
 
-from chomp.errors import LaunchError, message
+from chomp.errors import LaunchError
 from chomp.executor.step import ExecutorStep
 
 
@@ -37,9 +37,7 @@ def in_order(
 def _cycle(way: list[ExecutorStep]) -> LaunchError:
     names = " -> ".join(step.name for step in way[way.index(way[-1]) :])
     return LaunchError(
-        message(
-            given=f"steps that wait for each other: {names}",
-            allowed="dependencies without a cycle",
-            fix="take one of those dependencies out",
-        )
+        f"steps that wait for each other: {names}",
+        allowed="dependencies without a cycle",
+        fix="take one of those dependencies out",
     )

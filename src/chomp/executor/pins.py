@@ -8,7 +8,7 @@ made anew to that of the result that stands for it. Whatever is planned below th
 import re
 from collections.abc import Mapping
 
-from chomp.errors import LaunchError, StorageError, message
+from chomp.errors import LaunchError, StorageError
 from chomp.executor.identity import HASH_DIGITS, Identities
 from chomp.executor.status import read_info, read_status
 from chomp.storage import (
@@ -47,11 +47,9 @@ def read_pins(prefix: str) -> dict[str, str]:
     # A cycle can only have been written by hand; it would be followed for ever.
     if not is_fine or any(_end_of(title, found) == title for title in found):
         raise StorageError(
-            message(
-                given=f"{path}, which does not hold pins",
-                allowed='a JSON mapping such as {"tokens-<hash>": "tokens-<hash>"}, without cycles',
-                fix="correct the file, or remove it: then nothing is pinned",
-            )
+            f"{path}, which does not hold pins",
+            allowed='a JSON mapping such as {"tokens-<hash>": "tokens-<hash>"}, without cycles',
+            fix="correct the file, or remove it: then nothing is pinned",
         )
     pins: dict[str, str] = found
     return pins
@@ -80,11 +78,9 @@ def remove_pin(prefix: str, other: str) -> str:
         pins = read_pins(prefix)
         if title not in pins:
             raise LaunchError(
-                message(
-                    given=f"{title}, which counts as itself",
-                    allowed=f"one of {', '.join(sorted(pins)) or 'none: nothing is pinned'}",
-                    fix="see chomp pin --list",
-                )
+                f"{title}, which counts as itself",
+                allowed=f"one of {', '.join(sorted(pins)) or 'none: nothing is pinned'}",
+                fix="see chomp pin --list",
             )
         del pins[title]
         write_json_atomic(join(prefix, PINS), pins)
@@ -100,11 +96,9 @@ def title_of(prefix: str, text: str) -> str:
     title = normalise(text).removeprefix(f"{normalise(prefix)}/")
     if _TITLE.fullmatch(title) is None:
         raise LaunchError(
-            message(
-                given=f"{text}, which names no step",
-                allowed=f"name-hash with {HASH_DIGITS} hexadecimal digits, or an output folder",
-                fix="copy the path that --plan shows, or the folder's name below the prefix",
-            )
+            f"{text}, which names no step",
+            allowed=f"name-hash with {HASH_DIGITS} hexadecimal digits, or an output folder",
+            fix="copy the path that --plan shows, or the folder's name below the prefix",
         )
     return title
 
@@ -124,11 +118,9 @@ def _require_success(prefix: str, kept: str, title: str) -> None:
     if status is None or status.state != "SUCCESS" or not title.endswith(status.identity):
         found = "nothing is there" if status is None else f"it is {status.state}"
         raise LaunchError(
-            message(
-                given=f"{title} as the result that is kept, but in {folder} {found}",
-                allowed="a step that is done: SUCCESS",
-                fix="run it first, or give the two the other way round",
-            )
+            f"{title} as the result that is kept, but in {folder} {found}",
+            allowed="a step that is done: SUCCESS",
+            fix="run it first, or give the two the other way round",
         )
 
 
@@ -144,9 +136,7 @@ def _refuse_pair(kept: str, other: str, pins: Mapping[str, str]) -> None:
     else:
         return
     raise LaunchError(
-        message(
-            given=f"{other} is to count as {kept}, but: {fault}",
-            allowed="two identities of one name, of which one is kept",
-            fix=fix,
-        )
+        f"{other} is to count as {kept}, but: {fault}",
+        allowed="two identities of one name, of which one is kept",
+        fix=fix,
     )

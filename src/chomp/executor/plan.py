@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, TypeGuard
 
-from chomp.errors import LaunchError, message
+from chomp.errors import LaunchError
 from chomp.executor.clashes import refuse_clash, refuse_unequal
 from chomp.executor.class_names import with_class_names
 from chomp.executor.counted import uncounted
@@ -234,11 +234,9 @@ def _refuse_to_replace_pinned(step: ExecutorStep, identity: Identity) -> None:
         return
     own, kept = f"{step.name}-{identity.own_hash}", f"{step.name}-{identity.hash}"
     raise LaunchError(
-        message(
-            given=f"{own} counts as {kept}, whose result is not there or is to be made again",
-            allowed="a pin to a result that is there and stays: else one is filed as the other",
-            fix=f"take the pin back with `chomp pin --remove {own}`, or make {kept} first",
-        )
+        f"{own} counts as {kept}, whose result is not there or is to be made again",
+        allowed="a pin to a result that is there and stays: else one is filed as the other",
+        fix=f"take the pin back with `chomp pin --remove {own}`, or make {kept} first",
     )
 
 

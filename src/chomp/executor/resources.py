@@ -60,7 +60,7 @@ def _is_amount(number: object) -> bool:
 def _require(is_fine: bool, name: str, value: object, allowed: str) -> None:
     require(
         is_fine,
-        given=f"resources.{name}={value}",
+        f"resources.{name}={value}",
         allowed=allowed,
         fix=f"correct {name.partition('[')[0]} in the resources of the step",
     )

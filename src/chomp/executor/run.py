@@ -66,7 +66,7 @@ def run_plan(
     """
     require(
         max_concurrent >= 1,
-        given=f"max_concurrent={max_concurrent}",
+        f"max_concurrent={max_concurrent}",
         allowed="1 or more",
         fix="give the number of steps that may run at the same time",
     )

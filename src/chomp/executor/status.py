@@ -13,7 +13,7 @@ import time
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal, TypeVar
 
-from chomp.errors import StorageError, message
+from chomp.errors import StorageError
 from chomp.storage import exists, join, read_json, write_json_atomic
 from chomp.storage.secrets import without_secrets
 
@@ -106,9 +106,7 @@ def _read_record(kind: type[R], location: str) -> R | None:
         return kind(**{name: record[name] for name in names})
     except (KeyError, TypeError) as error:
         raise StorageError(
-            message(
-                given=f"{location} is not the record of a step ({error!r})",
-                allowed=f"a JSON mapping with {', '.join(names)}",
-                fix="remove the file; the step then runs again",
-            )
+            f"{location} is not the record of a step ({error!r})",
+            allowed=f"a JSON mapping with {', '.join(names)}",
+            fix="remove the file; the step then runs again",
         ) from error

@@ -14,7 +14,7 @@ from enum import Enum
 from typing import Any, TypeVar, cast
 
 from chomp.config.paths import KeyPath, dotted
-from chomp.errors import ConfigError, message, require
+from chomp.errors import ConfigError, require
 from chomp.executor.resources import Resources
 
 T = TypeVar("T")
@@ -44,19 +44,19 @@ class ExecutorStep:
         require(
             # Paths leave such parts out or refuse them; two names would mean one folder.
             isinstance(self.name, str) and not {"", ".", ".."} & set(self.name.split("/")),
-            given=f"a step with the name {self.name!r}",
+            f"a step with the name {self.name!r}",
             allowed="text such as 'tokens' or 'grug/base', with something between the slashes",
             fix="name the step for what it makes",
         )
         require(
             callable(self.fn),
-            given=f"step {self.name!r} with fn={self.fn!r}",
+            f"step {self.name!r} with fn={self.fn!r}",
             allowed="a function of one argument, the config",
             fix="pass the function itself, not its result",
         )
         require(
             self.resources is None or isinstance(self.resources, Resources),
-            given=f"step {self.name!r} with resources={self.resources!r}",
+            f"step {self.name!r} with resources={self.resources!r}",
             allowed="Resources(...), or None for those of an ordinary step",
             fix="write for example resources=Resources(gpus=1)",
         )
@@ -76,8 +76,7 @@ class Versioned:
         for path, found in markers(self.value):
             require(
                 not isinstance(found, Versioned),
-                given="versioned(...) inside versioned(...)"
-                + (f", at {dotted(path)}" if path else ""),
+                "versioned(...) inside versioned(...)" + (f", at {dotted(path)}" if path else ""),
                 allowed="one mark around a value",
                 fix="mark the outer value only: everything in it counts",
             )
@@ -139,11 +138,9 @@ def markers(
         return
     if isinstance(value, ExecutorStep):
         raise ConfigError(
-            message(
-                given=f"{dotted(path)} is the step {value.name!r} itself",
-                allowed="the path of what a step makes",
-                fix="write output_path_of(step), or step / 'a path inside it'",
-            )
+            f"{dotted(path)} is the step {value.name!r} itself",
+            allowed="the path of what a step makes",
+            fix="write output_path_of(step), or step / 'a path inside it'",
         )
     for part, child in children(value):
         if not isinstance(child, LEAVES):

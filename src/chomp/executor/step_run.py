@@ -13,7 +13,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
-from chomp.errors import LaunchError, RunInterrupted, StorageError, message
+from chomp.errors import LaunchError, RunInterrupted, StorageError
 from chomp.executor.lost_lease import Abandon, LostLease, abandoned_at_loss, lost_lease
 from chomp.executor.planned import PlannedStep
 from chomp.executor.source import function_name
@@ -223,12 +223,10 @@ def _require_needs(planned: PlannedStep) -> None:
         status = read_status(path)
         if status is None or status.state != "SUCCESS":
             raise LaunchError(
-                message(
-                    given=f"{planned.title} was let go of by another process, and {path}, which it "
-                    "needs, is not there",
-                    allowed="a step whose dependencies are done",
-                    fix="run the same command again: it plans them now",
-                )
+                f"{planned.title} was let go of by another process, and {path}, which it "
+                "needs, is not there",
+                allowed="a step whose dependencies are done",
+                fix="run the same command again: it plans them now",
             )
 
 

@@ -125,7 +125,7 @@ def check_inputs(config: Any, *, is_hub_needed: bool) -> list[str]:
     if tokenizer is not None:
         require(
             tokenizer.vocab_size <= model.vocab_size,
-            given=f"data.tokenizer of {tokenizer.vocab_size} ids with "
+            f"data.tokenizer of {tokenizer.vocab_size} ids with "
             f"model.vocab_size={model.vocab_size}",
             allowed="a model vocabulary that holds every id of the tokenizer",
             fix=f"set model.vocab_size={tokenizer.vocab_size}",
@@ -144,7 +144,7 @@ def check_start(config: Any, state: Any) -> None:
         require_weights(trainer.initialize_from, name, state.params, model=model)
     require(
         start == 0 or not is_new or trainer.load_checkpoint_path is not None,
-        given=f"optim.schedule_start={start} in a new run",
+        f"optim.schedule_start={start} in a new run",
         allowed="0, or the step of a checkpoint that the run continues from",
         fix="leave it out, or name the folder of the run to continue",
     )

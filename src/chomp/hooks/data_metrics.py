@@ -42,7 +42,7 @@ class TensorStoreCounters:
         text = os.environ.get(_EVERY_VARIABLE) or "0"
         require(
             text.isdecimal(),
-            given=f"{_EVERY_VARIABLE}={text}",
+            f"{_EVERY_VARIABLE}={text}",
             allowed="a number of steps, or nothing",
             fix=f"set {_EVERY_VARIABLE}=100, or unset it",
         )

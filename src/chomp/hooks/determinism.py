@@ -32,7 +32,7 @@ def with_sums_in_one_order(config: RunConfig, mesh: Mesh) -> RunConfig:
         return config
     require(
         given.model.attention == "auto",
-        given=f"train.reproducible=true with model.attention={given.model.attention} on a GPU",
+        f"train.reproducible=true with model.attention={given.model.attention} on a GPU",
         allowed=f"attention whose sums have one order: {', '.join(_IN_ONE_ORDER)}",
         fix="leave model.attention out, or set train.reproducible=false",
     )

@@ -43,7 +43,7 @@ class GrugEvalConfig(Config):
         words = self.prefix.split("/")
         require(
             all(words) and words[0] not in _OTHER_METRICS,
-            given=f"eval.prefix={self.prefix!r}",
+            f"eval.prefix={self.prefix!r}",
             allowed="words joined by single slashes, the first none that other metrics begin with",
             fix="leave it at `eval`, or choose a word of your own",
         )
@@ -55,7 +55,7 @@ class GrugEvalConfig(Config):
             found["ema"] = f"{self.prefix}/ema"
         require(
             bool(found),
-            given=f"eval.eval_current={self.eval_current} and eval.eval_ema={self.eval_ema} in a "
+            f"eval.eval_current={self.eval_current} and eval.eval_ema={self.eval_ema} in a "
             f"run {'with' if has_average else 'without'} averaged weights",
             allowed="at least one model to evaluate",
             fix="set eval.eval_current=true, train.ema_beta=0.999, or eval=null for no evaluation",

@@ -24,13 +24,13 @@ class HarnessConfig(Config):
         require_positive(self, "every", "limit", "batch_size", "max_length")
         require(
             len(self.tasks) > 0 and (self.num_fewshot or 0) >= 0,
-            given=f"harness.tasks={list(self.tasks)} with num_fewshot={self.num_fewshot}",
+            f"harness.tasks={list(self.tasks)} with num_fewshot={self.num_fewshot}",
             allowed="at least one task, and 0 or more examples",
             fix="name a task, or set eval.harness=null for none",
         )
         require(
             self.include_path is not None or self.include_defaults,
-            given=f"harness.tasks={list(self.tasks)} and no folder of tasks",
+            f"harness.tasks={list(self.tasks)} and no folder of tasks",
             allowed="a folder of task files, or lm-eval's own tasks",
             fix="set harness.include_path, or harness.include_defaults=true",
         )

@@ -17,7 +17,7 @@ from chomp.config import fingerprint
 from chomp.data import BatchSchedule, Mixture, TrainLoader
 from chomp.data.mixture import first_difference
 from chomp.data.store.token_store import MANIFEST, read_manifest
-from chomp.errors import CheckpointError, message
+from chomp.errors import CheckpointError
 from chomp.storage import exists, join
 
 # Enough to notice another order, and cheap: a batch of 32 x 1024 tokens takes about 1 ms.
@@ -70,12 +70,10 @@ def require_same_batches(loader: TrainLoader, found: StepFolder, *, total_steps:
         agreed = loader.batches.step_of(differing)
     if agreed < step:
         raise CheckpointError(
-            message(
-                given=f"{found.path} with data.stages that differ from its own at step {agreed}",
-                allowed=f"stages by which the {step} steps that are done have the same examples",
-                fix=f"keep its stages before step {step}, and let new ones start at step {step} or "
-                "later",
-            )
+            f"{found.path} with data.stages that differ from its own at step {agreed}",
+            allowed=f"stages by which the {step} steps that are done have the same examples",
+            fix=f"keep its stages before step {step}, and let new ones start at step {step} or "
+            "later",
         )
     # What the loader says now, not what the checkpoint says: that would agree with itself. But a
     # stream that only the old or only the new stages have was not read yet.
@@ -90,12 +88,10 @@ def require_same_batches(loader: TrainLoader, found: StepFolder, *, total_steps:
             if streams is not None:
                 what = f"before step {step} the streams {sorted(streams)} are not at the place"
             raise CheckpointError(
-                message(
-                    given=f"{what} the checkpoint expects ({before[:12]} saved, {after[:12]} now)",
-                    allowed="the same tokens, weights and documents in the same order",
-                    fix="continue with the version of chomp and the data that the run began with, "
-                    "or start a new run from its weights (train.initialize_from)",
-                )
+                f"{what} the checkpoint expects ({before[:12]} saved, {after[:12]} now)",
+                allowed="the same tokens, weights and documents in the same order",
+                fix="continue with the version of chomp and the data that the run began with, "
+                "or start a new run from its weights (train.initialize_from)",
             )
 
 

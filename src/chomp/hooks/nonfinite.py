@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from chomp.errors import NonFiniteError, message
+from chomp.errors import NonFiniteError
 from chomp.tracking import names
 
 # raise: the run ends with an error. skip: it goes on with the next batch. stop: it saves the last
@@ -87,10 +87,8 @@ class NonFiniteGuard:
 
 def _error(told: str, kept: str) -> NonFiniteError:
     return NonFiniteError(
-        message(
-            given=told,
-            allowed="a finite loss and gradient, or train.nonfinite_policy=skip to leave such "
-            "steps out",
-            fix="lower optim.lr or raise optim.warmup_steps" + (f"; {kept}" if kept else ""),
-        )
+        told,
+        allowed="a finite loss and gradient, or train.nonfinite_policy=skip to leave such "
+        "steps out",
+        fix="lower optim.lr or raise optim.warmup_steps" + (f"; {kept}" if kept else ""),
     )

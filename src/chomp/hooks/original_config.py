@@ -12,7 +12,7 @@ import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from chomp.errors import ConfigError, message
+from chomp.errors import ConfigError
 from chomp.storage import exists, join, read_text, write_text_atomic
 from chomp.tracking.run_files import ORIGINAL_CONFIG
 
@@ -33,11 +33,9 @@ def original_config() -> str | None:
         return zlib.decompress(base64.b64decode(packed, validate=True)).decode()
     except (ValueError, zlib.error) as error:
         raise ConfigError(
-            message(
-                given=f"{VARIABLE}, which does not hold a packed file: {error}",
-                allowed="what `chomp train` puts there",
-                fix=f"unset {VARIABLE}",
-            )
+            f"{VARIABLE}, which does not hold a packed file: {error}",
+            allowed="what `chomp train` puts there",
+            fix=f"unset {VARIABLE}",
         ) from error
 
 

@@ -34,7 +34,7 @@ class ProfilerConfig(Config):
         require_positive(self, "num_steps")
         require(
             self.start_step >= 0,
-            given=f"profiler.start_step={self.start_step}",
+            f"profiler.start_step={self.start_step}",
             allowed="0 or more, the index of the first step to be traced",
             fix="5 leaves out the steps that compile",
         )
@@ -52,7 +52,7 @@ def profiler_folder(output_path: str, *, run_id: str, log_dir: str | None = None
     folder = join(output_path, PROFILER) if log_dir is None else join(log_dir, run_id, PROFILER)
     require(
         is_local(folder),
-        given=f"traces in {folder}",
+        f"traces in {folder}",
         allowed="a folder on a mounted filesystem: XLA itself writes them",
         fix="set train.log_dir to a local folder, or to null for the run's own",
     )

@@ -233,7 +233,7 @@ def _opened(path: str, config: LoggingConfig) -> int:
     """Make the folder if need be; gives the number of the attempt that begins."""
     require(
         is_local(path),
-        given=f"output_path={path}",
+        f"output_path={path}",
         allowed="a folder on a mounted filesystem: the record is appended to line by line",
         fix="choose a local folder, and copy it when the run has ended",
     )

@@ -73,19 +73,19 @@ class SamplesConfig(Config):
         require_positive(self, "every", "prompt_tokens", "top_k")
         require(
             (self.max_tokens or 0) >= 0 and self.temperature >= 0,
-            given=f"samples.max_tokens={self.max_tokens}, samples.temperature={self.temperature}",
+            f"samples.max_tokens={self.max_tokens}, samples.temperature={self.temperature}",
             allowed="0 or more of both",
             fix="max_tokens=0 turns samples off, temperature=0 takes the likeliest token",
         )
         require(
             self.every is None or self.max_tokens != 0,
-            given=f"samples.every={self.every} with samples.max_tokens=0",
+            f"samples.every={self.every} with samples.max_tokens=0",
             allowed="a period only where there are samples",
             fix="set samples.every=null, or samples.max_tokens=null",
         )
         require(
             self.top_p is None or 0.0 < self.top_p <= 1.0,
-            given=f"samples.top_p={self.top_p}",
+            f"samples.top_p={self.top_p}",
             allowed="above 0 and at most 1, or null to draw from all",
             fix="0.95 leaves out the least likely",
         )
@@ -102,7 +102,7 @@ class SamplesConfig(Config):
         prompt, following = self.prompt_tokens, self.max_tokens
         require(
             prompt is None or prompt <= seq_len,
-            given=f"samples.prompt_tokens={prompt} (train.generate_input_len) with "
+            f"samples.prompt_tokens={prompt} (train.generate_input_len) with "
             f"train.seq_len={seq_len}",
             allowed=f"1 to {seq_len} tokens, or null for half of that",
             fix=f"set samples.prompt_tokens={seq_len}, or less",
@@ -116,7 +116,7 @@ class SamplesConfig(Config):
         room = max(max_seq_len - prompt, 0)
         require(
             following <= room,
-            given=f"samples.prompt_tokens={prompt} and samples.max_tokens={following} with "
+            f"samples.prompt_tokens={prompt} and samples.max_tokens={following} with "
             f"model.max_seq_len={max_seq_len}",
             allowed="prompts and what follows them within the rows of the model",
             fix=f"set samples.max_tokens={room}, or fewer samples.prompt_tokens",

@@ -15,7 +15,7 @@ from chomp.checkpoint import (
     restore_latest_or_initialize,
 )
 from chomp.data import TrainLoader
-from chomp.errors import CheckpointError, message
+from chomp.errors import CheckpointError
 from chomp.hooks.checkpoint_metadata import checkpoint_metadata
 from chomp.hooks.next_batches import past_fingerprint, require_same_batches
 from chomp.hooks.run_folder import RunFolder
@@ -98,17 +98,15 @@ def require_not_past(steps: int, found: StepFolder) -> None:
     there = [item.metadata.step for item in list_checkpoints(parent_of(found.path))]
     earlier = [step for step in there if step <= steps]
     raise CheckpointError(
-        message(
-            given=f"train.steps={steps} with {found.path}, whose state has trained for longer; "
-            f"there are checkpoints of steps {', '.join(map(str, there))}",
-            allowed=f"train.steps of at least {found.metadata.step}, or an earlier checkpoint",
-            fix=f"set train.steps={found.metadata.step} or more, "
-            + (
-                f"or go back with --resume {earlier[-1]}"
-                if earlier
-                else "or start a new run in another folder"
-            ),
-        )
+        f"train.steps={steps} with {found.path}, whose state has trained for longer; "
+        f"there are checkpoints of steps {', '.join(map(str, there))}",
+        allowed=f"train.steps of at least {found.metadata.step}, or an earlier checkpoint",
+        fix=f"set train.steps={found.metadata.step} or more, "
+        + (
+            f"or go back with --resume {earlier[-1]}"
+            if earlier
+            else "or start a new run in another folder"
+        ),
     )
 
 
@@ -118,11 +116,9 @@ def _require_reached(schedule_start: int, found: StepFolder | None) -> None:
     if schedule_start > step:
         there = "a run that starts at step 0" if found is None else found.path
         raise CheckpointError(
-            message(
-                given=f"optim.schedule_start={schedule_start} with {there}: the steps before it "
-                "would have no learning rate",
-                allowed=f"a schedule that starts at step {step} or earlier",
-                fix=f"set optim.schedule_start={step}, or continue from a checkpoint of step "
-                f"{schedule_start} or later",
-            )
+            f"optim.schedule_start={schedule_start} with {there}: the steps before it "
+            "would have no learning rate",
+            allowed=f"a schedule that starts at step {step} or earlier",
+            fix=f"set optim.schedule_start={step}, or continue from a checkpoint of step "
+            f"{schedule_start} or later",
         )

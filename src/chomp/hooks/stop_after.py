@@ -21,7 +21,7 @@ def steps_of_this_start() -> int | None:
         return None
     require(
         text.isdecimal() and int(text) > 0,
-        given=f"{VARIABLE}={text}",
+        f"{VARIABLE}={text}",
         allowed="the number of steps after which a run saves its state and ends, 1 or more",
         fix=f"unset {VARIABLE}, or pass `chomp train --max-steps N`",
     )

@@ -50,13 +50,13 @@ class WatchConfig(Config):
         require_positive(self, "interval")
         require(
             0 < len(self.targets) == len(set(self.targets)),
-            given=f"watch.targets={list(self.targets)}",
+            f"watch.targets={list(self.targets)}",
             allowed=f"one or more of {list(_PREFIX)}, each once",
             fix="name what is to be watched, or set watch to null",
         )
         require(
             self.include_norms or self.include_per_parameter_norms or self.include_histograms,
-            given="watch with every include_* off",
+            "watch with every include_* off",
             allowed="at least one of include_norms, include_per_parameter_norms and "
             "include_histograms",
             fix="turn one on, or set watch to null",

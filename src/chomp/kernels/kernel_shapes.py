@@ -115,7 +115,7 @@ class KernelShapes:
             fewer = [part for part in divisors(size) if part <= mesh.size]
             require(
                 size % model == 0,
-                given=f"model.{name}={size} with mesh.model={model}",
+                f"model.{name}={size} with mesh.model={model}",
                 allowed=f"multiples of {model}",
                 fix=f"set model.{name}={above}, or mesh.model to one of {fewer}",
             )

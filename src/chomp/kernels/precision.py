@@ -33,7 +33,7 @@ class Precision:
         for part, name in (("params", self.params), ("compute", self.compute)):
             require(
                 name in _DTYPES,
-                given=f"precision {part}={name}",
+                f"precision {part}={name}",
                 allowed="float32 or bfloat16; in float16 small gradients would be lost, since no "
                 "loss is scaled here",
                 fix="write for example params=float32,compute=bfloat16",
@@ -47,7 +47,7 @@ class Precision:
             name, equals, dtype = item.partition("=")
             require(
                 equals == "=" and name in ("params", "compute") and name not in parts,
-                given=f"precision {text!r}",
+                f"precision {text!r}",
                 allowed="comma-separated params=DTYPE and compute=DTYPE, each once",
                 fix="write for example 'params=float32,compute=bfloat16'",
             )

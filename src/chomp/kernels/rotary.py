@@ -31,7 +31,7 @@ def require_pairs(width: int) -> None:
     """Raise `ConfigError` unless heads of that width can be turned in pairs."""
     require(
         width % 2 == 0,
-        given=f"heads of width {width}",
+        f"heads of width {width}",
         allowed="even widths: rotary positions turn pairs",
         fix=f"set model.head_dim={width + 1}, or num_heads so that hidden_dim / num_heads is even",
     )

@@ -18,7 +18,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.typing import DTypeLike
 from jaxtyping import Array
 
-from chomp.errors import KernelError, message
+from chomp.errors import KernelError
 from chomp.kernels.attention import (
     AttentionCall,
     AttentionMask,
@@ -253,16 +253,16 @@ def _require_agreement(report: KernelReport) -> None:
     for kernel, parts in (("attention", report.attention), ("loss", report.loss)):
         for part, found in parts.items():
             if not found.is_within(allowed):
-                raise KernelError(_disagreement(report, kernel, part, found))
+                raise _disagreement(report, kernel, part, found)
 
 
-def _disagreement(report: KernelReport, kernel: str, part: str, found: Deviation) -> str:
+def _disagreement(report: KernelReport, kernel: str, part: str, found: Deviation) -> KernelError:
     name, way_out = f"attention backend {report.choice.name}", "force --attention reference"
     if kernel == "loss":
         name, way_out = "loss kernel", "run on another device, or with another version of JAX"
     most = report.tolerance
-    return message(
-        given=f"the {name} is wrong here: its {part} is off the reference by {found.relative:.2g} "
+    return KernelError(
+        f"the {name} is wrong here: its {part} is off the reference by {found.relative:.2g} "
         f"(at the worst place {found.worst:.2g}) in {report.dtype}, with heads "
         f"{list(report.attention_shape)}",
         allowed=f"{most.relative:.2g} (at the worst place {most.worst:.2g})",

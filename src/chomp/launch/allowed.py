@@ -11,7 +11,7 @@ from typing import Any
 from chomp.config import Difference
 from chomp.config.named_field import named_field
 from chomp.config.paths import dotted
-from chomp.errors import ConfigError, LaunchError, message
+from chomp.errors import ConfigError, LaunchError
 from chomp.executor import ExecutorStep, PlannedStep, read_status
 from chomp.executor.identity import Identities
 from chomp.executor.reasons import changes_since, nearest_allowed, not_allowed, short
@@ -69,12 +69,10 @@ def refuse_other_run(planned: PlannedStep, allowed: Sequence[str], *, elsewhere:
     more = f" and {len(told) - _CHANGES_SHOWN} more" if len(told) > _CHANGES_SHOWN else ""
     listed = f" ({', '.join(told[:_CHANGES_SHOWN])}{more})" if told else ""
     raise LaunchError(
-        message(
-            given=f"{planned.path} holds another run{listed}",
-            allowed="a folder that is new, or one of the same run, which is then continued",
-            fix=f"{_ways_on(planned.step, changes, elsewhere)}; {force_flag(planned)} moves the "
-            "earlier run aside and starts over",
-        )
+        f"{planned.path} holds another run{listed}",
+        allowed="a folder that is new, or one of the same run, which is then continued",
+        fix=f"{_ways_on(planned.step, changes, elsewhere)}; {force_flag(planned)} moves the "
+        "earlier run aside and starts over",
     )
 
 
@@ -120,10 +118,8 @@ def _spelled(config: Any, name: str) -> str:
     if found is None or found[1] == "identity":
         fault = "no field of the run's config" if found is None else "part of the run's identity"
         raise ConfigError(
-            message(
-                given=f"--allow {name}, which is {fault}",
-                allowed="fields of the schedule, such as train.steps or optim.lr",
-                fix="correct the name" if found is None else "start a new run",
-            )
+            f"--allow {name}, which is {fault}",
+            allowed="fields of the schedule, such as train.steps or optim.lr",
+            fix="correct the name" if found is None else "start a new run",
         )
     return dotted(found[0])

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from chomp.errors import ConfigError, message
+from chomp.errors import ConfigError
 from chomp.launch.allowed import allowed_overrides
 from chomp.launch.launching import LaunchOptions, outputs_folder
 from chomp.launch.sweep_table import DEFAULT_METRIC, HIGHEST, LOWEST
@@ -134,10 +134,8 @@ def parsed_command_line(description: str) -> CommandLine | None:
         if not hasattr(error, "format_message"):
             raise
         raise ConfigError(
-            message(
-                given=error.format_message().rstrip("."),
-                allowed="the options that --help lists",
-                fix="correct the command line",
-            )
+            error.format_message().rstrip("."),
+            allowed="the options that --help lists",
+            fix="correct the command line",
         ) from error
     return parsed if isinstance(parsed, CommandLine) else None

@@ -10,7 +10,7 @@ import random
 import socket
 from pathlib import Path
 
-from chomp.errors import LaunchError, message
+from chomp.errors import LaunchError
 
 _log = logging.getLogger(__name__)
 
@@ -47,12 +47,10 @@ def free_port(host: str = "127.0.0.1", *, avoided: range | None = None) -> int:
             if is_free(host, port):
                 return port
     raise LaunchError(
-        message(
-            given=f"{len(above) + len(below)} ports of {host}, of which none is free",
-            allowed="a free port outside of those of outgoing connections "
-            f"({avoided.start} to {avoided.stop - 1})",
-            fix=f"end what listens there (ss -ltn), or narrow {_RANGE_FILE}",
-        )
+        f"{len(above) + len(below)} ports of {host}, of which none is free",
+        allowed="a free port outside of those of outgoing connections "
+        f"({avoided.start} to {avoided.stop - 1})",
+        fix=f"end what listens there (ss -ltn), or narrow {_RANGE_FILE}",
     )
 
 
@@ -78,11 +76,9 @@ def is_free(host: str, port: int) -> bool:
             if error.errno in (errno.EADDRINUSE, errno.EACCES):
                 return False
             raise LaunchError(
-                message(
-                    given=f"{host}, where no program of this machine can listen ({error})",
-                    allowed="an address of this machine, on which processes of a gang can meet",
-                    fix="give one that `ip addr` shows; a node of Ray tells its own by "
-                    "ray start --node-ip-address",
-                )
+                f"{host}, where no program of this machine can listen ({error})",
+                allowed="an address of this machine, on which processes of a gang can meet",
+                fix="give one that `ip addr` shows; a node of Ray tells its own by "
+                "ray start --node-ip-address",
             ) from error
     return True

@@ -28,7 +28,7 @@ def with_extras(command: Sequence[str], extras: Sequence[str], project: Path) ->
     unknown = [name for name in extras if name not in known]
     require(
         not unknown,
-        given=f"--extra {','.join(unknown)}",
+        f"--extra {','.join(unknown)}",
         allowed=f"extras of {project}: {', '.join(known) or 'it has none'}",
         fix="correct the name, or add the extra there",
     )

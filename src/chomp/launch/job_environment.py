@@ -43,7 +43,7 @@ def job_environment(groups: Sequence[Sequence[str]], environ: Mapping[str, str])
     for words in groups:
         require(
             len(words) > 0,
-            given=f"{OPTION} without anything behind it",
+            f"{OPTION} without anything behind it",
             allowed=_ALLOWED,
             fix=f"write for example {OPTION} GRUG_RUN_ID=trial",
         )
@@ -64,7 +64,7 @@ def _named_and_valued(words: Sequence[str], environ: Mapping[str, str]) -> dict[
         key, value = words
         require(
             value not in environ,
-            given=f"{OPTION} with two names of variables that could be a name and its value",
+            f"{OPTION} with two names of variables that could be a name and its value",
             allowed=_ALLOWED,
             fix=f"write KEY=VALUE, or {OPTION} twice to hand on both",
         )
@@ -77,7 +77,7 @@ def _one(word: str, environ: Mapping[str, str]) -> tuple[str, str]:
     _checked(name)
     require(
         bool(is_valued) or name in environ,
-        given=f"{OPTION} {name}, which is not set here",
+        f"{OPTION} {name}, which is not set here",
         allowed=_ALLOWED,
         fix=f"export {name} first, or give its value: {name}=...",
     )
@@ -87,7 +87,7 @@ def _one(word: str, environ: Mapping[str, str]) -> tuple[str, str]:
 def _checked(name: str) -> str:
     require(
         _NAME.fullmatch(name) is not None,
-        given=f"{OPTION} with a name that is none (not shown: it may be a key)",
+        f"{OPTION} with a name that is none (not shown: it may be a key)",
         allowed=_ALLOWED,
         fix="begin the name with a letter, and use letters, digits and _ only",
     )

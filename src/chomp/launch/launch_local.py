@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import IO
 
-from chomp.errors import ConfigError, message, require
+from chomp.errors import ConfigError, require
 from chomp.launch.gang import ADDRESS, ADDRESS_TAKEN, GangEnd, member_environment, run_gang
 from chomp.launch.outcome import INTERRUPTED_EXIT_CODE, PREEMPTED_EXIT_CODE, Outcome
 from chomp.launch.step_end import told_code
@@ -150,8 +150,7 @@ def _device_shares(processes: int, wanted: int | None) -> list[dict[str, str]]:
     each = wanted or len(gpus) // processes
     require(
         0 < each * processes <= len(gpus),
-        given=f"{processes} processes with {max(each, 1)} GPUs each, and this machine shows "
-        f"{len(gpus)}",
+        f"{processes} processes with {max(each, 1)} GPUs each, and this machine shows {len(gpus)}",
         allowed="no more than there are",
         fix=f"lower --processes or --devices-per-process, check {VISIBLE}, or set {PLATFORMS}=cpu",
     )
@@ -173,15 +172,13 @@ def _require_sensible(
 ) -> None:
     if not command:
         raise ConfigError(
-            message(
-                given="no command to start",
-                allowed="a command after --",
-                fix="write for example -- python experiments/grug/base/launch.py",
-            )
+            "no command to start",
+            allowed="a command after --",
+            fix="write for example -- python experiments/grug/base/launch.py",
         )
     require(
         shutil.which(_with_this_python(command)[0]) is not None,
-        given=f"{command[0]}, which is no command here",
+        f"{command[0]}, which is no command here",
         allowed="a program on the PATH, or a file that ends in .py",
         fix="write for example -- python experiments/grug/base/launch.py",
     )
@@ -192,7 +189,7 @@ def _require_sensible(
     ):
         require(
             value is None or value >= least,
-            given=f"{name} {value}",
+            f"{name} {value}",
             allowed=f"{least} or more",
             fix=f"give {name} such a number, or leave it out",
         )

@@ -135,7 +135,8 @@ def _ran(planned: list[PlannedStep], prefix: str, runner: ChosenRunner, *, is_he
             try:
                 item.step.check(item.config, is_here)
             except ChompError as error:
-                raise type(error)(f"{item.step.name}: {error}") from error
+                error.within(item.step.name)
+                raise
     chosen = [item.path for item in to_do if item.step.override_output_path is not None]
     for folder in (prefix, *chosen):
         require_guardable(folder)  # where nothing can be locked, two would run one step
@@ -162,7 +163,7 @@ def _ran(planned: list[PlannedStep], prefix: str, runner: ChosenRunner, *, is_he
 def _require_local(name: str) -> None:
     require(
         name == "local",
-        given=f"steps that are to run by {name!r}, in a launch of several processes",
+        f"steps that are to run by {name!r}, in a launch of several processes",
         allowed="steps that run in those processes",
         fix="leave out --on and --max-concurrent, or start the launch file once",
     )
@@ -180,7 +181,7 @@ def require_dry_run(dry_run: DryRun | None, *, fix: str) -> None:
     """Raise `ConfigError` if a launch file has nothing to try out; `fix` says what to do then."""
     require(
         dry_run is not None,
-        given="--dry-run on a launch file that has none",
+        "--dry-run on a launch file that has none",
         allowed="--dry-run where the launch file has a function dry_run(config, is_data_ready)",
         fix=fix,
     )

@@ -6,7 +6,7 @@ a gang, and what a cluster names, cannot be had here.
 
 from collections.abc import Sequence
 
-from chomp.errors import LaunchError, message
+from chomp.errors import LaunchError
 from chomp.executor import PlannedStep, Runner
 
 
@@ -19,13 +19,11 @@ def local_runner(plan: Sequence[PlannedStep]) -> Runner:
         if wanted.processes > 1 or wanted.custom:
             asked = f"{wanted.processes} processes" if wanted.processes > 1 else dict(wanted.custom)
             raise LaunchError(
-                message(
-                    given=f"step {planned.step.name!r} asks for {asked}",
-                    allowed="steps of one process, and of what this machine is known to have, "
-                    "where steps run in this one",
-                    fix="add --on process for processes of this machine, or --on ray for those of "
-                    "a cluster",
-                )
+                f"step {planned.step.name!r} asks for {asked}",
+                allowed="steps of one process, and of what this machine is known to have, "
+                "where steps run in this one",
+                fix="add --on process for processes of this machine, or --on ray for those of "
+                "a cluster",
             )
     return _called_here
 

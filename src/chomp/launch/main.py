@@ -11,7 +11,7 @@ from typing import Generic, TypeVar
 
 from chomp.config import apply_overrides
 from chomp.config.fields import ConfigClass
-from chomp.errors import ChompError, LaunchError, RunInterrupted, message, require
+from chomp.errors import ChompError, LaunchError, RunInterrupted, require
 from chomp.executor import ExecutorStep, PlannedStep, plan_steps
 from chomp.executor.pins import identities_at
 from chomp.launch.allowed import allowed_fields, in_earlier_folder, refuse_other_run
@@ -114,7 +114,7 @@ def _require_sensible_table(asked: CommandLine) -> None:
     is_usual = (asked.sweep_by, asked.sweep_best) == (DEFAULT_METRIC, LOWEST)
     require(
         asked.is_sweep or is_usual,
-        given=f"--sweep-by {asked.sweep_by} --sweep-best {asked.sweep_best} without a sweep",
+        f"--sweep-by {asked.sweep_by} --sweep-best {asked.sweep_best} without a sweep",
         allowed="an order for the table of a sweep",
         fix="add --sweep or --sweep-file, or leave them out",
     )
@@ -128,14 +128,14 @@ def _refuse_dry_run(
     is_planned = any(item.step.name == last for item in planned)
     require(
         not is_planned,
-        given=f"--dry-run of a launch file whose last step, {last}, is needed by "
+        f"--dry-run of a launch file whose last step, {last}, is needed by "
         f"{planned[-1].step.name}, which comes after it",
         allowed=allowed,
         fix=f"use --plan, or let the launch file return {planned[-1].step.name} last",
     )
     require(
         is_planned,
-        given=f"--dry-run with --only {' '.join(asked.only)}, which leaves out {last}",
+        f"--dry-run with --only {' '.join(asked.only)}, which leaves out {last}",
         allowed=allowed,
         fix="use --plan, or leave out --only",
     )
@@ -151,7 +151,7 @@ def _points(asked: CommandLine) -> list[Point]:
     for option, is_given in refused:
         require(
             not is_given,
-            given=f"a sweep with {option}",
+            f"a sweep with {option}",
             allowed="a sweep by --sweep or by --sweep-file, planned or run",
             fix="leave it out, or launch that run by itself with -o",
         )
@@ -183,11 +183,9 @@ def _planned(steps: list[ExecutorStep], asked: CommandLine) -> list[PlannedStep]
     """The plan, whose last step may go on in the folder of an earlier run."""
     if not steps:
         raise LaunchError(
-            message(
-                given="a launch file that gives no steps",
-                allowed="at least one step",
-                fix="return a step from the function that is given to executor_main",
-            )
+            "a launch file that gives no steps",
+            allowed="at least one step",
+            fix="return a step from the function that is given to executor_main",
         )
     prefix, last = asked.options.prefix, steps[-1]
     allowed = allowed_fields(last, asked.allow)

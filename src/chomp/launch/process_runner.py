@@ -13,7 +13,7 @@ from functools import partial
 from types import TracebackType
 from typing import BinaryIO
 
-from chomp.errors import LaunchError, message
+from chomp.errors import LaunchError
 from chomp.executor import PlannedStep, Resources
 from chomp.launch.gang import GangEnd, member_environment, run_gang
 from chomp.launch.step_end import raise_end, resources_of, tell_restart_of
@@ -173,11 +173,9 @@ class ProcessRunner:
     def _require_kept(self, planned: PlannedStep) -> None:
         if planned.path in self._abandoned:
             raise LaunchError(
-                message(
-                    given=f"{planned.title} was abandoned, and its processes ended",
-                    allowed="one process per step: another holds its folder",
-                    fix="leave it to that one",
-                )
+                f"{planned.title} was abandoned, and its processes ended",
+                allowed="one process per step: another holds its folder",
+                fix="leave it to that one",
             )
 
 
@@ -219,53 +217,39 @@ def _require_possible(planned: PlannedStep, gpus: int) -> None:
     if wanted.gpus is None and wanted.processes > 1 and gpus_each(wanted, gpus):
         share = gpus // wanted.processes
         raise LaunchError(
-            message(
-                given=f"step {planned.step.name!r} is of {wanted.processes} processes and says "
-                f"nothing of GPUs, and this machine shows {gpus}",
-                allowed="processes that are told how many GPUs each of them gets",
-                fix=(
-                    f"set resources.gpus={share}, or "
-                    if share
-                    else "lower resources.processes, or "
-                )
-                + "resources.gpus=0 for CPUs alone",
-            )
+            f"step {planned.step.name!r} is of {wanted.processes} processes and says "
+            f"nothing of GPUs, and this machine shows {gpus}",
+            allowed="processes that are told how many GPUs each of them gets",
+            fix=(f"set resources.gpus={share}, or " if share else "lower resources.processes, or ")
+            + "resources.gpus=0 for CPUs alone",
         )
     if wanted.processes * (wanted.gpus or 0) > gpus:
         each = f" in each of {wanted.processes} processes" if wanted.processes > 1 else ""
         raise LaunchError(
-            message(
-                given=f"step {planned.step.name!r} asks for {wanted.gpus} GPUs{each}, and this "
-                f"machine shows {gpus}",
-                allowed="no more than there are",
-                fix=f"lower resources.gpus or resources.processes, check {VISIBLE}, or run it on "
-                "a cluster with --on ray",
-            )
+            f"step {planned.step.name!r} asks for {wanted.gpus} GPUs{each}, and this "
+            f"machine shows {gpus}",
+            allowed="no more than there are",
+            fix=f"lower resources.gpus or resources.processes, check {VISIBLE}, or run it on "
+            "a cluster with --on ray",
         )
     if wanted.custom:
         raise LaunchError(
-            message(
-                given=f"step {planned.step.name!r} asks for {', '.join(wanted.custom)}",
-                allowed="CPUs and GPUs, which is what processes of one machine can be given",
-                fix="run it with --on ray on a cluster that has them, or leave them out",
-            )
+            f"step {planned.step.name!r} asks for {', '.join(wanted.custom)}",
+            allowed="CPUs and GPUs, which is what processes of one machine can be given",
+            fix="run it with --on ray on a cluster that has them, or leave them out",
         )
     # Not a limit: what is asked for in vain is refused, what is used beyond it is not.
     memory_gb = machine_memory_gb()
     if wanted.memory_gb is not None and wanted.processes * wanted.memory_gb > memory_gb:
         raise LaunchError(
-            message(
-                given=f"step {planned.step.name!r} asks for {wanted.memory_gb:g} GB in each of "
-                f"{wanted.processes} processes, and this machine has {memory_gb:.1f}",
-                allowed="no more than there is",
-                fix="lower resources.memory_gb, or run it on a cluster with --on ray",
-            )
+            f"step {planned.step.name!r} asks for {wanted.memory_gb:g} GB in each of "
+            f"{wanted.processes} processes, and this machine has {memory_gb:.1f}",
+            allowed="no more than there is",
+            fix="lower resources.memory_gb, or run it on a cluster with --on ray",
         )
     if planned.path.startswith("memory://"):
         raise LaunchError(
-            message(
-                given=f"step {planned.step.name!r} with the output folder {planned.path}",
-                allowed="a folder that other processes see",
-                fix="choose another --prefix, or run with --on local",
-            )
+            f"step {planned.step.name!r} with the output folder {planned.path}",
+            allowed="a folder that other processes see",
+            fix="choose another --prefix, or run with --on local",
         )

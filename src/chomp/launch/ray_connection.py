@@ -11,7 +11,7 @@ import threading
 from collections.abc import Mapping
 from typing import Any
 
-from chomp.errors import LaunchError, message
+from chomp.errors import LaunchError
 
 ADDRESS = "RAY_ADDRESS"
 _REACH_S = 10.0
@@ -61,11 +61,9 @@ def imported_ray() -> Any:
         import ray.util.scheduling_strategies  # noqa: PLC0415
     except ImportError as error:
         raise LaunchError(
-            message(
-                given="a Ray cluster was asked for, and Ray is not installed",
-                allowed="an environment with ray[default]",
-                fix="uv sync --extra ray, or pip install 'ray[default]'",
-            )
+            "a Ray cluster was asked for, and Ray is not installed",
+            allowed="an environment with ray[default]",
+            fix="uv sync --extra ray, or pip install 'ray[default]'",
         ) from error
     return ray
 
@@ -76,11 +74,9 @@ def require_listening(host: str, port: int, *, what: str, fix: str) -> None:
         socket.create_connection((host, port), timeout=_REACH_S).close()
     except OSError as error:
         raise LaunchError(
-            message(
-                given=f"{what} at {host}:{port} does not answer ({error})",
-                allowed="the address of a cluster that runs and can be reached from here",
-                fix=fix,
-            )
+            f"{what} at {host}:{port} does not answer ({error})",
+            allowed="the address of a cluster that runs and can be reached from here",
+            fix=fix,
         ) from error
 
 
@@ -92,11 +88,9 @@ def host_and_port(address: str, default_port: int) -> tuple[str, int]:
     host = host.removeprefix("[").removesuffix("]")
     if not host or "/" in host or not port.isdigit() or not 0 < int(port) < 65536:
         raise LaunchError(
-            message(
-                given=f"{address!r} as the address of a cluster",
-                allowed="host or host:port",
-                fix=f"write for example 127.0.0.1:{default_port}",
-            )
+            f"{address!r} as the address of a cluster",
+            allowed="host or host:port",
+            fix=f"write for example 127.0.0.1:{default_port}",
         )
     return host, int(port)
 
@@ -104,12 +98,10 @@ def host_and_port(address: str, default_port: int) -> tuple[str, int]:
 def _require_driver_address(address: str) -> None:
     if "://" in address:
         raise LaunchError(
-            message(
-                given=f"{ADDRESS}={address} with --on ray",
-                allowed="host:port of the cluster's head, from one of its nodes",
-                fix="start the launch file on the cluster: python -m chomp.launch.ray_run "
-                f"--cluster {address} -- python ... --on ray",
-            )
+            f"{ADDRESS}={address} with --on ray",
+            allowed="host:port of the cluster's head, from one of its nodes",
+            fix="start the launch file on the cluster: python -m chomp.launch.ray_run "
+            f"--cluster {address} -- python ... --on ray",
         )
     host, port = host_and_port(address, 6379)
     fix = f"start one with ray start --head, or correct {ADDRESS}"
@@ -120,12 +112,10 @@ def _no_cluster(address: str, error: Exception) -> LaunchError:
     where = "on this machine" if address == "auto" else f"at {address}"
     first = next(iter(str(error).splitlines()), type(error).__name__)
     return LaunchError(
-        message(
-            given=f"no Ray cluster {where} that this process can join ({first})",
-            allowed="a cluster that runs, of the same Ray and Python, and its token",
-            fix=f"start one with ray start --head, set {ADDRESS} to another, or copy its token "
-            "to ~/.ray/auth_token (or RAY_AUTH_TOKEN, with RAY_AUTH_MODE=token)",
-        )
+        f"no Ray cluster {where} that this process can join ({first})",
+        allowed="a cluster that runs, of the same Ray and Python, and its token",
+        fix=f"start one with ray start --head, set {ADDRESS} to another, or copy its token "
+        "to ~/.ray/auth_token (or RAY_AUTH_TOKEN, with RAY_AUTH_MODE=token)",
     )
 
 

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 import yaml
 
-from chomp.errors import LaunchError, message
+from chomp.errors import LaunchError
 from chomp.launch.ray_connection import host_and_port, imported_ray, require_listening
 
 # Files of Ray's cluster launcher, by the name of the cluster.
@@ -60,11 +60,9 @@ def _checked_url(url: str) -> str:
         return _checked_url(f"http://{parts.hostname}:{_PORT}")  # that of Ray's clients
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise LaunchError(
-            message(
-                given=f"--cluster {url}",
-                allowed="http://host:port of a dashboard, host:port of a head, or a launcher file",
-                fix=f"write for example --cluster http://127.0.0.1:{_PORT}",
-            )
+            f"--cluster {url}",
+            allowed="http://host:port of a dashboard, host:port of a head, or a launcher file",
+            fix=f"write for example --cluster http://127.0.0.1:{_PORT}",
         )
     port = parts.port or (443 if parts.scheme == "https" else 80)
     require_listening(parts.hostname, port, what="the Ray dashboard", fix=_FIX)
@@ -86,11 +84,9 @@ def _file_named(name: str) -> Path:
     if not path.is_file():
         known = ", ".join(sorted(each.stem for each in CLUSTERS.glob("*.yaml"))) or "none"
         raise LaunchError(
-            message(
-                given=f"--cluster {name}, for which there is no {path}",
-                allowed=f"a cluster of that folder ({known}), an address, or a file",
-                fix=f"correct the name; for a machine of that name write {name}:{_PORT}",
-            )
+            f"--cluster {name}, for which there is no {path}",
+            allowed=f"a cluster of that folder ({known}), an address, or a file",
+            fix=f"correct the name; for a machine of that name write {name}:{_PORT}",
         )
     return path
 
@@ -105,11 +101,9 @@ def _launched_head(path: Path) -> str:
         fault = str(error)
     if fault is not None:
         raise LaunchError(
-            message(
-                given=f"--cluster {path}: {fault}",
-                allowed="a file of Ray's cluster launcher, as `ray up` takes it",
-                fix="give such a file, or the address of the cluster",
-            )
+            f"--cluster {path}: {fault}",
+            allowed="a file of Ray's cluster launcher, as `ray up` takes it",
+            fix="give such a file, or the address of the cluster",
         )
     imported_ray()
     from ray.autoscaler.sdk import get_head_node_ip  # noqa: PLC0415
@@ -119,12 +113,10 @@ def _launched_head(path: Path) -> str:
     # Whatever a cloud's library raises for want of rights, network or a cluster.
     except Exception as error:
         raise LaunchError(
-            message(
-                given=f"the head of the cluster in {path} cannot be found ({error})",
-                allowed="a cluster that runs, and rights to ask its cloud about it",
-                fix=f"ray up {path}, or keep ray dashboard {path} running beside this and give "
-                f"--cluster http://127.0.0.1:{_PORT}",
-            )
+            f"the head of the cluster in {path} cannot be found ({error})",
+            allowed="a cluster that runs, and rights to ask its cloud about it",
+            fix=f"ray up {path}, or keep ray dashboard {path} running beside this and give "
+            f"--cluster http://127.0.0.1:{_PORT}",
         ) from error
 
 
@@ -141,12 +133,10 @@ def _client(address: str) -> Any:
     except Exception as error:  # Ray's own, and those of the libraries it calls
         first = next(iter(str(error).splitlines()), type(error).__name__)
         raise LaunchError(
-            message(
-                given=f"the Ray cluster at {address} takes no jobs from here ({first})",
-                allowed="a dashboard of ray[default], and the token of its cluster",
-                fix="for a token: copy it to ~/.ray/auth_token, or set RAY_AUTH_MODE=token and "
-                f"RAY_AUTH_TOKEN; else {_FIX}",
-            )
+            f"the Ray cluster at {address} takes no jobs from here ({first})",
+            allowed="a dashboard of ray[default], and the token of its cluster",
+            fix="for a token: copy it to ~/.ray/auth_token, or set RAY_AUTH_MODE=token and "
+            f"RAY_AUTH_TOKEN; else {_FIX}",
         ) from error
     finally:
         os.environ.update(kept)

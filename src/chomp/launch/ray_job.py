@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from chomp.errors import LaunchError, message
+from chomp.errors import LaunchError
 from chomp.launch.job_keys import place_for_keys, start_package, upload_keys, wipe_keys
 from chomp.launch.job_start import PLACE
 from chomp.launch.outcome import INTERRUPTED_EXIT_CODE
@@ -156,11 +156,9 @@ def submitted(client: Any, job: RayJob) -> FollowedJob:
         for value in (*job.environment.values(), *job.keys.values()):  # which an error may quote
             told = told.replace(value, "...") if len(value) > 3 else told
         raise LaunchError(
-            message(
-                given=f"the cluster did not take the job {job.submission_id} ({told})",
-                allowed="an id that was never used there, and resources that one of its nodes has",
-                fix="leave out --submission-id, or lower what --entrypoint-... asks for",
-            )
+            f"the cluster did not take the job {job.submission_id} ({told})",
+            allowed="an id that was never used there, and resources that one of its nodes has",
+            fix="leave out --submission-id, or lower what --entrypoint-... asks for",
         ) from error
     return FollowedJob(client, job.submission_id, place)
 
@@ -211,20 +209,16 @@ def _exit_code(details: Any) -> int:
 
 def _lost(submission_id: str, error: Exception) -> LaunchError:
     return LaunchError(
-        message(
-            given=f"the cluster has not answered for {_PATIENCE_S:.0f} s ({error}); the job "
-            f"{submission_id} may go on",
-            allowed="a cluster that can be reached",
-            fix=f"look later: ray job logs {submission_id} --follow",
-        )
+        f"the cluster has not answered for {_PATIENCE_S:.0f} s ({error}); the job "
+        f"{submission_id} may go on",
+        allowed="a cluster that can be reached",
+        fix=f"look later: ray job logs {submission_id} --follow",
     )
 
 
 def _unstopped(submission_id: str, error: Exception) -> LaunchError:
     return LaunchError(
-        message(
-            given=f"the job {submission_id} may go on: {_reason(error)}",
-            allowed="a cluster that can be reached while its job is stopped",
-            fix=f"look whether it runs, and stop it: ray job stop {submission_id}",
-        )
+        f"the job {submission_id} may go on: {_reason(error)}",
+        allowed="a cluster that can be reached while its job is stopped",
+        fix=f"look whether it runs, and stop it: ray job stop {submission_id}",
     )

@@ -4,7 +4,7 @@ import logging
 import os
 from collections.abc import Mapping, Sequence
 
-from chomp.errors import LaunchError, message
+from chomp.errors import LaunchError
 from chomp.executor import PlannedStep, Resources
 from chomp.launch.step_end import resources_of
 
@@ -73,11 +73,9 @@ def processes_that_fit(demand: Mapping[str, float], nodes: Sequence[Mapping[str,
 def _refuse_own_names(planned: PlannedStep, wanted: Resources) -> None:
     for name in _OWN_FIELDS.keys() & wanted.custom.keys():
         raise LaunchError(
-            message(
-                given=f"step {planned.step.name!r} with resources.custom[{name!r}]",
-                allowed="names that are not Ray's own",
-                fix=f"use resources.{_OWN_FIELDS[name]}",
-            )
+            f"step {planned.step.name!r} with resources.custom[{name!r}]",
+            allowed="names that are not Ray's own",
+            fix=f"use resources.{_OWN_FIELDS[name]}",
         )
 
 
@@ -87,12 +85,10 @@ def _refuse_unknown(
     known = {name for node in nodes for name in node if not name.startswith("node:")}
     for name in sorted(wanted.custom.keys() - known):
         raise LaunchError(
-            message(
-                given=f"step {planned.step.name!r} asks for {name!r}, which no node has",
-                allowed=f"one of {', '.join(sorted(known))}",
-                fix="correct the name, start a node with it (ray start --resources), or set "
-                f"{GROWS}=1 where nodes are added when they are asked for",
-            )
+            f"step {planned.step.name!r} asks for {name!r}, which no node has",
+            allowed=f"one of {', '.join(sorted(known))}",
+            fix="correct the name, start a node with it (ray start --resources), or set "
+            f"{GROWS}=1 where nodes are added when they are asked for",
         )
 
 
@@ -105,13 +101,11 @@ def _refuse_too_much(
         return
     each = ", ".join(f"{name} {amount:g}" for name, amount in demand.items())
     raise LaunchError(
-        message(
-            given=f"step {planned.step.name!r} asks for {wanted.processes} x ({each}), and the "
-            f"cluster's nodes have room for {room} of them: {_told(nodes, demand)}",
-            allowed="what fits on its nodes when they are idle",
-            fix=f"lower the step's resources, add nodes, or set {GROWS}=1 where nodes are added "
-            "when they are asked for",
-        )
+        f"step {planned.step.name!r} asks for {wanted.processes} x ({each}), and the "
+        f"cluster's nodes have room for {room} of them: {_told(nodes, demand)}",
+        allowed="what fits on its nodes when they are idle",
+        fix=f"lower the step's resources, add nodes, or set {GROWS}=1 where nodes are added "
+        "when they are asked for",
     )
 
 

@@ -19,7 +19,7 @@ from typing import Annotated
 
 import typer
 
-from chomp.errors import ChompError, ConfigError, message, require
+from chomp.errors import ChompError, ConfigError, require
 from chomp.launch.job_command import entrypoint_of, submission_id_of
 from chomp.launch.job_environment import git_commit, job_environment, split_environment_words
 from chomp.launch.outcome import INTERRUPTED_EXIT_CODE
@@ -80,7 +80,7 @@ def _parted(words: Sequence[str]) -> tuple[list[str], list[str]]:
 def _require_command(words: Sequence[str], command: Sequence[str]) -> None:
     require(
         bool(command),
-        given="no command" if "--" in words else "no command, since there is no --",
+        "no command" if "--" in words else "no command, since there is no --",
         allowed="a command behind --",
         fix=f"write {_USAGE}",
     )
@@ -144,11 +144,9 @@ def _parsed(words: Sequence[str]) -> _Wish | None:
         if not hasattr(error, "format_message"):
             raise
         raise ConfigError(
-            message(
-                given=error.format_message().rstrip("."),
-                allowed="the options that --help lists, before --",
-                fix=f"write {_USAGE}",
-            )
+            error.format_message().rstrip("."),
+            allowed="the options that --help lists, before --",
+            fix=f"write {_USAGE}",
         ) from error
     return parsed if isinstance(parsed, _Wish) else None
 
@@ -240,7 +238,7 @@ def _resources(text: str | None) -> dict[str, float] | None:
     )
     require(
         is_fine,
-        given=f"--entrypoint-resources {text}",
+        f"--entrypoint-resources {text}",
         allowed="a JSON mapping of names to numbers above 0",
         fix="write for example --entrypoint-resources '{\"TPU\": 4}'",
     )

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from functools import partial
 from types import TracebackType
 
-from chomp.errors import LaunchError, message
+from chomp.errors import LaunchError
 from chomp.executor import PlannedStep
 from chomp.launch.gang import GangEnd, member_environment, run_gang
 from chomp.launch.job_start import NAMES
@@ -173,9 +173,7 @@ def _tell_restart(planned: PlannedStep, seats: Seats, end: GangEnd) -> None:
 def _refuse_own_memory(planned: PlannedStep) -> None:
     if planned.path.startswith("memory://"):
         raise LaunchError(
-            message(
-                given=f"step {planned.step.name!r} with the output folder {planned.path}",
-                allowed="a folder that all nodes of the cluster see",
-                fix="choose another --prefix, or run with --on local",
-            )
+            f"step {planned.step.name!r} with the output folder {planned.path}",
+            allowed="a folder that all nodes of the cluster see",
+            fix="choose another --prefix, or run with --on local",
         )

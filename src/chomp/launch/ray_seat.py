@@ -13,7 +13,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from chomp.errors import LaunchError, message
+from chomp.errors import LaunchError
 from chomp.executor.status import STATUS
 from chomp.launch.free_port import free_port
 from chomp.launch.gang import member_environment
@@ -115,10 +115,8 @@ def _enter_folders(sent: SentProcess) -> None:
 
 def _not_shared(what: str, which: str) -> LaunchError:
     return LaunchError(
-        message(
-            given=f"{what} is not there on the node {socket.gethostname()}",
-            allowed="folders that all nodes of the cluster see at the same place",
-            fix=f"choose a shared folder or a bucket ({which}), or send the code along with "
-            "python -m chomp.launch.ray_run",
-        )
+        f"{what} is not there on the node {socket.gethostname()}",
+        allowed="folders that all nodes of the cluster see at the same place",
+        fix=f"choose a shared folder or a bucket ({which}), or send the code along with "
+        "python -m chomp.launch.ray_run",
     )

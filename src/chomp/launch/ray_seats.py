@@ -12,7 +12,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from chomp.errors import LaunchError, message
+from chomp.errors import LaunchError
 from chomp.launch.outcome import Outcome, outcome_of
 from chomp.launch.ray_connection import imported_ray
 from chomp.launch.ray_seat import Seat, SentProcess
@@ -129,11 +129,9 @@ class Seats:
         """Raise `LaunchError` once the seats were abandoned."""
         if self._is_abandoned:
             raise LaunchError(
-                message(
-                    given=f"{self._title} was abandoned, and its processes ended",
-                    allowed="one process per step: another holds its folder",
-                    fix="leave it to that one",
-                )
+                f"{self._title} was abandoned, and its processes ended",
+                allowed="one process per step: another holds its folder",
+                fix="leave it to that one",
             )
 
     def free(self) -> None:
@@ -225,12 +223,10 @@ def _ended(run: Any, *, is_expected: bool) -> tuple[int, Outcome | None]:
 
 def _unseated(who: str, error: Exception) -> LaunchError:
     return LaunchError(
-        message(
-            given=f"{who} got no process on the cluster: {_first_lines(error)}",
-            allowed="nodes that have chomp and what the step imports, of the driver's versions",
-            fix="install the same environment on all nodes, or send it along: "
-            "python -m chomp.launch.ray_run --extra ...",
-        )
+        f"{who} got no process on the cluster: {_first_lines(error)}",
+        allowed="nodes that have chomp and what the step imports, of the driver's versions",
+        fix="install the same environment on all nodes, or send it along: "
+        "python -m chomp.launch.ray_run --extra ...",
     )
 
 

@@ -66,13 +66,13 @@ def require_restartable(restarts: int, force: Sequence[str]) -> None:
     """Raise `ConfigError` for a number of restarts that cannot be, or one that would lose work."""
     require(
         restarts >= 0,
-        given=f"{OPTION} {restarts}",
+        f"{OPTION} {restarts}",
         allowed="0 or more",
         fix=f"leave out {OPTION}, or give the times that a preempted run may be started again",
     )
     require(
         restarts == 0 or not force,
-        given=f"{OPTION} {restarts} with --force",
+        f"{OPTION} {restarts} with --force",
         allowed="one of them: forced once more, the run would lose what it had saved",
         fix=f"run it once with --force, then with {OPTION} and without",
     )

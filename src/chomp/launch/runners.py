@@ -38,20 +38,20 @@ def chosen_name(name: str | None, max_concurrent: int | None) -> str:
     """
     require(
         name is None or name in RUNNERS,
-        given=f"--on {name}",
+        f"--on {name}",
         allowed=f"one of {', '.join(RUNNERS)}",
         fix="local: in this process; process: in processes of this machine; ray: on a cluster",
     )
     require(
         max_concurrent is None or max_concurrent >= 1,
-        given=f"--max-concurrent {max_concurrent}",
+        f"--max-concurrent {max_concurrent}",
         allowed="1 or more",
         fix="give the number of steps that may run at the same time",
     )
     at_once = max_concurrent is not None and max_concurrent > 1
     require(
         not (at_once and name == "local"),
-        given=f"--max-concurrent {max_concurrent} with --on local",
+        f"--max-concurrent {max_concurrent} with --on local",
         allowed="one step at a time in this process",
         fix="use --on process",
     )

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from chomp.errors import LaunchError, message
+from chomp.errors import LaunchError
 
 # At the top alone: a package of code may have one of these names further down.
 _RESULTS = {"outputs", "runs", "wandb"}
@@ -71,11 +71,9 @@ class ShippedFolder:
         biggest = sorted(self.files, key=self._size, reverse=True)[:_SHOWN]
         named = ", ".join(f"{name} ({_told_size(self._size(name))})" for name in biggest)
         return LaunchError(
-            message(
-                given=f"{self.root} takes {_told_size(size)} when packed, most of it for {named}",
-                allowed=f"less than {_told_size(limit)}, which is what Ray sends",
-                fix="add what is no code to .gitignore, or start from a smaller folder",
-            )
+            f"{self.root} takes {_told_size(size)} when packed, most of it for {named}",
+            allowed=f"less than {_told_size(limit)}, which is what Ray sends",
+            fix="add what is no code to .gitignore, or start from a smaller folder",
         )
 
     def _size(self, name: str) -> int:

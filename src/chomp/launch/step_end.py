@@ -5,7 +5,7 @@ import re
 import signal
 from contextlib import suppress
 
-from chomp.errors import LaunchError, RunInterrupted, message
+from chomp.errors import LaunchError, RunInterrupted
 from chomp.executor import PlannedStep, Resources
 from chomp.launch.gang import GangEnd
 from chomp.launch.outcome import Outcome, error_of
@@ -37,7 +37,7 @@ def raise_end(planned: PlannedStep, end: GangEnd, stop: StopWish) -> None:
         raise error_of(outcome)
     # What the member said of another's loss is shown, but is not the reason.
     echo = error_of(outcome) if outcome is not None and outcome.kinds else None
-    raise LaunchError(_lost(planned, end)) from echo
+    raise _lost(planned, end) from echo
 
 
 def tell_restart_of(planned: PlannedStep, end: GangEnd) -> None:
@@ -76,7 +76,7 @@ def _is_interruption(outcome: Outcome | None) -> bool:
     return outcome is not None and not interruptions.isdisjoint(outcome.kinds)
 
 
-def _lost(planned: PlannedStep, end: GangEnd) -> str:
+def _lost(planned: PlannedStep, end: GangEnd) -> LaunchError:
     count, most = resources_of(planned).processes, resources_of(planned).restarts
     who = "its process" if count == 1 else f"process {end.member} of {count}"
     again = f" and so did the {end.restarts} before it" if end.restarts else ""
@@ -88,8 +88,8 @@ def _lost(planned: PlannedStep, end: GangEnd) -> str:
         fix = "look there for what ends it (os._exit, a fatal error of a library), and correct that"
     if count > 1 and end.restarts == most:
         fix += f", with resources.restarts above {most} more often by itself"
-    return message(
-        given=f"{who} {told_code(end.code)} before it was done{again}. Its log: "
+    return LaunchError(
+        f"{who} {told_code(end.code)} before it was done{again}. Its log: "
         f"{log_path(planned.path, end.member)}",
         allowed="processes that run until their step is done",
         fix=fix,

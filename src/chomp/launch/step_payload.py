@@ -16,7 +16,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from chomp.errors import LaunchError, message
+from chomp.errors import LaunchError
 from chomp.executor import PlannedStep
 
 _MAIN = "__main__"
@@ -36,12 +36,10 @@ def payload_of(planned: PlannedStep) -> bytes:
         places = [_place(name) for name in pickler.modules]
     except (pickle.PicklingError, AttributeError, TypeError, ImportError) as error:
         raise LaunchError(
-            message(
-                given=f"step {planned.step.name!r} cannot be sent to another process: {error}",
-                allowed="a function at the top level of a file, and a config of plain dataclasses",
-                fix="move the function there (no lambda, nothing defined inside another function), "
-                "or run with --on local",
-            )
+            f"step {planned.step.name!r} cannot be sent to another process: {error}",
+            allowed="a function at the top level of a file, and a config of plain dataclasses",
+            fix="move the function there (no lambda, nothing defined inside another function), "
+            "or run with --on local",
         ) from error
     return pickle.dumps(
         {
@@ -123,11 +121,9 @@ def _loaded_file(name: str, file: str) -> ModuleType:
     spec = importlib.util.spec_from_file_location(name, file)
     if spec is None or spec.loader is None:
         raise LaunchError(
-            message(
-                given=f"{file}, from which a step was sent, is no Python file here",
-                allowed="a file that both processes see at the same path",
-                fix="share the folder between the machines, or start from a folder that is shared",
-            )
+            f"{file}, from which a step was sent, is no Python file here",
+            allowed="a file that both processes see at the same path",
+            fix="share the folder between the machines, or start from a folder that is shared",
         )
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # where dataclasses look up their annotations

@@ -17,7 +17,7 @@ import yaml
 from chomp.config import apply_overrides
 from chomp.config.fields import ConfigClass
 from chomp.config.yaml_text import parsed_yaml
-from chomp.errors import ConfigError, message, require
+from chomp.errors import ConfigError, require
 from chomp.executor import ExecutorStep
 from chomp.storage import read_text
 
@@ -51,7 +51,7 @@ def sweep_of(
     """
     require(
         0 < len(points) <= MAX_POINTS,
-        given=f"a sweep of {len(points)} runs",
+        f"a sweep of {len(points)} runs",
         allowed=f"1 to {MAX_POINTS}",
         fix="name fewer values, or sweep in parts",
     )
@@ -62,7 +62,7 @@ def sweep_of(
         configured = _at(config, point)
         require(
             repr(configured) not in configs,
-            given=f"a sweep with the config of {' '.join(point)} twice",
+            f"a sweep with the config of {' '.join(point)} twice",
             allowed="each run once",
             fix="take the second one out",
         )
@@ -70,7 +70,7 @@ def sweep_of(
         found = list(steps_of(configured))
         require(
             bool(found) and found[-1].override_output_path is None,
-            given=f"a sweep over steps that end with {found[-1].name if found else 'nothing'}",
+            f"a sweep over steps that end with {found[-1].name if found else 'nothing'}",
             allowed="a last step, the run, whose folder is named by what it is",
             fix="return it from the launch file's steps, without override_output_path",
         )
@@ -92,11 +92,9 @@ def points_in_file(path: str) -> list[Point]:
     content = parsed_yaml(read_text(path), source=path)
     if not isinstance(content, list) or not all(isinstance(item, Mapping) for item in content):
         raise ConfigError(
-            message(
-                given=f"{path}, which is no list of mappings",
-                allowed="one mapping for each run, such as `- {optim.lr: 1e-3, train.seed: 1}`",
-                fix="write the overrides of each run behind a dash",
-            )
+            f"{path}, which is no list of mappings",
+            allowed="one mapping for each run, such as `- {optim.lr: 1e-3, train.seed: 1}`",
+            fix="write the overrides of each run behind a dash",
         )
     return [tuple(f"{key}={_as_text(value)}" for key, value in item.items()) for item in content]
 
@@ -105,7 +103,8 @@ def _at(config: L, point: Point) -> L:
     try:
         return apply_overrides(config, point)
     except ConfigError as error:
-        raise ConfigError(f"in the sweep, at {' '.join(point)}: {error}") from error
+        error.within(f"in the sweep, at {' '.join(point)}")
+        raise
 
 
 def _values(axis: str) -> list[str]:
@@ -113,7 +112,7 @@ def _values(axis: str) -> list[str]:
     found = _split(values)
     require(
         bool(field and equals) and all(found),
-        given=f"--sweep {axis}",
+        f"--sweep {axis}",
         allowed="a dotted field and its values, such as optim.lr=1e-3,3e-3",
         fix="write the values behind =, with commas between them",
     )

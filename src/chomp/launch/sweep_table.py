@@ -30,7 +30,7 @@ def require_order(best: str) -> None:
     """Raise `ConfigError` for a wish about the table's order that nothing can obey."""
     require(
         best in (LOWEST, HIGHEST),
-        given=f"--sweep-best {best}",
+        f"--sweep-best {best}",
         allowed=f"{LOWEST}, which is the default and right for a loss, or {HIGHEST}",
         fix=f"leave it out, or write --sweep-best {HIGHEST} for a metric such as an accuracy",
     )

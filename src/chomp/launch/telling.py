@@ -18,7 +18,7 @@ from typing import Any, TextIO, cast
 from rich.console import Console
 from rich.text import Text
 
-from chomp.errors import ChompError, LaunchError, StorageError, message
+from chomp.errors import ChompError, LaunchError, StorageError
 from chomp.executor import PlannedStep, StepFailure
 from chomp.executor.status import ERROR
 from chomp.launch.outcome import RaisedElsewhere
@@ -229,14 +229,12 @@ def refuse_differences(planned: Sequence[PlannedStep]) -> None:
         return
     flags = " ".join(force_flag(item) for item in differing)
     raise LaunchError(
-        message(
-            given="\n".join(
-                f"{item.title} would be {_VERBS[item.action]} though it differs:\n  {_listed(item)}"
-                for item in differing
-            ),
-            allowed="with --strict, only results made with this source and these settings",
-            fix=f"run again from the start with {flags}, or leave out --strict",
-        )
+        "\n".join(
+            f"{item.title} would be {_VERBS[item.action]} though it differs:\n  {_listed(item)}"
+            for item in differing
+        ),
+        allowed="with --strict, only results made with this source and these settings",
+        fix=f"run again from the start with {flags}, or leave out --strict",
     )
 
 

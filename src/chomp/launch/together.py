@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from chomp.config import fingerprint
-from chomp.errors import ChompError, LaunchError, message
+from chomp.errors import ChompError, LaunchError
 from chomp.executor import PlannedStep
 from chomp.executor.source import template_folder
 from chomp.launch.step_end import resources_of
@@ -153,11 +153,9 @@ def _follow(words: str, planned: Sequence[PlannedStep]) -> int:
         item = next((item for item in planned if item.path == word["path"]), None)
         if item is None:
             raise LaunchError(
-                message(
-                    given=f"process 0 runs {word['path']}, which the plan of this process has not",
-                    allowed="processes that see the same results under their prefix",
-                    fix="use a prefix that all of them share, and start all of them again",
-                )
+                f"process 0 runs {word['path']}, which the plan of this process has not",
+                allowed="processes that see the same results under their prefix",
+                fix="use a prefix that all of them share, and start all of them again",
             )
         item.step.fn(item.config)
 
@@ -189,12 +187,10 @@ def _require_possible(planned: Sequence[PlannedStep], count: int) -> None:
         wanted = resources_of(item).processes
         if item.action != "skip" and wanted not in (1, count):
             raise LaunchError(
-                message(
-                    given=f"step {item.step.name!r} with resources.processes={wanted}, in a launch "
-                    f"of {count} processes",
-                    allowed=f"steps of one process, or of all {count}",
-                    fix=f"start {wanted} processes, or run with --on process or --on ray from one",
-                )
+                f"step {item.step.name!r} with resources.processes={wanted}, in a launch "
+                f"of {count} processes",
+                allowed=f"steps of one process, or of all {count}",
+                fix=f"start {wanted} processes, or run with --on process or --on ray from one",
             )
 
 
@@ -210,10 +206,8 @@ def _require_same_plan(planned: Sequence[PlannedStep]) -> None:
     if different:
         told = "\n".join(f"  process {index}: {plans[index]}" for index in [0, *different])
         raise LaunchError(
-            message(
-                given=f"process {jax.process_index()} found that the processes of this launch have "
-                f"different plans (step, folder, source):\n{told}\n",
-                allowed="one launch file with the same arguments and environment in all of them",
-                fix="start all of them alike, from the same source",
-            )
+            f"process {jax.process_index()} found that the processes of this launch have "
+            f"different plans (step, folder, source):\n{told}\n",
+            allowed="one launch file with the same arguments and environment in all of them",
+            fix="start all of them alike, from the same source",
         )

@@ -25,7 +25,7 @@ def require_comparable(
     """What a reader should know of the pair; raises `ConfigError` if it must not be compared."""
     require(
         base.folder != variant.folder and not _is_same_run(base, variant),
-        given=f"one run on both sides: {base.folder} and {variant.folder}",
+        f"one run on both sides: {base.folder} and {variant.folder}",
         allowed="two runs",
         fix="name a run of the variant",
     )
@@ -64,7 +64,7 @@ def _refuse(
 ) -> None:
     require(
         not fields,
-        given=f"{base.name} and {variant.name} differ in {'; '.join(fields[:_FIELDS_TOLD])}",
+        f"{base.name} and {variant.name} differ in {'; '.join(fields[:_FIELDS_TOLD])}",
         allowed=allowed,
         fix=fix,
     )

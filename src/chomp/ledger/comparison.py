@@ -130,7 +130,7 @@ def _require_metric(pairs: Sequence[Pair], metric: str) -> None:
         known = [name for name in run.record.names if name.startswith(("eval/", "train/", "lm_"))]
         require(
             bool(run.record.series(metric).steps.size),
-            given=f"{run.folder} has no {metric}",
+            f"{run.folder} has no {metric}",
             allowed=f"a metric of its record: {', '.join(known[:6]) or 'it is empty'}",
             fix="pass --metric train/loss"
             if "train/loss" in known

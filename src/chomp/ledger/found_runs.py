@@ -15,7 +15,7 @@ from typing import Any
 from chomp.config.difference import config_difference
 from chomp.config.fingerprint import fingerprint
 from chomp.config.words import did_you_mean, nearest
-from chomp.errors import ConfigError, StorageError, message, require
+from chomp.errors import ConfigError, StorageError, require
 from chomp.executor.source import source_hashes
 from chomp.executor.status import StepInfo, read_info
 from chomp.ledger.measured_run import MeasuredRun, measured_run
@@ -68,7 +68,7 @@ def found_side(given: str, *, outputs: str, checkout: Path | None = None) -> Sid
     current = [run for run in side.runs if source in (None, run.template_hash)]
     require(
         bool(current),
-        given=f"{given}, of which all runs are of an earlier {variant_path(given)}: "
+        f"{given}, of which all runs are of an earlier {variant_path(given)}: "
         + ", ".join(run.name for run in side.runs),
         allowed="runs of the source that is there now",
         fix="run the pairs again: add --seeds 3; or name the folders of the earlier runs",
@@ -92,11 +92,9 @@ def side_of(given: str, folders: Iterable[str]) -> Side:
     runs = [measured_run(folder) for folder in folders if is_run_folder(folder)]
     if not runs:
         raise ConfigError(
-            message(
-                given=f"{given}, of which no run has begun",
-                allowed="at least one run of each side",
-                fix="read above why they failed, and run the same command again",
-            )
+            f"{given}, of which no run has begun",
+            allowed="at least one run of each side",
+            fix="read above why they failed, and run the same command again",
         )
     return _side(given, runs)
 
@@ -108,11 +106,9 @@ def _side(given: str, runs: Sequence[MeasuredRun]) -> Side:
     if not named:
         told = "; ".join(f"{run.name}: {', '.join(run.record.problems)}" for run in nameless)
         raise ConfigError(
-            message(
-                given=f"{given}, of which no run tells its seed ({told})",
-                allowed="at least one run with a config that can be read",
-                fix="name another folder, or run the pairs now: add --seeds 3",
-            )
+            f"{given}, of which no run tells its seed ({told})",
+            allowed="at least one run with a config that can be read",
+            fix="name another folder, or run the pairs now: add --seeds 3",
         )
     return Side(given, named, nameless=nameless)
 
@@ -169,7 +165,7 @@ def _require_one_setting(given: str, runs: Sequence[MeasuredRun]) -> None:
     listed = ", ".join(f"{run.name} ({sources[run.template_hash]})" for run in runs)
     require(
         len(sources) == 1,
-        given=f"{given} with runs of several sources of the template: {listed}",
+        f"{given} with runs of several sources of the template: {listed}",
         allowed="runs of one source",
         fix="name a folder or a pattern in quotes with runs of one source, or run them again: "
         "chomp compare with --seeds N does",
@@ -179,12 +175,10 @@ def _require_one_setting(given: str, runs: Sequence[MeasuredRun]) -> None:
             continue
         fields = settings_difference(first, other)
         raise ConfigError(
-            message(
-                given=f"{given} with runs of several settings: {first.name} and {other.name} "
-                f"differ in {'; '.join(fields[:_FIELDS_TOLD])}",
-                allowed="runs that differ by their seed alone",
-                fix="name a folder that holds one setting, or a pattern in quotes that matches it",
-            )
+            f"{given} with runs of several settings: {first.name} and {other.name} "
+            f"differ in {'; '.join(fields[:_FIELDS_TOLD])}",
+            allowed="runs that differ by their seed alone",
+            fix="name a folder that holds one setting, or a pattern in quotes that matches it",
         )
 
 
@@ -211,10 +205,8 @@ def _nothing_found(
     near = nearest(given, sorted(known))
     there = "; ".join([f"runs of {', '.join(sorted(known))}" if known else "no runs", *damaged])
     return ConfigError(
-        message(
-            given=f"{given}, no folder with runs{did_you_mean(near)}; {folder} has {there}",
-            allowed="a run folder, a folder of runs, a pattern such as 'outputs/grug/base-*', or "
-            "the name of a variant with runs among the outputs",
-            fix="correct it, or run the pairs now: add --seeds 3",
-        )
+        f"{given}, no folder with runs{did_you_mean(near)}; {folder} has {there}",
+        allowed="a run folder, a folder of runs, a pattern such as 'outputs/grug/base-*', or "
+        "the name of a variant with runs among the outputs",
+        fix="correct it, or run the pairs now: add --seeds 3",
     )

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from chomp.config import config_from_mapping, config_to_mapping
-from chomp.errors import ChompError, ConfigError, message
+from chomp.errors import ChompError, ConfigError
 from chomp.ledger.result_file import FORMAT, RESULTS, BudgetFacts, Result
 from chomp.ledger.schedules import are_apart
 from chomp.ledger.statistics import PairedStatistics, paired_statistics
@@ -81,11 +81,9 @@ def _read(path: Path) -> Result:
 
 def _refused(given: str) -> ConfigError:
     return ConfigError(
-        message(
-            given=given,
-            allowed="what chomp compare --save has written",
-            fix="make it again, or remove the file",
-        )
+        given,
+        allowed="what chomp compare --save has written",
+        fix="make it again, or remove the file",
     )
 
 

@@ -8,7 +8,7 @@ is told apart from them, whatever became of its partner.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from chomp.errors import ConfigError, message, require
+from chomp.errors import ConfigError, require
 from chomp.ledger.comparable import require_comparable
 from chomp.ledger.found_runs import Side
 from chomp.ledger.measured_run import MeasuredRun
@@ -58,7 +58,7 @@ def paired(base: Side, variant: Side, *, metric: str, is_other_data: bool = Fals
     notes = [note for side in (base, variant) for note in (*side.notes, *_nameless(side))]
     require(
         bool(common),
-        given=f"no seed is on both sides: {base.given} has {_listed(runs[0])}, {variant.given} "
+        f"no seed is on both sides: {base.given} has {_listed(runs[0])}, {variant.given} "
         f"has {_listed(runs[1])}" + "".join(f"; {note}" for note in notes),
         allowed="runs with the same train.seed and data seed on both sides",
         fix="run the missing ones: chomp compare with --seeds N does",
@@ -79,11 +79,9 @@ def paired(base: Side, variant: Side, *, metric: str, is_other_data: bool = Fals
         )
     if not pairs and not diverged:
         raise ConfigError(
-            message(
-                given="no pair of runs is finished:\n" + "".join(f"  {note}\n" for note in notes),
-                allowed="at least one seed whose runs have ended on both sides",
-                fix="wait for them, or start them again: a run goes on where it was stopped",
-            )
+            "no pair of runs is finished:\n" + "".join(f"  {note}\n" for note in notes),
+            allowed="at least one seed whose runs have ended on both sides",
+            fix="wait for them, or start them again: a run goes on where it was stopped",
         )
     return Pairing(tuple(pairs), tuple(diverged), tuple(dict.fromkeys(notes)))
 
@@ -95,7 +93,7 @@ def _by_seeds(side: Side) -> dict[Seeds, MeasuredRun]:
         assert seeds is not None, "a side keeps those without a seed apart"
         require(
             seeds not in found,
-            given=f"two runs of {side.given} with seed {label_of(seeds)}: {found[seeds].name} and "
+            f"two runs of {side.given} with seed {label_of(seeds)}: {found[seeds].name} and "
             f"{run.name}"
             if seeds in found
             else "",

@@ -59,13 +59,13 @@ def paired_statistics(
     """The statistics of `variant` minus `base`, pair by pair."""
     require(
         len(base) == len(variant) > 0 and all(map(math.isfinite, (*base, *variant))),
-        given=f"{len(base)} values and {len(variant)} to pair with them: {[*base, *variant]}",
+        f"{len(base)} values and {len(variant)} to pair with them: {[*base, *variant]}",
         allowed="as many finite values on both sides, and at least one",
         fix="leave out pairs of which one has no value",
     )
     require(
         0.5 <= confidence < 1,
-        given=f"confidence={confidence}",
+        f"confidence={confidence}",
         allowed="a probability from 0.5 to below 1, such as 0.95",
         fix="leave it out for 0.95",
     )

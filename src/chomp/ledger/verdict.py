@@ -46,7 +46,7 @@ def best_of(metric: str, given: str | None) -> str:
     """Which value of a metric is the best; `ConfigError` where only the user can know."""
     require(
         given is not None or _LOWER_IS_BETTER.search(metric) is not None,
-        given=f"--metric {metric} without --best",
+        f"--metric {metric} without --best",
         allowed="a loss, bpb or perplexity, of which the lowest is the best, or --best",
         fix=f"add --best {HIGHEST}, as for an accuracy, or --best {LOWEST}",
     )

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, TypeVar
 import jax
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
-from chomp.errors import ConfigError, divisors, message
+from chomp.errors import ConfigError, divisors
 from chomp.mesh.device_mesh import MeshConfig, abstract_mesh, all_devices, create_mesh
 
 Tree = TypeVar("Tree")
@@ -69,18 +69,18 @@ def require_divisible(tree: Any, mesh: AnyMesh) -> None:
     for array in placed_arrays(tree):
         for size, part in zip(array.shape, array.spec, strict=False):
             if size % _axis_size(mesh, part):
-                raise ConfigError(_indivisible(array, size, part, mesh))
+                raise _indivisible(array, size, part, mesh)
 
 
-def _indivisible(array: Placed, size: int, part: Any, mesh: AnyMesh) -> str:
+def _indivisible(array: Placed, size: int, part: Any, mesh: AnyMesh) -> ConfigError:
     axes, pieces = _axes(part), _axis_size(mesh, part)
     sizes = ", ".join(f"mesh.{axis}={mesh.shape[axis]}" for axis in axes)
     below = size // pieces * pieces
     works = [below, below + pieces] if below else [pieces]
     # Not more pieces than the machine has devices.
     fewer = [number for number in divisors(size) if number <= math.prod(mesh.shape.values())]
-    return message(
-        given=f"{array.path} of shape {list(array.shape)} on a mesh with {sizes}, which cuts its "
+    return ConfigError(
+        f"{array.path} of shape {list(array.shape)} on a mesh with {sizes}, which cuts its "
         f"size {size} into {pieces}",
         allowed=f"sizes that are multiples of {pieces}",
         fix=f"make the size {' or '.join(map(str, works))}, or set "

@@ -103,7 +103,7 @@ def require_memory(
         return
     require(
         needed <= memory.total,
-        given=f"{what}, which needs {told_bytes(needed)} of each device, where a device has "
+        f"{what}, which needs {told_bytes(needed)} of each device, where a device has "
         f"{told_bytes(memory.total)}",
         allowed="what fits into the memory of a device",
         fix=f"{fix} (docs/references/hbm-optimization.md)",

@@ -13,7 +13,7 @@ import numpy as np
 from jax.sharding import AbstractMesh, AxisType, Mesh
 
 from chomp.config import Config, setting
-from chomp.errors import ConfigError, divisors, message, require
+from chomp.errors import ConfigError, divisors, require
 
 # replica: whole copies of the model; data: batch rows and parameter shards (FSDP);
 # expert: batch rows and experts; model: heads, MLP width, vocabulary (tensor parallel).
@@ -37,7 +37,7 @@ class MeshConfig(Config):
             size = getattr(self, name)
             require(
                 size is None or size >= 1,
-                given=f"mesh.{name}={size}",
+                f"mesh.{name}={size}",
                 allowed="sizes of 1 or more",
                 fix=f"set mesh.{name}=1 to leave that axis out of use",
             )
@@ -47,16 +47,16 @@ class MeshConfig(Config):
         fixed = self.replica * self.expert * self.model
         data = self.data if self.data is not None else max(num_devices // fixed, 1)
         if fixed * data != num_devices:
-            raise ConfigError(self._mismatch(num_devices, data))
+            raise self._mismatch(num_devices, data)
         return (self.replica, data, self.expert, self.model)
 
-    def _mismatch(self, num_devices: int, data: int) -> str:
+    def _mismatch(self, num_devices: int, data: int) -> ConfigError:
         works = [
             f"replica={r} data={num_devices // (r * e * m)} expert={e} model={m}"
             for r, e, m in _near_sizes(num_devices, (self.replica, self.expert, self.model))
         ]
-        return message(
-            given=f"mesh replica={self.replica} data={data} expert={self.expert} "
+        return ConfigError(
+            f"mesh replica={self.replica} data={data} expert={self.expert} "
             f"model={self.model} ({self.replica * data * self.expert * self.model} devices) "
             f"on a machine with {num_devices}",
             allowed=f"sizes whose product is {num_devices}",
@@ -86,7 +86,7 @@ def create_mesh(config: MeshConfig, *, devices: Sequence[jax.Device] | None = No
     devices = all_devices() if devices is None else list(devices)
     require(
         config.allow_cpu or devices[0].platform != "cpu",
-        given="mesh.allow_cpu=false (train.allow_cpu) where JAX finds no device but CPUs",
+        "mesh.allow_cpu=false (train.allow_cpu) where JAX finds no device but CPUs",
         allowed="a GPU or TPU that JAX can use",
         fix="see what `python -c 'import jax; jax.devices()'` says of the accelerator, or set "
         "train.allow_cpu=true",
@@ -107,14 +107,12 @@ def all_devices() -> Sequence[jax.Device]:
     except (RuntimeError, AssertionError) as error:
         wanted = jax.config.values["jax_platforms"]
         raise ConfigError(
-            message(
-                given=f"JAX_PLATFORMS={wanted}, where JAX finds no such device"
-                if wanted
-                else f"a machine on which JAX cannot start ({error})",
-                allowed="a platform that is installed and has a device: cpu, cuda or tpu",
-                fix="set JAX_PLATFORMS=cpu, unset it to take what there is, or install what the "
-                "device needs (`uv sync --extra gpu` for NVIDIA GPUs)",
-            )
+            f"JAX_PLATFORMS={wanted}, where JAX finds no such device"
+            if wanted
+            else f"a machine on which JAX cannot start ({error})",
+            allowed="a platform that is installed and has a device: cpu, cuda or tpu",
+            fix="set JAX_PLATFORMS=cpu, unset it to take what there is, or install what the "
+            "device needs (`uv sync --extra gpu` for NVIDIA GPUs)",
         ) from error
 
 

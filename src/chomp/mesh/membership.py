@@ -19,7 +19,7 @@ from pathlib import Path
 
 import jax
 
-from chomp.errors import ConfigError, LaunchError, RunInterrupted, message, require
+from chomp.errors import ConfigError, LaunchError, RunInterrupted, require
 from chomp.mesh.processes import is_first, post, wait_for_posts
 
 ADDRESS = "JAX_COORDINATOR_ADDRESS"
@@ -168,13 +168,10 @@ def _require_free(address: str, environ: Mapping[str, str]) -> None:
             with suppress(OSError):
                 Path(environ[TAKEN_FILE]).write_text(address)
         raise CoordinatorAddressTaken(
-            message(
-                given=f"process 0 is to wait for the others at {bound}, and another program "
-                "listens there",
-                allowed="a port of its own for each run",
-                fix=f"choose another one in {ADDRESS} (under SLURM in {_PORT}), or end that "
-                "program (ss -ltnp names it)",
-            )
+            f"process 0 is to wait for the others at {bound}, and another program listens there",
+            allowed="a port of its own for each run",
+            fix=f"choose another one in {ADDRESS} (under SLURM in {_PORT}), or end that "
+            "program (ss -ltnp names it)",
         )
 
 
@@ -229,7 +226,7 @@ def _heartbeat_s(environ: Mapping[str, str]) -> int:
     given = environ.get(HEARTBEAT, "100")
     require(
         given.isdigit() and int(given) > 0,
-        given=f"{HEARTBEAT}={given}",
+        f"{HEARTBEAT}={given}",
         allowed="whole seconds, above 0",
         fix="100 forgives a machine that stalls for a while; 10 is for tests",
     )
@@ -245,10 +242,8 @@ def _placed(given: Mapping[str, str]) -> tuple[int, int]:
     if ADDRESS not in given or not 0 <= index < count:
         told = ", ".join(f"{name}={given.get(name, '')}" for name in (ADDRESS, COUNT, INDEX))
         raise ConfigError(
-            message(
-                given=told,
-                allowed="host:port of process 0, the number of processes, and an index below it",
-                fix="set all three in every process, or none of them to train with one",
-            )
+            told,
+            allowed="host:port of process 0, the number of processes, and an index below it",
+            fix="set all three in every process, or none of them to train with one",
         )
     return count, index

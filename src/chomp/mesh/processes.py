@@ -15,7 +15,7 @@ from typing import Any
 
 import jax
 
-from chomp.errors import LaunchError, message, private_names
+from chomp.errors import LaunchError, private_names
 
 # Longer than any compile or checkpoint that others may rightly be busy with.
 TIMEOUT_S = 600.0
@@ -91,11 +91,9 @@ def all_or_none(name: str, *, timeout_s: float = TIMEOUT_S) -> Iterator[None]:
     failed = [f"process {index}: {text}" for index, text in enumerate(told) if text is not None]
     if failed:
         raise LaunchError(
-            message(
-                given=f"{name} failed elsewhere:\n  " + "\n  ".join(failed) + "\n",
-                allowed="a run that can go on in all of its processes",
-                fix="see what those processes say, and start all of them again",
-            )
+            f"{name} failed elsewhere:\n  " + "\n  ".join(failed) + "\n",
+            allowed="a run that can go on in all of its processes",
+            fix="see what those processes say, and start all of them again",
         )
 
 
@@ -167,9 +165,9 @@ def _awaited(
         text: str = _client().blocking_key_value_get(key, left_ms)
     except jax.errors.JaxRuntimeError as error:
         if "DEADLINE_EXCEEDED" not in str(error):
-            raise LaunchError(_lost(name, str(error))) from error
+            raise _lost(name, str(error)) from error
         missing = waited_for if folder is None else _missing(folder, waited_for)
-        raise LaunchError(_late(name, missing, timeout_s)) from error
+        raise _late(name, missing, timeout_s) from error
     return text
 
 
@@ -178,20 +176,20 @@ def _missing(folder: str, waited_for: Sequence[int]) -> list[int]:
     return [index for index in waited_for if str(index) not in came]
 
 
-def _late(name: str, missing: Sequence[int], timeout_s: float) -> str:
+def _late(name: str, missing: Sequence[int], timeout_s: float) -> LaunchError:
     here, count = jax.process_index(), jax.process_count()
     # All may have come, and process 0 not have told it in time.
     who = f"process {', '.join(map(str, missing))}" if missing else "word from process 0"
-    return message(
-        given=f"process {here} of {count} waited {timeout_s:g} s at {name!r} for {who}",
+    return LaunchError(
+        f"process {here} of {count} waited {timeout_s:g} s at {name!r} for {who}",
         allowed="processes that come to the same points within that time",
         fix="see how the missing ones ended, and start all of them again",
     )
 
 
-def _lost(name: str, reason: str) -> str:
-    return message(
-        given=f"process {jax.process_index()} of {jax.process_count()} at {name!r} lost touch with "
+def _lost(name: str, reason: str) -> LaunchError:
+    return LaunchError(
+        f"process {jax.process_index()} of {jax.process_count()} at {name!r} lost touch with "
         f"the others: {reason}",
         allowed="processes that all run until the end",
         fix="see how the others ended, and start all of them again",
@@ -226,10 +224,8 @@ def _client() -> Any:
         client = distributed.global_state.client
     if client is None:
         raise LaunchError(
-            message(
-                given=f"jax.distributed is not initialized, with {jax.process_count()} processes",
-                allowed="processes that call jax.distributed.initialize before all else",
-                fix="set JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID in each",
-            )
+            f"jax.distributed is not initialized, with {jax.process_count()} processes",
+            allowed="processes that call jax.distributed.initialize before all else",
+            fix="set JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID in each",
         )
     return client

@@ -32,7 +32,7 @@ class AdamConfig(Config):
         for name, value in (("b1", self.b1), ("b2", self.b2)):
             require(
                 value < 1.0,
-                given=f"optim.adam.{name}={value}",
+                f"optim.adam.{name}={value}",
                 allowed="above 0 and below 1",
                 fix="0.9 and 0.95 are usual for b1 and b2",
             )

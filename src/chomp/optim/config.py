@@ -46,18 +46,18 @@ class GrugOptimizerConfig(Config):
     muon: MuonConfig = field(default_factory=MuonConfig)
 
     def __post_init__(self) -> None:
-        require(self.lr > 0, given=f"optim.lr={self.lr}", allowed="above 0", fix="try 3e-4")
+        require(self.lr > 0, f"optim.lr={self.lr}", allowed="above 0", fix="try 3e-4")
         for name in ("weight_decay", "grad_clip_norm"):
             value = getattr(self, name)
             require(
                 value >= 0,
-                given=f"optim.{name}={value}",
+                f"optim.{name}={value}",
                 allowed="0 or more",
                 fix=f"set optim.{name}=0 to turn it off",
             )
         require(
             0.0 <= self.min_lr_ratio <= 1.0,
-            given=f"optim.min_lr_ratio={self.min_lr_ratio}",
+            f"optim.min_lr_ratio={self.min_lr_ratio}",
             allowed="between 0 and 1",
             fix="0.1 ends the run at a tenth of optim.lr",
         )
@@ -66,13 +66,13 @@ class GrugOptimizerConfig(Config):
             require_duration("optim.decay_steps", self.decay_steps, least=1)
         require(
             self.cycles >= 1,
-            given=f"optim.cycles={self.cycles}",
+            f"optim.cycles={self.cycles}",
             allowed="1 or more",
             fix="set optim.cycles=1 for a single decay",
         )
         require(
             self.schedule_start >= 0,
-            given=f"optim.schedule_start={self.schedule_start}",
+            f"optim.schedule_start={self.schedule_start}",
             allowed="0, or the step of the checkpoint that the run continues from",
             fix="set optim.schedule_start=0 for a schedule over the whole run",
         )
@@ -83,7 +83,7 @@ class GrugOptimizerConfig(Config):
         length, whole = num_steps - self.schedule_start, f"a run of {num_steps} steps"
         require(
             length > 0,
-            given=f"optim.schedule_start={self.schedule_start} in {whole}",
+            f"optim.schedule_start={self.schedule_start} in {whole}",
             allowed="a start before the last step",
             fix=f"set train.steps above {self.schedule_start}, or lower optim.schedule_start",
         )
@@ -92,7 +92,7 @@ class GrugOptimizerConfig(Config):
         warmup = steps_of(self.warmup_steps, length)
         require(
             warmup < length,
-            given=f"optim.warmup_steps={self.warmup_steps} in {whole}",
+            f"optim.warmup_steps={self.warmup_steps} in {whole}",
             allowed="fewer warmup steps than steps",
             fix=f"set optim.warmup_steps to {length // 10}",
         )
@@ -155,13 +155,13 @@ class GrugOptimizerConfig(Config):
         for weight, rule in zip(weights, rules, strict=True):
             require(
                 rule != "muon" or len(weight.shape) >= 2,
-                given=f"{weight.path} of shape {list(weight.shape)} in the group {weight.group!r}",
+                f"{weight.path} of shape {list(weight.shape)} in the group {weight.group!r}",
                 allowed="weights with two axes or more under Muon",
                 fix="label it 'vector' in the model's param_groups()",
             )
         require(
             self.name != "muon" or "muon" in rules,
-            given=f"optim.name='muon' with no weight for it among {len(weights)}, whose groups are "
+            f"optim.name='muon' with no weight for it among {len(weights)}, whose groups are "
             f"{sorted({weight.group for weight in weights})}",
             allowed="a model with weights in the group 'matrix'",
             fix="label them in the model's param_groups(), or set optim.name=adamw",
@@ -172,7 +172,7 @@ class GrugOptimizerConfig(Config):
         """Steps of one decay and of the stable part before it, `rest` steps after the warmup."""
         require(
             self.cycles == 1 or 2 * self.cycles <= rest,
-            given=f"optim.cycles={self.cycles} with {rest} steps after the warmup of {whole}",
+            f"optim.cycles={self.cycles} with {rest} steps after the warmup of {whole}",
             allowed="two steps or more for each cycle: its last is at the lowest rate",
             fix=f"set optim.cycles to {max(rest // 10, 1)} or less",
         )
@@ -186,7 +186,7 @@ class GrugOptimizerConfig(Config):
         # One decay may outlast the run, which then ends on the way down; no later one would begin.
         require(
             decay <= length or (self.cycles == 1 and not is_wsd),
-            given=f"optim.decay_steps={self.decay_steps} with optim.cycles={self.cycles} and "
+            f"optim.decay_steps={self.decay_steps} with optim.cycles={self.cycles} and "
             f"{rest} steps after the warmup of {whole}",
             allowed=f"decays of at most {int(length)} steps",
             fix="lower optim.decay_steps, optim.cycles or optim.warmup_steps",
@@ -210,7 +210,7 @@ class GrugOptimizerConfig(Config):
             value = attrgetter(name)(self)
             require(
                 is_used or value == default,
-                given=f"optim.{name}={value} with {chosen}, which does not use it",
+                f"optim.{name}={value} with {chosen}, which does not use it",
                 allowed=f"the default, {default}",
                 fix=f"leave out optim.{name}, or choose another {chosen.partition('=')[0]}",
             )

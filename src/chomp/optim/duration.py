@@ -20,20 +20,20 @@ def require_duration(name: str, value: Duration, *, least: int) -> None:
         share = _share(value)
         require(
             share is not None and (least == 0 or share > 0) and share <= 100,
-            given=f"{name}={value!r}",
+            f"{name}={value!r}",
             allowed=f"a share {'above' if least else 'from'} 0% and up to 100%, or a whole number",
             fix="write '5%' for a twentieth of the run, or 100 for a hundred steps",
         )
         return
     require(
         not isinstance(value, bool | float),
-        given=f"{name}={value}",
+        f"{name}={value}",
         allowed="a whole number of steps, or a share of the run in quotes",
         fix=_both_spellings(name, value),
     )
     require(
         value >= least,
-        given=f"{name}={value}",
+        f"{name}={value}",
         allowed="above 0" if least else "0 or more",
         fix=f"set {name} to {least} or more steps, or to a share such as '5%'",
     )

@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple, get_args
 
 import jax
 
-from chomp.errors import ConfigError, message
+from chomp.errors import ConfigError
 
 # `state` is what a train step itself sets beside the weights, such as the bias of a router: no
 # optimizer touches it.
@@ -33,12 +33,9 @@ def require_known_groups(param_groups: Any) -> None:
     unknown = {path: label for path, label in _by_path(param_groups) if label not in PARAM_GROUPS}
     if unknown:
         raise ConfigError(
-            message(
-                given=f"parameter groups {sorted(set(map(str, unknown.values())))} at "
-                f"{_listed(unknown)}",
-                allowed=f"{list(PARAM_GROUPS)}",
-                fix="correct the model's param_groups()",
-            )
+            f"parameter groups {sorted(set(map(str, unknown.values())))} at {_listed(unknown)}",
+            allowed=f"{list(PARAM_GROUPS)}",
+            fix="correct the model's param_groups()",
         )
 
 
@@ -48,11 +45,9 @@ def grouped_weights(params: Any, param_groups: Any) -> list[GroupedWeight]:
     weights, labels = dict(_by_path(params)), dict(_by_path(param_groups))
     if unmatched := [path for path in weights | labels if (path in weights) != (path in labels)]:
         raise ConfigError(
-            message(
-                given=f"parameters and their groups differ at {_listed(unmatched)}",
-                allowed="exactly one group for each parameter",
-                fix="make param_groups() from the parameters by jax.tree.map",
-            )
+            f"parameters and their groups differ at {_listed(unmatched)}",
+            allowed="exactly one group for each parameter",
+            fix="make param_groups() from the parameters by jax.tree.map",
         )
     return [GroupedWeight(path, labels[path], tuple(x.shape)) for path, x in weights.items()]
 

@@ -46,25 +46,25 @@ class MuonConfig(Config):
             value = getattr(self, name)
             require(
                 value > least,
-                given=f"optim.muon.{name}={value}",
+                f"optim.muon.{name}={value}",
                 allowed="above 0",
                 fix=f"set optim.muon.{name}={usual}",
             )
         require(
             self.weight_decay_mult >= 0,
-            given=f"optim.muon.weight_decay_mult={self.weight_decay_mult}",
+            f"optim.muon.weight_decay_mult={self.weight_decay_mult}",
             allowed="0 or more",
             fix="set it to 1.0 to decay as AdamW does, to 0 for no decay",
         )
         require(
             0.0 < self.momentum < 1.0,
-            given=f"optim.muon.momentum={self.momentum}",
+            f"optim.muon.momentum={self.momentum}",
             allowed="above 0 and below 1",
             fix="0.95 is usual",
         )
         require(
             self.consistent_rms is None or self.consistent_rms > 0,
-            given=f"optim.muon.consistent_rms={self.consistent_rms}",
+            f"optim.muon.consistent_rms={self.consistent_rms}",
             allowed="above 0, or null for no scaling by shape",
             fix="0.2 gives updates the size of AdamW's",
         )

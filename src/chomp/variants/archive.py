@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from chomp.errors import ConfigError, message
+from chomp.errors import ConfigError
 from chomp.storage import read_text, write_text_atomic
 from chomp.variants.archive_entry import STATUSES, ArchiveEntry, entry_of, entry_text, heading_name
 
@@ -69,11 +69,9 @@ def read_archive(root: Path) -> Archive:
     path = root / ARCHIVE
     if not path.is_file():
         raise ConfigError(
-            message(
-                given=f"there is no {ARCHIVE} in {root}",
-                allowed="a checkout with the archive of its variants",
-                fix=f"run git checkout -- {ARCHIVE}",
-            )
+            f"there is no {ARCHIVE} in {root}",
+            allowed="a checkout with the archive of its variants",
+            fix=f"run git checkout -- {ARCHIVE}",
         )
     return archive_of(read_text(path))
 
@@ -90,11 +88,9 @@ def with_entry(
     section = values["Status"]
     if section not in archive.sections:
         raise ConfigError(
-            message(
-                given=f"{ARCHIVE} without a section '## {section.capitalize()}'",
-                allowed=f"a page with the sections {', '.join(STATUSES)}",
-                fix=f"add the line '## {section.capitalize()}' to it",
-            )
+            f"{ARCHIVE} without a section '## {section.capitalize()}'",
+            allowed=f"a page with the sections {', '.join(STATUSES)}",
+            fix=f"add the line '## {section.capitalize()}' to it",
         )
     lines = _lines(archive.text)
     after = archive.sections[section]

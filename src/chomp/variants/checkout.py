@@ -6,7 +6,7 @@ current folder decides and not the place of this file.
 
 from pathlib import Path
 
-from chomp.errors import ConfigError, message
+from chomp.errors import ConfigError
 
 GRUG = "experiments/grug"
 BASE = "base"
@@ -20,11 +20,9 @@ def checkout_root(start: Path) -> Path:
         if (folder / GRUG / BASE).is_dir():
             return folder
     raise ConfigError(
-        message(
-            given=f"{start} is in no checkout: it has no {GRUG}/{BASE}, nor has a folder above it",
-            allowed="a folder of a checkout of the repository, which is where variants are",
-            fix="clone the repository, and run the command there",
-        )
+        f"{start} is in no checkout: it has no {GRUG}/{BASE}, nor has a folder above it",
+        allowed="a folder of a checkout of the repository, which is where variants are",
+        fix="clone the repository, and run the command there",
     )
 
 

@@ -3,7 +3,7 @@
 import subprocess
 from pathlib import Path
 
-from chomp.errors import ConfigError, message
+from chomp.errors import ConfigError
 from chomp.variants.checkout import GRUG
 from chomp.variants.folders import variant_folders
 from chomp.variants.git_history import extract, holds
@@ -17,11 +17,9 @@ def commit_of(root: Path, name: str) -> str:
     )
     if not commit:
         raise ConfigError(
-            message(
-                given=f"{name!r} is no commit of {root}",
-                allowed="a commit that is in this clone, by hash, branch or tag",
-                fix=f"fetch it (git fetch origin {name}), or correct the name",
-            )
+            f"{name!r} is no commit of {root}",
+            allowed="a commit that is in this clone, by hash, branch or tag",
+            fix=f"fetch it (git fetch origin {name}), or correct the name",
         )
     return commit
 

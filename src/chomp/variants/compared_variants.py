@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from chomp.errors import ConfigError, message, require
+from chomp.errors import ConfigError, require
 from chomp.variants import git_history
 from chomp.variants.archive import Archive
 from chomp.variants.checkout import BASE, variant_path
@@ -38,7 +38,7 @@ def variant_changes(
         # A path would be followed out of the templates, and out of the checkout.
         require(
             is_variant_name(given),
-            given=f"the name {given!r}",
+            f"the name {given!r}",
             allowed="the name of a variant: small letters, digits and underscores",
             fix="name a folder under experiments/grug; scripts/grug_dir_diff.py compares any two",
         )
@@ -102,11 +102,9 @@ def _commit_of(root: Path, archive: Archive, name: str) -> str | None:
     if not commit:
         known = ", ".join(other.name for other in archive.entries)
         raise ConfigError(
-            message(
-                given=f"there is no variant {name!r}, and the archive has no last commit of one",
-                allowed=known or "nothing: the archive is empty",
-                fix="correct the name",
-            )
+            f"there is no variant {name!r}, and the archive has no last commit of one",
+            allowed=known or "nothing: the archive is empty",
+            fix="correct the name",
         )
     return commit
 

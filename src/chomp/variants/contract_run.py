@@ -5,7 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from chomp.errors import LaunchError, message
+from chomp.errors import LaunchError
 from chomp.variants.checkout import variant_path
 
 CONTRACTS = "tests/test_grug_variant_contracts.py"
@@ -37,9 +37,7 @@ def _selection(name: str) -> str:
 
 def _not_kept(name: str, what: str, when: str) -> LaunchError:
     return LaunchError(
-        message(
-            given=f"{variant_path(name)} is made, but its contracts {what}",
-            allowed="a variant whose contracts hold",
-            fix=f"run {contract_command(name)} {when}",
-        )
+        f"{variant_path(name)} is made, but its contracts {what}",
+        allowed="a variant whose contracts hold",
+        fix=f"run {contract_command(name)} {when}",
     )

@@ -9,7 +9,7 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from chomp.errors import ConfigError, message, require
+from chomp.errors import ConfigError, require
 from chomp.storage import make_folder, read_text, remove_tree, rename_folder, write_text_atomic
 from chomp.storage.failures import storage_errors
 from chomp.variants import git_history
@@ -67,21 +67,21 @@ def _require_new(root: Path, archive: Archive, name: str) -> None:
     require(
         # Without its underscores, which a class's name leaves out, it would be another's.
         is_variant_name(name) and "__" not in name and not name.endswith("_"),
-        given=f"the name {name!r}",
+        f"the name {name!r}",
         allowed="a Python identifier in small letters that is no keyword, with single underscores "
         "between words, such as wide_mlp",
         fix="choose such a name: it becomes a folder, a module and the run id",
     )
     require(
         not git_history.is_ignored(root, variant_path(name)),
-        given=f"git ignores {variant_path(name)}",
+        f"git ignores {variant_path(name)}",
         allowed="a name that no pattern in .gitignore matches: a variant is committed",
         fix=f"choose another name, such as {name}_2",
     )
     folder = root / variant_path(name)
     require(
         not os.path.lexists(folder),
-        given=f"{variant_path(name)} is there already",
+        f"{variant_path(name)} is there already",
         allowed="a name that no variant has",
         fix="choose another one, or edit that variant",
     )
@@ -92,11 +92,9 @@ def _require_new(root: Path, archive: Archive, name: str) -> None:
     commit = entry.get("Last known-good")
     again = f" (git checkout {commit} -- {variant_path(name)} brings it back)" if commit else ""
     raise ConfigError(
-        message(
-            given=f"the archive knows {name} as {status}{again}",
-            allowed="a name that no variant ever had, so that an entry is of one thing",
-            fix=f"choose another name, such as {name}_2",
-        )
+        f"the archive knows {name} as {status}{again}",
+        allowed="a name that no variant ever had, so that an entry is of one thing",
+        fix=f"choose another name, such as {name}_2",
     )
 
 
@@ -105,7 +103,7 @@ def _require_purpose(listed: Archive, name: str, purpose: str) -> None:
     said = entry.values["Purpose"] if entry is not None else ""  # as the check will read it
     require(
         not purpose or not says_nothing("Purpose", said),
-        given=f"--purpose {purpose!r}",
+        f"--purpose {purpose!r}",
         allowed="a sentence that says what the variant is for",
         fix="write one, or leave --purpose out and fill it in later",
     )
@@ -115,7 +113,7 @@ def _require_there(root: Path, origin: str) -> None:
     names = [variant.name for variant in variant_folders(root)]
     require(
         origin in names,
-        given=f"there is no variant {origin!r} to copy",
+        f"there is no variant {origin!r} to copy",
         allowed=", ".join(names),
         fix="copy one of them",
     )
@@ -146,7 +144,7 @@ def _require_short_lines(before: str, text: str, file: str, renaming: Renaming) 
     too_many = longest - LINE_LENGTH
     require(
         too_many <= 0,
-        given=f"the name {renaming.name!r} makes a line of {file} {longest} characters long",
+        f"the name {renaming.name!r} makes a line of {file} {longest} characters long",
         allowed=f"a name with which lines have at most {LINE_LENGTH}",
         fix=f"choose a shorter name, by {too_many} characters or more",
     )

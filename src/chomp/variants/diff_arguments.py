@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
-from chomp.errors import ChompError, ConfigError, message
+from chomp.errors import ChompError, ConfigError
 from chomp.variants.diff_report import CONTEXT_LINES
 from chomp.variants.file_changes import EXTENSIONS
 
@@ -48,9 +48,7 @@ class DiffParser(argparse.ArgumentParser):
     def error(self, text: str) -> NoReturn:
         """Raise `ConfigError` in the place of ending the process."""
         raise ConfigError(
-            message(
-                given=text, allowed="the arguments that --help lists", fix="correct the command"
-            )
+            text, allowed="the arguments that --help lists", fix="correct the command"
         )
 
 

@@ -27,7 +27,7 @@ def write_report(
     """
     require(
         context_lines >= 0,
-        given=f"context_lines={context_lines}",
+        f"context_lines={context_lines}",
         allowed="0 or more lines around a change",
         fix="give 0 to show changed lines alone",
     )
@@ -35,7 +35,7 @@ def write_report(
     page = out / "index.html"
     require(
         not page.exists() or f'content="{GENERATOR}"'.encode() in read_bytes(page)[:2000],
-        given=f"{page} is there, and is not a report of this program",
+        f"{page} is there, and is not a report of this program",
         allowed="a folder that is new, or holds an earlier report",
         fix="choose another folder for the report, or remove that page",
     )

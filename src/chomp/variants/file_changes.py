@@ -98,7 +98,7 @@ def folder_changes(
     for folder in (left, right):
         require(
             folder.is_dir(),
-            given=f"{folder} is {'a file' if folder.exists() else 'not there'}",
+            f"{folder} is {'a file' if folder.exists() else 'not there'}",
             allowed="two folders to compare",
             fix="correct the path; for two files, use diff",
         )

@@ -7,7 +7,7 @@ from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import NoReturn
 
-from chomp.errors import StorageError, message
+from chomp.errors import StorageError
 from chomp.storage import read_bytes
 
 # Folders of tools: never source that somebody wrote.
@@ -68,11 +68,9 @@ def _names_below(folder: Path) -> Iterator[str]:
 def _refuse(error: OSError) -> NoReturn:
     # By itself, a walk passes over what it may not list, and a report would be short of files.
     raise StorageError(
-        message(
-            given=f"cannot list {error.filename} ({error.strerror})",
-            allowed="folders that this user can read",
-            fix="correct the permissions, or compare a folder without it",
-        )
+        f"cannot list {error.filename} ({error.strerror})",
+        allowed="folders that this user can read",
+        fix="correct the permissions, or compare a folder without it",
     ) from error
 
 

@@ -9,7 +9,7 @@ import subprocess
 import tarfile
 from pathlib import Path
 
-from chomp.errors import ConfigError, message
+from chomp.errors import ConfigError
 
 # What Python and its tools leave behind: never anybody's work.
 CACHE_NAMES = frozenset({"__pycache__", ".mypy_cache", ".pytest_cache", ".ruff_cache"})
@@ -95,12 +95,10 @@ def extract(root: Path, commit: str, path: str, into: Path) -> Path:
     packed = _asked(root, "archive", "--format=tar", commit, "--", path)
     if packed is None:
         raise ConfigError(
-            message(
-                given=f"git has no {path} at commit {commit}",
-                allowed="a commit of this repository that holds the folder",
-                fix="fetch the whole history (git fetch --unshallow), or correct the commit in "
-                "the archive",
-            )
+            f"git has no {path} at commit {commit}",
+            allowed="a commit of this repository that holds the folder",
+            fix="fetch the whole history (git fetch --unshallow), or correct the commit in "
+            "the archive",
         )
     with tarfile.open(fileobj=io.BytesIO(packed)) as archive:
         archive.extractall(into, filter="data")  # nothing outside of `into`, whatever it says

@@ -13,7 +13,7 @@ import tokenize
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from chomp.errors import ConfigError, message
+from chomp.errors import ConfigError
 
 # Python 3.12 cuts f-strings into pieces, of which these hold the text.
 _TEXTS = {
@@ -91,11 +91,9 @@ def renamed_source(source: str, renaming: Renaming, *, where: str) -> str:
         tokens = list(tokenize.generate_tokens(io.StringIO(source).readline))
     except (tokenize.TokenError, SyntaxError) as error:
         raise ConfigError(
-            message(
-                given=f"{where} is not Python: {error}",
-                allowed="a variant whose files can be read",
-                fix="repair the file, and run the command again",
-            )
+            f"{where} is not Python: {error}",
+            allowed="a variant whose files can be read",
+            fix="repair the file, and run the command again",
         ) from error
     plain = _replaced(source, _changes(tokens, renaming, renaming.text))
     prose = _replaced(source, _changes(tokens, renaming, renaming.prose))

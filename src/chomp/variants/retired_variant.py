@@ -14,7 +14,7 @@ import yaml
 
 from chomp.config.variables import SECTION, without_variables
 from chomp.config.yaml_text import parsed_yaml
-from chomp.errors import ConfigError, message, require
+from chomp.errors import ConfigError, require
 from chomp.storage import remove_tree, rename_folder
 from chomp.variants import git_history
 from chomp.variants.archive import Archive, moved_entry, read_archive, write_archive
@@ -98,7 +98,7 @@ def users_of(root: Path, name: str) -> list[str]:
 def _active_entry(root: Path, archive: Archive, name: str) -> ArchiveEntry:
     require(
         name != BASE,
-        given=f"retiring {BASE}",
+        f"retiring {BASE}",
         allowed="any other variant",
         fix=f"edit {variant_path(BASE)}: it is what variants are copied from and come back to",
     )
@@ -107,15 +107,13 @@ def _active_entry(root: Path, archive: Archive, name: str) -> ArchiveEntry:
     if entry is None or entry.get("Status") != "active":
         status = "does not know it" if entry is None else f"calls it {entry.get('Status')}"
         raise ConfigError(
-            message(
-                given=f"retiring {name!r}, and the archive {status}",
-                allowed=", ".join(other for other in active if other != BASE) or "nothing",
-                fix="correct the name, or add its entry to the archive",
-            )
+            f"retiring {name!r}, and the archive {status}",
+            allowed=", ".join(other for other in active if other != BASE) or "nothing",
+            fix="correct the name, or add its entry to the archive",
         )
     require(
         (root / variant_path(name)).is_dir(),
-        given=f"there is no {variant_path(name)}",
+        f"there is no {variant_path(name)}",
         allowed="a variant whose folder is there",
         fix="move its entry in the archive by hand",
     )
@@ -127,7 +125,7 @@ def _require_told(
 ) -> None:
     require(
         (status == "superseded") == bool(superseded_by),
-        given=f"--status {status} with "
+        f"--status {status} with "
         + (f"--superseded-by {superseded_by}" if superseded_by else "no --superseded-by"),
         allowed="--superseded-by with --status superseded, and only with it",
         fix="name the variant that took its place, or use --status deleted",
@@ -135,13 +133,13 @@ def _require_told(
     known = [other.name for other in archive.entries if other.name != entry.name]
     require(
         not superseded_by or superseded_by in known,
-        given=f"--superseded-by {superseded_by}, which the archive does not know",
+        f"--superseded-by {superseded_by}, which the archive does not know",
         allowed=", ".join(known),
         fix="name one of them; a change that went into base is superseded by base",
     )
     require(
         status == "superseded" or bool(reason or entry.get("Result") or entry.get("Reason")),
-        given=f"{entry.name} to be deleted without a word on why",
+        f"{entry.name} to be deleted without a word on why",
         allowed="a reason, or a result in its entry: what did not work is worth as much",
         fix="add --reason 'what was tried, and what came of it'",
     )
@@ -153,7 +151,7 @@ def _require_unused(root: Path, name: str) -> None:
     more = f" and {len(users) - _SHOWN} more" if len(users) > _SHOWN else ""
     require(
         not users,
-        given=f"{variant_path(name)} is used by {', '.join(users[:_SHOWN])}{more}",
+        f"{variant_path(name)} is used by {', '.join(users[:_SHOWN])}{more}",
         allowed="a variant that nothing imports and no config trains",
         fix="change or delete those files first",
     )
@@ -164,19 +162,17 @@ def _last_good_commit(root: Path, name: str, is_forced: bool) -> str:
     commit = git_history.last_commit_of(root, path)
     if commit is None:
         raise ConfigError(
-            message(
-                given=f"{path} is in no commit",
-                allowed="a variant that git keeps when its folder is gone",
-                fix="commit it, so that its entry has something to point to; what was never worth "
-                "a commit can be deleted by hand, folder and entry",
-            )
+            f"{path} is in no commit",
+            allowed="a variant that git keeps when its folder is gone",
+            fix="commit it, so that its entry has something to point to; what was never worth "
+            "a commit can be deleted by hand, folder and entry",
         )
     # Also what git ignores: a run that lies in the folder is hours of somebody's machine.
     changed = git_history.uncommitted(root, path)
     more = f" and {len(changed) - _SHOWN} more" if len(changed) > _SHOWN else ""
     require(
         is_forced or not changed,
-        given=f"no commit has {', '.join(changed[:_SHOWN])}{more}",
+        f"no commit has {', '.join(changed[:_SHOWN])}{more}",
         allowed="a variant whose files are committed as they are",
         fix="commit or move them, or add --force to lose them",
     )

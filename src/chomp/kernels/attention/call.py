@@ -34,7 +34,7 @@ class AttentionCall:
     def __post_init__(self) -> None:
         require(
             self.num_heads % self.num_kv_heads == 0,
-            given=f"{self.num_heads} query heads with {self.num_kv_heads} key-value heads",
+            f"{self.num_heads} query heads with {self.num_kv_heads} key-value heads",
             allowed="query heads that are a multiple of key-value heads",
             fix="change num_heads or num_kv_heads",
         )

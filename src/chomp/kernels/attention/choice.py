@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Literal, get_args
 
-from chomp.errors import ConfigError, message
+from chomp.errors import ConfigError
 from chomp.kernels.attention.call import AttentionCall
 from chomp.kernels.attention.cudnn import unsupported_by_cudnn
 from chomp.kernels.attention.cudnn_packed import unsupported_by_cudnn_packed
@@ -94,9 +94,7 @@ def _require_runs(requested: Backend, call: AttentionCall) -> None:
     names = [name for name in get_args(Backend) if name != "auto"]
     works = ", ".join(name for name in names if unsupported(name, call) is None)
     raise ConfigError(
-        message(
-            given=f"attention backend {requested}, which cannot do this call: {limit}",
-            allowed=f"backends that can: {works}",
-            fix="set model.attention to one of them, or to auto",
-        )
+        f"attention backend {requested}, which cannot do this call: {limit}",
+        allowed=f"backends that can: {works}",
+        fix="set model.attention to one of them, or to auto",
     )

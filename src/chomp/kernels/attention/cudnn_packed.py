@@ -130,7 +130,7 @@ def _require_offsets_fit(q: Float[Array, "B S H K"]) -> None:
     most = (2**31 - 1) // (q.shape[1] * q.shape[2] * q.shape[3])
     require(
         q.shape[0] <= most,
-        given=f"{q.shape[0]} rows on a device, of {q.shape[1]} tokens x {q.shape[2]} heads x "
+        f"{q.shape[0]} rows on a device, of {q.shape[1]} tokens x {q.shape[2]} heads x "
         f"{q.shape[3]}",
         allowed=f"at most {most} such rows for the attention backend cudnn_packed",
         fix="lower train.batch_size and raise train.grad_accum, or use more devices",

@@ -119,7 +119,7 @@ def _specs(sharding: NamedSharding, num_kv_heads: int) -> tuple[P, P]:
     batch, sequence, heads, width = sharding.spec
     require(
         sequence is None and width is None,
-        given=f"queries cut as {sharding.spec}",
+        f"queries cut as {sharding.spec}",
         allowed="cuts of the batch and of the heads",
         fix="reshard the queries so that the second and the last axis are whole",
     )
@@ -127,7 +127,7 @@ def _specs(sharding: NamedSharding, num_kv_heads: int) -> tuple[P, P]:
     parts = math.prod(sharding.mesh.shape[name] for name in names)
     require(
         num_kv_heads % parts == 0,
-        given=f"num_kv_heads={num_kv_heads} with heads cut into {parts} over {', '.join(names)}",
+        f"num_kv_heads={num_kv_heads} with heads cut into {parts} over {', '.join(names)}",
         allowed="a cut that divides num_kv_heads",
         fix=f"set mesh.model to one of {divisors(num_kv_heads)}, or raise num_kv_heads",
     )

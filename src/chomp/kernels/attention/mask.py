@@ -38,7 +38,7 @@ class AttentionMask:
     def __post_init__(self) -> None:
         require(
             self.sliding_window is None or self.sliding_window > 0,
-            given=f"sliding_window={self.sliding_window}",
+            f"sliding_window={self.sliding_window}",
             allowed="a positive number of tokens, or None for no window",
             fix="set sliding_window=None to see the whole prefix",
         )
@@ -77,7 +77,7 @@ class AttentionMask:
         ids = self.segment_ids
         require(
             ids is None or (ids.ndim == 2 and ids.shape[1] == query_len == key_len),
-            given=f"segment_ids of shape {getattr(ids, 'shape', None)} for {query_len} queries "
+            f"segment_ids of shape {getattr(ids, 'shape', None)} for {query_len} queries "
             f"and {key_len} keys",
             allowed="[batch, length] with length equal to both",
             fix="pass one id per position; decoding with a cache takes no segment ids",

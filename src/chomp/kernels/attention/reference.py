@@ -34,7 +34,7 @@ def reference_attention(
     heads, kv_heads = q.shape[2], k.shape[2]
     require(
         heads % kv_heads == 0,
-        given=f"{heads} query heads with {kv_heads} key-value heads",
+        f"{heads} query heads with {kv_heads} key-value heads",
         allowed="query heads that are a multiple of key-value heads",
         fix="change num_heads or num_kv_heads",
     )

@@ -147,7 +147,7 @@ def _cuts(sharding: NamedSharding) -> tuple[Any, Any]:
     rows, sequence, channels = sharding.spec
     require(
         sequence is None,
-        given=f"a moving average over x cut as {sharding.spec}",
+        f"a moving average over x cut as {sharding.spec}",
         allowed="cuts of the rows and of the channels",
         fix="reshard x so that the second axis, the sequence, is whole",
     )

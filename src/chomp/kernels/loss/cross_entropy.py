@@ -110,7 +110,7 @@ def next_token_scores(
 def _terms(logsumexp_weight: float, logit_soft_cap: float | None) -> LossTerms:
     require(
         logit_soft_cap is None or logit_soft_cap > 0,
-        given=f"logit_soft_cap={logit_soft_cap}",
+        f"logit_soft_cap={logit_soft_cap}",
         allowed="numbers above 0, or none for logits without a cap",
         fix="set logit_soft_cap to null, or to a bound such as 30.0",
     )

@@ -105,7 +105,7 @@ def capacity_of(assignments: int, num_devices: int, factor: float) -> int:
     """
     require(
         factor > 0,
-        given=f"model.capacity_factor={factor}",
+        f"model.capacity_factor={factor}",
         allowed="above 0; 1 is room for an even share",
         fix="1.25 leaves room for a quarter more",
     )

@@ -72,7 +72,7 @@ def routed_experts(
     require_divides("mesh.expert", devices, "model.num_experts", num_experts)
     require(
         weights.dtype == jnp.float32,
-        given=f"weights of experts in {weights.dtype}",
+        f"weights of experts in {weights.dtype}",
         allowed="float32",
         fix="route in float32 whatever the compute dtype is",
     )

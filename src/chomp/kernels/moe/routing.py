@@ -47,7 +47,7 @@ def router_logits(x: Float[Array, "B S D"], weight: Float[Array, "D E"]) -> Floa
     """
     require(
         weight.dtype == jnp.float32,
-        given=f"the weights of a router in {weight.dtype}",
+        f"the weights of a router in {weight.dtype}",
         allowed="float32",
         fix="label them 'dynamics' in param_groups(), which Precision leaves in float32",
     )
