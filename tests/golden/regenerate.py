@@ -1,7 +1,7 @@
 """Write the golden files anew: `uv run --group test python -m tests.golden.regenerate`.
 
-Only for a change that is meant to alter numerics, or what a step's identity is; the difference is
-reviewed with the change.
+Only for a change that is meant to alter numerics, what a step's identity is, or public names; the
+difference is reviewed with the change.
 """
 
 import json
@@ -11,6 +11,7 @@ from pathlib import Path
 import jax
 
 from tests.golden.identity_steps import IDENTITIES, identities, text
+from tests.public_surface import RECORDED, surface
 
 CURVE = Path(__file__).with_name("base_20_steps.json")
 
@@ -37,3 +38,5 @@ if __name__ == "__main__":
     print(f"wrote {CURVE}")
     IDENTITIES.write_text(text(identities()))
     print(f"wrote {IDENTITIES}")
+    RECORDED.write_text("\n".join(surface()) + "\n")
+    print(f"wrote {RECORDED}")
