@@ -43,6 +43,10 @@ if os.environ["JAX_PLATFORMS"] == "cpu" and "JAX_COMPILATION_CACHE_DIR" not in o
     atexit.register(shutil.rmtree, programs, ignore_errors=True)
     os.environ["JAX_COMPILATION_CACHE_DIR"] = programs
     os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.2"
+if "state-of-tests-" not in os.environ.get("XDG_STATE_HOME", ""):
+    # Runs note their templates as this user's: not in the home of whoever runs the tests.
+    os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="state-of-tests-")
+    atexit.register(shutil.rmtree, os.environ["XDG_STATE_HOME"], ignore_errors=True)
 if sys.dont_write_bytecode:
     # Else every process that a test starts compiles all that it imports: the launch file of base
     # took 5.0 s for its imports, and 2.2 with bytecode. Not beside the sources: none wanted there.

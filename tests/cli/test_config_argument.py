@@ -52,7 +52,7 @@ def test_all_three_kinds_of_config_give_the_same_run(folder: Path):
     (folder / "template").mkdir()
     (folder / "launch.py").rename(folder / "template" / "launch.py")
     (folder / "run.yaml").write_text(yaml.safe_dump({"template": "template", "train": TRAINER}))
-    from_yaml = run_data(GivenConfig(path="run.yaml"))
+    from_yaml = run_data(GivenConfig(path="run.yaml", template="./template"))
     path = write_run_folder(launch, folder / "run")
     from_run = run_data(GivenConfig(path=str(path)))
     assert facts(launch) == facts(from_yaml) == facts(from_run)
@@ -92,12 +92,12 @@ def test_a_yaml_file_without_its_template_says_how_to_pass_one(folder: Path, cho
     told = chomp("data", "forecast", "run.yaml")
     assert told.code == 2
     assert "there is no experiments/grug here: this is no checkout" in told.err
-    assert "pass --template FOLDER, or write template: FOLDER into the file" in told.err
+    assert "pass --template FOLDER, or write template: NAME into the file" in told.err
 
 
 def test_an_unknown_key_of_a_yaml_file_is_named_with_its_file(folder: Path, chomp: Chomp):
-    (folder / "run.yaml").write_text("template: .\ntrain: {step: 50}\n")
-    told = chomp("data", "forecast", "run.yaml")
+    (folder / "run.yaml").write_text("train: {step: 50}\n")
+    told = chomp("data", "forecast", "run.yaml", "--template", ".")
     assert told.code == 2
     assert "run.yaml" in told.err
     assert "did you mean steps?" in told.err

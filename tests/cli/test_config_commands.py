@@ -40,13 +40,13 @@ def test_what_is_shown_is_a_config_again_and_has_every_field(chomp: Chomp, tmp_p
 
 def test_variables_and_other_names_are_gone_from_what_is_shown(chomp: Chomp, folder: Path):
     (folder / "mine.yaml").write_text(
-        "template: $variables.t\nvariables: {n: 8, t: .}\n"
+        f"template: $variables.t\nvariables: {{n: 80, t: {ROOT}/experiments/grug/base}}\n"
         "train: {steps: $variables.n}\ndata: {seed: 6}\n"
     )
     shown = yaml.safe_load(chomp("config", "show", "mine.yaml").out)
     assert "variables" not in shown
-    assert shown["template"] == "."  # in no checkout
-    assert (shown["trainer"]["steps"], shown["trainer"]["data_seed"]) == (8, 6)
+    assert shown["template"] == f"{ROOT}/experiments/grug/base"  # in no checkout
+    assert (shown["trainer"]["steps"], shown["trainer"]["data_seed"]) == (80, 6)
 
 
 @pytest.mark.parametrize(
@@ -208,7 +208,7 @@ def test_beside_a_run_the_template_is_that_of_the_file(chomp: Chomp, run: Path, 
     ("arguments", "words"),
     [
         (["show", "nothing.yaml"], "there is no nothing.yaml"),
-        (["show", "mine.yaml", "-o", "train.stepz=1"], "did you mean steps?"),
+        (["show", "mine.yaml", "--template", ".", "-o", "train.stepz=1"], "did you mean steps?"),
         (["schema", "--template", "nowhere"], "template nowhere"),
         (["diff", "mine.yaml"], "Missing argument"),
     ],

@@ -158,9 +158,10 @@ def test_what_the_template_in_the_run_folder_says_is_what_is_evaluated(
         file.write(
             "\n\ndef losses_of(mp, params, batch):\n    return batch.loss_weight * 0.0 + 2.5\n"
         )
-    refused(chomp("eval", "run"), "run/template", "--allow-changed")
+    refused(chomp("eval", "run"), "run/template", "--trust")
+    refused(chomp("eval", "run", "--trust"), "run/template", "--allow-changed")
     refused(chomp("checkpoint", "export", "run", "--out", "exported"), "--allow-changed")
-    found = evaluated(chomp, "run", "--weights", "params", "--allow-changed")
+    found = evaluated(chomp, "run", "--weights", "params", "--allow-changed", "--trust")
     assert found["metrics"]["eval/loss"] == 2.5
     assert found["differs_from_run"] == ["another template"]
     # And a record that is not there is not begun by an evaluation.
@@ -207,7 +208,7 @@ def test_numbers_that_are_not_the_runs_have_files_of_their_own_and_no_row(
     less = evaluated(chomp, "run", "--weights", "params", "-o", "eval.max_eval_batches=1")
     assert less["metrics"]["eval/tokens"] < in_loop(trained)["eval/tokens"]
     assert less["differs_from_run"] == ["eval.max_eval_batches is changed"]
-    doubled = evaluated(chomp, "run", "--weights", "params", "--template", "twice")
+    doubled = evaluated(chomp, "run", "--weights", "params", "--template", "twice", "--trust")
     assert doubled["metrics"]["eval/loss"] == pytest.approx(2 * loss)
     assert doubled["differs_from_run"] == ["another template"]
     kernel = evaluated(chomp, "run", "--weights", "params", "-o", "model.attention=reference")
@@ -412,4 +413,4 @@ def test_a_template_without_what_evaluation_calls_is_told_what_it_lacks(
 ):
     source = trained / "template/train.py"
     source.write_text(source.read_text().replace("def losses_of(", "def losses_by("))
-    refused(chomp("eval", "run", "--allow-changed"), "without losses_of")
+    refused(chomp("eval", "run", "--allow-changed", "--trust"), "without losses_of")

@@ -84,8 +84,6 @@ def ran(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         tells = f"from pathlib import Path\nPath({str(tmp_path / 'ran')!r}).touch()\n"
         (tmp_path / f"run/template/{name}.py").write_text(tells)
     monkeypatch.chdir(tmp_path)
-    # All that is here belongs to another user than the one who runs the command.
-    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
     return tmp_path / "ran"
 
 
@@ -110,7 +108,7 @@ def test_every_command_that_can_be_told_to_trust_a_run_is_tried_here():
 def test_code_of_a_strangers_run_waits_for_trust(chomp: Chomp, ran: Path, name: str):
     told = chomp(*LOADING[name])
     assert (told.code, told.out) == (2, "")
-    for words in ("run/template is Python code of another user", "train.py", "pass --trust"):
+    for words in ("run/template is Python code of unknown origin", "train.py", "pass --trust"):
         assert words in told.err
     assert not ran.exists()
     # With the word, it is run: so the file that was missing above would have been there.
@@ -136,6 +134,26 @@ def test_a_strangers_config_does_not_run_the_template_beside_it(
     assert "--template" in told.err
 
 
+@pytest.mark.parametrize("words", [["train"], ["config", "show"]])
+def test_a_template_around_a_strangers_config_is_not_run(
+    chomp: Chomp, ran: Path, monkeypatch: pytest.MonkeyPatch, words: list[str]
+):
+    theirs = ran.parent / "experiments/grug/fine"
+    shutil.copytree(ran.parent / "run/template", theirs)
+    (ran.parent / "theirs.yaml").write_text("template: fine\n")
+    monkeypatch.chdir(ROOT)
+    told = chomp(*words, str(ran.parent / "theirs.yaml"))
+    assert (ran.exists(), told.code) == (False, 2)
+    assert f"pass --template {theirs}" in told.err
+
+
+@pytest.fixture
+def as_another_user(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All that is here belongs to another user than the one who runs the command."""
+    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+
+
+@pytest.mark.usefixtures("as_another_user")
 @pytest.mark.parametrize("word", [[], ["--template", "base"]])
 @pytest.mark.parametrize("words", [["train", "mine.yaml"], ["config", "schema"]])
 def test_a_strangers_template_around_the_current_folder_waits_for_its_path(
@@ -154,6 +172,7 @@ def test_a_strangers_template_around_the_current_folder_waits_for_its_path(
     assert ran.exists()
 
 
+@pytest.mark.usefixtures("as_another_user")
 def test_a_template_that_equals_ours_is_run_from_our_checkout(
     chomp: Chomp, ran: Path, monkeypatch: pytest.MonkeyPatch
 ):

@@ -80,9 +80,9 @@ def test_a_launch_file_is_trained_in_a_folder_of_its_own_and_its_data_under_the_
 def test_the_folder_is_that_of_the_config_and_another_config_has_another(
     training: Path, chomp: Chomp
 ):
-    (training / "mine.yaml").write_text("template: .\ntrain: {steps: 8}\n")
+    (training / "mine.yaml").write_text("train: {steps: 8}\n")
     for more in ([], ["-o", "train.steps=9"]):
-        assert chomp("train", "mine.yaml", *more).code == 0
+        assert chomp("train", "mine.yaml", "--template", ".", *more).code == 0
     assert len(list((training / "runs").glob("mine-*"))) == 2
     assert len(list((training / "outputs/tokens").iterdir())) == 4  # data is made once
 
@@ -255,12 +255,15 @@ def test_a_launch_file_without_a_dry_run_says_what_it_lacks(folder: Path, chomp:
 @pytest.mark.parametrize(
     ("arguments", "faults"),
     [
-        (["mine.yaml", "-o", "train.stepz=5"], ["train.stepz", "did you mean steps?"]),
-        (["wrong.yaml"], ["wrong.yaml", "trian", "did you mean train"]),
+        (
+            ["mine.yaml", "--template", ".", "-o", "train.stepz=5"],
+            ["train.stepz", "did you mean steps?"],
+        ),
+        (["wrong.yaml", "--template", "."], ["wrong.yaml", "trian", "did you mean train"]),
         (["mine.yaml", "--template", "nowhere"], ["no nowhere/launch.py", "--template FOLDER"]),
         (["nothing.yaml"], ["there is no nothing.yaml"]),
         (["old"], ["old, a run folder", "that continues the run"]),
-        (["mine.yaml", "--force", "grug"], ["--force 'grug'", "no step's name"]),
+        (["mine.yaml", "--template", ".", "--force", "grug"], ["--force 'grug'", "no step's name"]),
         ([], ["Missing argument"]),
     ],
     ids=["key", "section", "template", "path", "run folder", "force", "nothing"],

@@ -13,7 +13,7 @@ from tests.launch.allowing_launch import LAUNCH_FILE
 KEPT = "run/config_original.yaml"
 # Every kind of thing that reading and writing YAML would lose.
 FILE = """# A run of mine.
-template: .   # beside this file
+template: mine   # of this checkout
 
 variables: {rate: 3e-4, width: 16, user: me, word: "%s"}
 width: $variables.width
@@ -46,6 +46,8 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     text = text.replace("from dataclasses", "\n".join(imports), 1)
     text = text.replace("    width: int", '    source: str = ""\n    width: int', 1)
     (tmp_path / "launch.py").write_text(text)
+    (tmp_path / "experiments/grug").mkdir(parents=True)
+    (tmp_path / "experiments/grug/mine").symlink_to(tmp_path)
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv(VARIABLE, raising=False)
     return tmp_path
@@ -105,7 +107,7 @@ def test_a_launch_file_is_kept_as_the_config_it_made_whatever_this_process_was_g
 
 @pytest.mark.slow
 def test_a_process_of_its_own_keeps_the_file_too(here: Path, chomp: Chomp):
-    (here / "mine.yaml").write_text("template: . # ½\n")
+    (here / "mine.yaml").write_text("template: mine # ½\n")
     told = chomp("train", "mine.yaml", "--run-dir", "run", "--on", "process", "-o", "width=2")
     assert told.code == 0, told.err
-    assert (here / KEPT).read_text().startswith("template: . # ½\n# With")
+    assert (here / KEPT).read_text().startswith("template: mine # ½\n# With")

@@ -28,7 +28,8 @@ from chomp.tracking import (
     read_metrics,
     summary_of,
 )
-from chomp.tracking.run_files import record_of
+from chomp.tracking.known_templates import is_remembered
+from chomp.tracking.run_files import record_of, sources_hash, template_sources
 from tests.tracking.wandb_files import offline_runs
 
 
@@ -384,14 +385,19 @@ def test_warnings_still_reach_the_terminal_where_nobody_else_shows_them(
 def test_the_folder_holds_config_template_and_tokenizer(tmp_path):
     template = tmp_path / "variant"
     template.mkdir()
-    (template / "model.py").write_text("# a model\n")
+    (template / "model.py").write_bytes(b"# a model\r\n")
     (template / "notes.md").write_text("not source")
     run = tmp_path / "run"
+    digest = sources_hash(template_sources(template))
+    assert not is_remembered(digest)
     with RunFolder.open(str(run)) as folder:
         folder.describe(Knobs(lr=0.25), template=template, tokenizer=ByteTokenizer())
     assert json.loads((run / "config_resolved.json").read_text())["lr"] == 0.25
     assert "lr: 0.25" in (run / "config_original.yaml").read_text()
-    assert (run / "template" / "model.py").read_text() == "# a model\n"
+    assert (run / "template" / "model.py").read_bytes() == b"# a model\r\n"
+    # So `chomp eval` runs it without asking.
+    assert is_remembered(digest)
+    assert sources_hash(template_sources(run / "template")) == digest
     assert sorted(path.name for path in (run / "template").iterdir()) == ["model.py"]
     assert load_tokenizer(str(run / "tokenizer")).content_hash == ByteTokenizer().content_hash
     assert folder.checkpoints == str(run / "checkpoints")

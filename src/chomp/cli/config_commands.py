@@ -57,7 +57,7 @@ def diff(
     after: Annotated[str, typer.Argument(metavar="B", help=_SIDE)],
     template: Template = None,
     trust: Annotated[
-        bool, typer.Option("--trust", help="Run a run's template, though another user wrote it.")
+        bool, typer.Option("--trust", help="Run a run's template, whoever wrote it.")
     ] = False,
 ) -> Action:
     """What `chomp config diff` does."""

@@ -51,9 +51,7 @@ Run = Annotated[
         help="A run folder, its checkpoints folder (both: the newest), or a step-N.",
     ),
 ]
-Trust = Annotated[
-    bool, typer.Option("--trust", help="Run the run's template, though another user wrote it.")
-]
+Trust = Annotated[bool, typer.Option("--trust", help="Run the run's template, whoever wrote it.")]
 AllowChanged = Annotated[
     bool,
     typer.Option(

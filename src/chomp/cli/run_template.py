@@ -1,7 +1,9 @@
 """The template that a run was made with: its own copy, loaded under a name of its own.
 
-What the run folder has in `template/` is code, so it is run only where that is nobody's surprise.
-The sources are read once, and what was judged is what is run. Nothing is written beside them.
+What the run folder has in `template/` is code, so it is run only if a template of this checkout or
+of an earlier run of this user holds the same, or if the user trusts it. Who owns the files says
+nothing: whoever unpacks a folder does. The sources are read once, and what was judged is what is
+run. Nothing is written beside them.
 """
 
 from __future__ import annotations
@@ -9,9 +11,8 @@ from __future__ import annotations
 import importlib
 import importlib.abc
 import importlib.machinery
-import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType, ModuleType
@@ -19,11 +20,14 @@ from typing import Any
 
 from chomp.cli.template_source import compiled, own_package
 from chomp.errors import ConfigError, message, require
+from chomp.tracking.known_templates import is_remembered
 from chomp.tracking.run_files import sources_hash, template_sources
 
 _PACKAGE = "run_template_"
 _TRAIN = "train"
-_CHECKOUT = "experiments"
+# The templates of the checkout that chomp itself is run from. One around the current folder is no
+# measure for others: a folder that was unpacked may hold a checkout beside its runs.
+_OWN_TEMPLATES = Path(__file__).parents[3] / "experiments/grug"
 
 
 @dataclass(frozen=True)
@@ -51,15 +55,18 @@ class RunTemplate:
 def loaded_template(folder: Path, *, is_trusted: bool = False) -> RunTemplate:
     """The template in a folder, under a package name that only these very sources have.
 
-    Raises `ConfigError` for code of another user that no template of this checkout equals, unless
-    it is trusted; for a folder that is no template; and for imports that cannot be found.
+    Raises `ConfigError` for code that neither a template of this checkout nor one of this user's
+    runs equals, unless it is trusted; for a folder that is no template; and for imports that cannot
+    be found.
     """
     folder = folder.resolve()
     sources = _sources(folder)
-    if not is_trusted:
-        require_known(folder, sources, fix="read those files, and pass --trust to run them")
     # By content: two versions of one template live side by side, as do jit caches of each.
     digest = sources_hash(sources)
+    if not (is_trusted or is_remembered(digest)):
+        require_equal_in_checkout(
+            folder, sources, fix="read those files, and pass --trust to run them"
+        )
     name = _PACKAGE + digest[:12]
     try:
         _Templates.add(name, folder, sources)
@@ -89,47 +96,23 @@ def _sources(folder: Path) -> dict[str, bytes]:
     return found
 
 
-def require_known(folder: Path, sources: Mapping[str, bytes], *, fix: str) -> Path:
-    """The folder if it is this user's, else the template of this checkout that equals it.
+def require_equal_in_checkout(folder: Path, sources: Mapping[str, bytes], *, fix: str) -> Path:
+    """The template of this checkout that holds these sources.
 
-    Raises `ConfigError` for code of another user that none equals.
+    Raises `ConfigError` where none does, with what would be run.
     """
-    known = folder if is_mine(folder) else _equal_in_checkout(sources)
-    if known is not None:
-        return known
+    for train in _OWN_TEMPLATES.glob(f"*/{_TRAIN}.py"):
+        if template_sources(train.parent) == sources:
+            return train.parent
+    # Shown as Python would write it: a name may hold what a terminal would obey.
+    names = ", ".join(ascii(f"{name}.py")[1:-1] for name in sources)
     raise ConfigError(
-        message(
-            given=f"{folder} is Python code of another user, which no template of this checkout "
-            f"equals, and this command would run it: {', '.join(f'{name}.py' for name in sources)}",
-            allowed="templates that this user wrote, or that this checkout has too",
-            fix=fix,
-        )
+        f"{folder} is Python code of unknown origin, and this command would run it: {names} "
+        f"(hash {sources_hash(sources)})",
+        allowed="code that a template of this checkout equals, or the template of a run that this "
+        "user has trained",
+        fix=fix,
     )
-
-
-def is_mine(folder: Path) -> bool:
-    """Whether this user owns the folder, who then put every file there, and the files."""
-    if not hasattr(os, "geteuid"):  # only POSIX tells
-        return False
-    # The effective user: that is who the code would run as.
-    return all(path.stat().st_uid == os.geteuid() for path in [folder, *folder.glob("*.py")])
-
-
-def _equal_in_checkout(sources: Mapping[str, bytes]) -> Path | None:
-    trains = (train for root in _checkouts() for train in root.glob(f"**/{_TRAIN}.py"))
-    for folder in (train.parent for train in trains):
-        if {path.stem: path.read_bytes() for path in folder.glob("*.py")} == sources:
-            return folder
-    return None
-
-
-def _checkouts() -> Iterator[Path]:
-    """Templates of the current folder, and of the checkout that chomp itself is run from."""
-    here = Path(_CHECKOUT)
-    # Anybody can put such a folder into /tmp: it counts if whoever has the folder around it did.
-    if here.is_dir() and (is_mine(here) or here.stat().st_uid == Path().stat().st_uid):
-        yield here
-    yield Path(__file__).parents[3] / _CHECKOUT
 
 
 # A finder, since a template's functions may import its files when they are called.

@@ -5,11 +5,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from chomp.cli.run_template import require_known
+from chomp.cli.run_template import require_equal_in_checkout
 from chomp.errors import ConfigError, message
+from chomp.tracking.run_files import template_sources
 
 LAUNCH_FILE = "launch.py"
 GRUG = "experiments/grug"  # in a checkout
@@ -48,16 +50,29 @@ def known_template(
 ) -> Path:
     """The folder of a template that is to be run: given with --template, else named in a file.
 
-    Only who writes its path on the command line says whose code is run. What a file names, or what
-    is found around the current folder, must be this user's or equal a template of this checkout;
-    raises `ConfigError` for any other.
+    Whose code is run says who writes its path on the command line, or starts the command in a
+    checkout of this user's. What a file names by a path, or what is found around a file, must equal
+    a template of the checkout that chomp is run from; raises `ConfigError` for any other.
     """
     folder = template_folder(given or in_file, beside=beside)
     if given and folder == Path(given):
         return folder
-    sources = {path.stem: path.read_bytes() for path in sorted(folder.glob("*.py"))}
+    if any(folder.parent == root / GRUG for root in _checkouts(None)) and _is_mine(folder):
+        return folder
     # Not theirs, though it be equal: what its files import would be found beside them.
-    return require_known(folder, sources, fix=f"read those files, and pass --template {folder}")
+    return require_equal_in_checkout(
+        folder,
+        template_sources(folder),
+        fix=f"read those files, and pass --template {folder}",
+    )
+
+
+def _is_mine(folder: Path) -> bool:
+    """Whether this user owns the folder, who then put every file there, and the files."""
+    if not hasattr(os, "geteuid"):  # only POSIX tells
+        return False
+    # The effective user: that is who the code would run as.
+    return all(path.stat().st_uid == os.geteuid() for path in [folder, *folder.glob("*.py")])
 
 
 def _places(name: str, roots: list[Path], *, is_path_too: bool) -> Iterator[Path]:
@@ -96,7 +111,7 @@ def _no_template(named: str | None, roots: list[Path]) -> ConfigError:
             given=given,
             allowed=f"the name of a folder under {GRUG}{listed}, or the path of a folder with a "
             f"{LAUNCH_FILE}",
-            fix="pass --template FOLDER, or write template: FOLDER into the file; or run the "
+            fix="pass --template FOLDER, or write template: NAME into the file; or run the "
             "command in a checkout",
         )
     )

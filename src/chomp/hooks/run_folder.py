@@ -34,6 +34,7 @@ from chomp.storage import (
     make_folder,
     name_of,
     read_text,
+    write_bytes_atomic,
     write_json_atomic,
     write_text_atomic,
 )
@@ -64,6 +65,7 @@ from chomp.tracking import (
     without_secrets,
 )
 from chomp.tracking import LoggingConfig as LoggingConfig
+from chomp.tracking.known_templates import remember_template
 from chomp.tracking.printable import printable
 from chomp.tracking.run_files import (
     ARTIFACTS,
@@ -87,6 +89,8 @@ from chomp.tracking.run_files import (
     resolved_config,
     sample_file,
     samples_in,
+    sources_hash,
+    template_sources,
 )
 
 _logger = logging.getLogger(__name__)
@@ -147,12 +151,13 @@ class RunFolder:
         write_json_atomic(join(self.path, RESOLVED_CONFIG), without_secrets(resolved))
         copy = join(self.path, TEMPLATE)
         make_folder(copy, inside=self.path)
-        for stale in {*Path(copy).glob("*.py")} - {
-            Path(copy, p.name) for p in template.glob("*.py")
-        }:
+        sources = template_sources(template)
+        for stale in {*Path(copy).glob("*.py")} - {Path(copy, f"{name}.py") for name in sources}:
             stale.unlink()  # of an earlier attempt: the copy is the template, and nothing else
-        for source in sorted(template.glob("*.py")):
-            write_text_atomic(join(copy, source.name), source.read_text(encoding="utf-8"))
+        for name, source in sources.items():
+            write_bytes_atomic(join(copy, f"{name}.py"), source)
+        # The bytes that are run now, and not what is in the folder, where others may write too.
+        remember_template(sources_hash(sources))
         save_tokenizer(tokenizer, join(self.path, TOKENIZER))
 
     @contextmanager

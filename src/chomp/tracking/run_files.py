@@ -60,8 +60,9 @@ def resolved_config(folder: StrPath) -> dict[str, Any]:
 
 
 def template_sources(folder: StrPath) -> dict[str, bytes]:
-    """The files of a template by module name, as they are now."""
-    return {path.stem: path.read_bytes() for path in sorted(Path(folder).glob("*.py"))}
+    """The files of a template by module name, as they are now; no pipe is waited for."""
+    found = sorted(path for path in Path(folder).glob("*.py") if path.is_file())
+    return {path.stem: path.read_bytes() for path in found}
 
 
 def sources_hash(sources: Mapping[str, bytes]) -> str:
@@ -69,7 +70,7 @@ def sources_hash(sources: Mapping[str, bytes]) -> str:
     digest = hashlib.sha256()
     for name, content in sorted(sources.items()):
         # With its length, or the end of one file could pass for the beginning of the next.
-        digest.update(f"{name}\0{len(content)}\0".encode() + content)
+        digest.update(f"{name}\0{len(content)}\0".encode("utf-8", "surrogateescape") + content)
     return digest.hexdigest()
 
 
