@@ -199,6 +199,34 @@ def test_templates_that_a_stranger_put_into_the_current_folder_are_not_its_check
     assert "pass --template experiments/grug/base" in told.err
 
 
+CODE = "eval: {harness: {tasks: [theirs], include_path: tasks, allow_code: true}}\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "overrides", "code"),
+    [
+        (CODE, [], 2),
+        # Neither a variable nor another field of the command line says it.
+        (CODE.replace("true", "$variables.yes") + "variables: {yes: true}\n", [], 2),
+        (CODE, ["eval.harness.tasks=[others]"], 2),
+        (CODE, ["eval.harness.allow_code=true"], 0),
+        (CODE, ["eval.harness.allow_code=false"], 0),
+        (CODE, ["eval.harness=null"], 0),
+        (CODE.replace("true", "false"), [], 0),
+    ],
+)
+def test_a_file_lets_no_task_bring_code_by_itself(
+    chomp: Chomp, tmp_path: Path, text: str, overrides: list[str], code: int
+):
+    (tmp_path / "theirs.yaml").write_text(text)
+    more = [word for override in overrides for word in ("-o", override)]
+    base = ["--template", str(ROOT / "experiments/grug/base")]
+    told = chomp("config", "show", str(tmp_path / "theirs.yaml"), *base, *more)
+    assert told.code == code, told.err
+    if code:
+        assert "-o eval.harness.allow_code=true" in told.err
+
+
 @pytest.mark.slow  # it imports lm-eval as long as the tasks are loaded at all
 def test_tasks_of_a_strangers_run_bring_no_code_unless_that_is_asked_for(
     chomp: Chomp, ran: Path, monkeypatch: pytest.MonkeyPatch

@@ -87,6 +87,15 @@ def test_points_of_a_file_are_the_overrides_of_its_mappings(tmp_path):
     assert [run.config["all"].value.knobs.lr for run in sweep.runs] == [3e-3, 1e-3]
 
 
+@pytest.mark.parametrize(
+    "point", ["eval.harness.allow_code: true", "eval: {harness: {allow_code: true}}"]
+)
+def test_a_file_of_points_lets_no_task_bring_code(tmp_path, point: str):
+    (tmp_path / "points.yaml").write_text(f"- {{seed: 1}}\n- {{{point}}}\n")
+    with pytest.raises(ConfigError, match="on the command line alone"):
+        points_in_file(str(tmp_path / "points.yaml"))
+
+
 PLAIN = st.recursive(
     st.none()
     | st.booleans()

@@ -13,7 +13,7 @@ import importlib.util
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -80,6 +80,8 @@ def loaded_launch(given: GivenConfig) -> Launch:
     cls = launch_class(module, launch_file)
     said = own_config(cls, content, source=given.path)
     config = with_own_overrides(said.config, given.overrides)
+    if is_yaml:
+        _refuse_code_by_file(said.config, config, given)
     config = with_rounded_vocabulary(config, said.vocab_multiple)
     with _told_of(given.path):
         require_evaluated(config)
@@ -143,6 +145,20 @@ def _yaml_mapping(given: GivenConfig) -> dict[str, Any]:
         fix="write keys such as data: and train: at its top level",
     )
     return content or {}
+
+
+def _refuse_code_by_file(said: Any, config: Any, given: GivenConfig) -> None:
+    """Raise `ConfigError` where it is the file that lets tasks bring code: it may be anybody's."""
+    harness = getattr(getattr(said, "eval", None), "harness", None)
+    if harness is None or not harness.allow_code:
+        return
+    without = replace(said, eval=replace(said.eval, harness=replace(harness, allow_code=False)))
+    require(
+        with_own_overrides(without, given.overrides) == config,  # they say so, or turn it off
+        f"eval.harness.allow_code=true in {given.path}",
+        allowed="code of tasks where the command line asks for it, too",
+        fix="read the code of the tasks and pass -o eval.harness.allow_code=true, or take it out",
+    )
 
 
 def _taken_template(content: dict[str, Any], *, source: str) -> Any:

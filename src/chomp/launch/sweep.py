@@ -29,6 +29,7 @@ Point = tuple[str, ...]  # `dotted=value`, as on a command line
 _WORD = re.compile(r"[A-Za-z_][\w./-]*")
 # Text in quotes, as YAML has it.
 _QUOTED = re.compile(r'"(?:[^"\\]|\\.)*"|\'(?:[^\']|\'\')*\'')
+_ALLOW_CODE = "allow_code"  # of tasks of the harness
 # More runs than anybody means: a comma too many multiplies.
 MAX_POINTS = 1000
 
@@ -96,7 +97,15 @@ def points_in_file(path: str) -> list[Point]:
             allowed="one mapping for each run, such as `- {optim.lr: 1e-3, train.seed: 1}`",
             fix="write the overrides of each run behind a dash",
         )
-    return [tuple(f"{key}={_as_text(value)}" for key, value in item.items()) for item in content]
+    points = [tuple(f"{key}={_as_text(value)}" for key, value in item.items()) for item in content]
+    for text in itertools.chain(*points):
+        require(
+            _ALLOW_CODE not in text,
+            f"{text} in {path}",
+            allowed=f"{_ALLOW_CODE} on the command line alone: a file may be anybody's",
+            fix=f"read the code of the tasks and pass -o eval.harness.{_ALLOW_CODE}=true",
+        )
+    return points
 
 
 def _at(config: L, point: Point) -> L:
