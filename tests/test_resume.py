@@ -16,6 +16,8 @@ from chomp.errors import CheckpointError, RunInterrupted
 from chomp.executor.status import StepInfo, write_info
 from chomp.hooks import check_run
 from chomp.hooks.stop_after import VARIABLE
+from chomp.tracking import latest_rows, read_metrics
+from chomp.tracking.run_files import sources_hash, template_sources
 from experiments.grug.base.train import GrugRunConfig, run_grug
 from tests import tiny
 from tests.well_compiled import well_compiled
@@ -89,6 +91,28 @@ def test_a_finished_run_is_made_longer_only_when_that_is_allowed(shorter, longer
     assert newest.metadata.attempt == 2  # one that is refused leaves no record
     assert newest.metadata.continues is not None
     assert newest.metadata.continues["step"] == 6
+
+
+def test_a_run_with_a_damaged_record_and_template_goes_on_and_says_so_once(shorter, longer, data):
+    record = shorter / "metrics.jsonl"
+    lines = record.read_bytes().split(b"\n")
+    damaged = next(i for i, line in enumerate(lines) if b'"step":3,' in line)
+    lines[damaged] = lines[damaged].replace(b'"train/loss":', b'"train/loss"*', 1)
+    record.write_bytes(b"\n".join(lines))
+    (shorter / "template/model.py").write_bytes(b"\0" * 100)
+    (shorter / "template/train.py").unlink()
+    (shorter / "template/train.py").mkdir()
+    run_grug(config_of(data, shorter, steps=10, allow_changes=("train.steps",)))
+    assert tiny.receipt(shorter, 10) == tiny.receipt(longer, 10)
+    told = (shorter / "train.log").read_text()
+    assert told.count(f"1 damaged line left out, and all others used: line {damaged + 1}.") == 1
+    rows = {row["step"]: row for row in latest_rows(read_metrics(record)) if "train/loss" in row}
+    assert sorted(rows) == [0, 1, 2, 4, 5, 6, 7, 8, 9]
+    page = (shorter / "report/index.html").read_text()
+    assert f"because unreadable: line {damaged + 1}" in page
+    assert sources_hash(template_sources(shorter / "template")) == sources_hash(
+        template_sources(longer / "template")
+    )
 
 
 def test_the_same_rows_may_be_cut_into_other_micro_batches(data, tmp_path):

@@ -205,6 +205,14 @@ HARMS: dict[str, tuple[Callable[[Path], None], str]] = {
         lambda path: (path / "metadata.json").write_text('{"step": 5,'),
         r"metadata\.json .*is not JSON",
     ),
+    "deep metadata": (
+        lambda path: (path / "metadata.json").write_text('{"config": ' * 900 + "1" + "}" * 900),
+        r"metadata\.json .*nested",
+    ),
+    "bottomless metadata": (
+        lambda path: (path / "metadata.json").write_text('{"config": ' * 100_000),
+        r"metadata\.json .*nested",
+    ),
     "unreadable metadata": (_make_metadata_unreadable, r"metadata\.json"),
     "change a number": (_change_a_number, "not as it was written"),
     "unknown field": (lambda path: change_metadata(path, receipt_version=2), "receipt_version"),

@@ -74,6 +74,26 @@ def test_loading_leaves_other_modules_and_the_folder_as_they_were(tmp_path: Path
     assert sorted(path.name for path in copy.iterdir()) == ["model.py", "train.py"]
 
 
+@pytest.mark.parametrize(
+    ("damage", "told"),
+    [
+        (b"VALUE = 1\n\ndef (:\n", "model.py, line 3, is no Python: "),
+        (b"VALUE = 1\0\n", "model.py is no Python: "),
+        (b"VALUE = '\xff'\n", "model.py is no Python: "),
+        (b"VALUE = " + b"(" * 100_000, "model.py, line 1, is no Python: "),
+        (b"VALUE = " + b"-" * 100_000 + b"1\n", "model.py is no Python: "),
+        (b"\nVALUE = VALVE\n", "NameError: name 'VALVE' is not defined ({}/model.py, line 2)"),
+    ],
+)
+def test_a_damaged_file_of_a_copy_is_named_with_its_line(tmp_path: Path, damage: bytes, told: str):
+    copy = template(tmp_path / "template", STYLES["from package.model import"])
+    (copy / "model.py").write_bytes(damage)
+    with pytest.raises(ConfigError) as refused:
+        loaded_template(copy, is_trusted=True)
+    assert told.format(copy) in str(refused.value)
+    assert "--template" in str(refused.value)
+
+
 def test_an_error_in_a_copy_shows_its_own_file_and_line(tmp_path: Path):
     train = f"\n\nfrom {PACKAGE}.model import fails\n"
     copy = template(tmp_path / "template", train, value=4)

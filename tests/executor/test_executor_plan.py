@@ -365,6 +365,27 @@ def test_a_record_that_nobody_here_wrote_is_an_error_that_names_it(
         planned(step("own"))
 
 
+def test_a_status_with_a_value_of_another_type_is_an_error_that_names_it(
+    planned: Planned, ran: Ran
+):
+    ran(step("own"))
+    path = f"{planned(step('own'))[0].path}/.executor_status"
+    storage.write_json_atomic(path, {**storage.read_json(path), "attempt": "q"})
+    with pytest.raises(StorageError, match=rf"{path}.*attempt.*Fix: .*remove"):
+        planned(step("own"))
+
+
+def test_a_damaged_record_of_an_earlier_run_keeps_no_other_from_its_plan(
+    planned: Planned, ran: Ran, caplog: pytest.LogCaptureFixture
+):
+    for lr in (1, 2):
+        ran(step("own", {"lr": lr, "width": lr}))
+    damaged = f"{planned(step('own', {'lr': 1, 'width': 1}))[0].path}/.executor_info"
+    Path(damaged).write_text('{"name": ')
+    assert planned(step("own", {"lr": 3, "width": 2}))[0].reason.endswith(": version.lr: 2 -> 3")
+    assert damaged in caplog.text
+
+
 def test_a_record_with_fields_of_a_later_version_can_be_read(planned: Planned, ran: Ran):
     ran(step("own"))
     path = f"{planned(step('own'))[0].path}/.executor_status"

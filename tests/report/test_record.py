@@ -162,7 +162,11 @@ def test_a_torn_last_line_is_left_out_and_told(tmp_path, kept_bytes):
 
 
 @pytest.mark.parametrize(
-    "bad", ["", "not json", '{"step":1,"a":NaN}', "[1]", '{"step":1},{"step":2}', '{"a":[1', "17"]
+    "bad",
+    [
+        *("", "not json", '{"step":1,"a":NaN}', "[1]", '{"step":1},{"step":2}', '{"a":[1', "17"),
+        *("[" * 100_000, '{"step":1,"attempt":1e400,"x":9}', '{"step":1,"attempt":null,"x":9}'),
+    ],
 )
 def test_a_broken_line_in_the_middle_is_left_out_with_its_number(tmp_path, bad):
     good = [
@@ -188,7 +192,7 @@ def test_a_row_whose_step_is_no_whole_number_is_left_out_and_named(tmp_path, ste
     path.write_text(f'{{"step":0,"x":1}}\n{{"step":{step},"x":2}}\n{{"step":2,"x":3}}\n')
     record = read_record(str(path))
     assert by_step(record.series("x")) == {0: 1.0, 2: 3.0}
-    assert any("the step is not one of a run: line 2" in told for told in record.problems)
+    assert any("is none of a run: line 2" in told for told in record.problems)
 
 
 def test_lines_longer_than_a_block_are_read(tmp_path):

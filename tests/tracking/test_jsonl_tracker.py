@@ -14,7 +14,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chomp.errors import StorageError
-from chomp.tracking import JsonlTracker, last_attempt, latest_rows, read_metrics, summary_of
+from chomp.tracking import (
+    JsonlTracker,
+    last_attempt,
+    latest_rows,
+    read_metrics,
+    recorded_rows,
+    summary_of,
+)
 
 ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
 
@@ -304,12 +311,46 @@ def test_a_torn_last_line_is_left_out_and_reported(
     assert "line 3, the last, is torn" in caplog.text
 
 
-def test_a_broken_line_in_the_middle_is_an_error_with_its_number(path: Path) -> None:
+@pytest.mark.parametrize(
+    "damaged",
+    [
+        b'{"step":',
+        b"\0" * 40,
+        b"\xff\xfe",
+        b"[" * 100_000,
+        b'{"step":1,"x":' + b"[" * 900 + b"]" * 900 + b"}",
+        b'{"step":"1","attempt":9}',
+        b'{"step":null,"attempt":9}',
+        b'{"step":1,"attempt":1e400}',
+        b'{"step":1,"attempt":%d}' % 10**20,
+    ],
+)
+def test_a_damaged_line_is_left_out_and_told_once(
+    path: Path, caplog: pytest.LogCaptureFixture, damaged: bytes
+) -> None:
     path.parent.mkdir()
-    path.write_bytes(b'{"step":0,"attempt":4}\n{"step":\n{"step":2,"attempt":4}\n')
-    with pytest.raises(StorageError, match=r"line 2 of .*\. Allowed: .* Fix: .*sed -n 2p"):
-        read_metrics(path)
+    good = [{"step": 0, "attempt": 4}, {"step": 2, "attempt": 4}]
+    path.write_bytes(b'{"step":0,"attempt":4}\n' + damaged + b'\n{"step":2,"attempt":4}\n')
     assert last_attempt(path) == 4  # a damaged record does not keep a run from resuming
+    assert read_metrics(path) == good
+    [told] = caplog.messages
+    assert f"{path}: 1 damaged line left out" in told
+    assert "line 2." in told
+
+
+def test_many_damaged_lines_are_counted_and_the_first_named(
+    path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path.parent.mkdir()
+    path.write_bytes(b'{"step":0}\n' + b"x\n" * 70 + b'{"step":71}\n')
+    assert [row["step"] for row in read_metrics(path)] == [0, 71]
+    assert "70 damaged lines left out, and all others used: line 2, 3, 4, 5, 6, …" in caplog.text
+
+
+def test_a_line_that_cannot_be_read_may_have_been_a_row_at_wandb(path: Path) -> None:
+    path.parent.mkdir()
+    path.write_bytes(b'{"step":0}\nx\n{"kind":"summary"}\n{"step":2}\n')
+    assert recorded_rows(path) == 3  # fewer would put the next rows where others are
 
 
 def test_a_missing_file_has_no_attempt_and_cannot_be_read(path: Path) -> None:

@@ -249,6 +249,8 @@ def _names(folder: str, pattern: re.Pattern[str]) -> list[str]:
 def _reason(error: StorageError) -> str:
     """What the filesystem or the parser said, without the advice that is for other callers."""
     cause = error.__cause__
+    if isinstance(cause, RecursionError):
+        return f"{METADATA} is nested too deep"
     if isinstance(cause, ValueError):
         return f"{METADATA} is not JSON: {cause}"
     return str(cause or error)

@@ -12,14 +12,15 @@ import importlib
 import importlib.abc
 import importlib.machinery
 import sys
+import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any
 
-from chomp.cli.template_source import compiled, own_package
-from chomp.errors import ConfigError, message, require
+from chomp.cli.template_source import compiled, decoded, own_package
+from chomp.errors import ChompError, ConfigError, message, require
 from chomp.tracking.known_templates import is_remembered
 from chomp.tracking.run_files import sources_hash, template_sources
 
@@ -68,8 +69,8 @@ def loaded_template(folder: Path, *, is_trusted: bool = False) -> RunTemplate:
             folder, sources, fix="read those files, and pass --trust to run them"
         )
     name = _PACKAGE + digest[:12]
+    _Templates.add(name, folder, sources)
     try:
-        _Templates.add(name, folder, sources)
         return RunTemplate(folder, digest, importlib.import_module(f"{name}.{_TRAIN}"))
     except ImportError as error:
         raise ConfigError(
@@ -79,6 +80,17 @@ def loaded_template(folder: Path, *, is_trusted: bool = False) -> RunTemplate:
                 fix="run the command in the checkout that the run was started from, or install "
                 "what is missing",
             )
+        ) from error
+    except ChompError:
+        raise
+    except Exception as error:  # as a flipped bit or an edit may raise anything
+        frames = traceback.extract_tb(error.__traceback__)
+        own = [frame for frame in frames if Path(frame.filename).parent == folder]
+        at = f" ({own[-1].filename}, line {own[-1].lineno})" if own else ""
+        raise ConfigError(
+            f"the template {folder} cannot be imported: {type(error).__name__}: {error}{at}",
+            allowed="the files of a template as its run copied them",
+            fix="bring back the file, or pass a whole copy with --template FOLDER",
         ) from error
 
 
@@ -152,8 +164,9 @@ class _TemplateLoader(importlib.abc.InspectLoader):
 
     def __init__(self, name: str, folder: Path, sources: Mapping[str, bytes]) -> None:
         self._name, self._folder = name, folder
-        # As UTF-8, which is what Python takes a file for that says nothing else.
-        self.sources = {module: text.decode("utf-8") for module, text in sources.items()}
+        self.sources = {
+            module: decoded(raw, path=self.path_of(module)) for module, raw in sources.items()
+        }
         self._package = own_package(self.sources, where=str(folder))
 
     def path_of(self, module: str) -> str:

@@ -9,6 +9,7 @@ import ast
 import sys
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from types import CodeType
 
 from chomp.errors import ConfigError, message
@@ -26,7 +27,9 @@ def own_package(sources: Mapping[str, str], *, where: str) -> str | None:
     """
     found: dict[str, set[str]] = defaultdict(set)
     for name, text in sources.items():
-        for package, module in _absolute_imports(ast.parse(text, filename=f"{where}/{name}.py")):
+        with _python_errors(f"{where}/{name}.py") as path:
+            imports = list(_absolute_imports(ast.parse(text, filename=path)))
+        for package, module in imports:
             if module in sources and package.split(".")[0] not in _NEVER_OWN:
                 found[package].add(module)
     # A package of somebody else has few of these names by chance; the template's own has most.
@@ -47,12 +50,35 @@ def own_package(sources: Mapping[str, str], *, where: str) -> str | None:
 
 def compiled(text: str, *, path: str, package: str | None, renamed: str) -> CodeType:
     """The code of one file in which imports of `package` are imports of `renamed`."""
-    tree = ast.parse(text, filename=path)
-    if package is not None:
-        tree = ast.fix_missing_locations(_Renaming(package, renamed).visit(tree))
-    # Without the flags of this very file, such as `from __future__ import annotations`.
-    code: CodeType = compile(tree, path, "exec", dont_inherit=True)
+    with _python_errors(path):
+        tree = ast.parse(text, filename=path)
+        if package is not None:
+            tree = ast.fix_missing_locations(_Renaming(package, renamed).visit(tree))
+        # Without the flags of this very file, such as `from __future__ import annotations`.
+        code: CodeType = compile(tree, path, "exec", dont_inherit=True)
     return code
+
+
+def decoded(raw: bytes, *, path: str) -> str:
+    """The text of one file, in UTF-8: what Python takes a file for that says nothing else."""
+    with _python_errors(path):
+        return raw.decode("utf-8")
+
+
+@contextmanager
+def _python_errors(path: str) -> Iterator[str]:
+    """What is wrong with the text of a file, as a `ConfigError`."""
+    try:
+        yield path
+    # NUL and bytes that are no UTF-8 are a ValueError, and deep nesting is one of the last two.
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        line = getattr(error, "lineno", None)
+        what = getattr(error, "msg", None) or str(error) or type(error).__name__
+        raise ConfigError(
+            f"{path}{'' if line is None else f', line {line},'} is no Python: {what}",
+            allowed="the files of a template as its run copied them",
+            fix="bring back the file, or pass a whole copy with --template FOLDER",
+        ) from error
 
 
 def _absolute_imports(tree: ast.AST) -> Iterator[tuple[str, str]]:

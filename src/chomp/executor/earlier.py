@@ -4,15 +4,19 @@ A sweep of a thousand steps over a thousand earlier runs is a million comparison
 read once for a plan, and compared as one whole number, with a bit for each value that occurs.
 """
 
+import logging
 import re
 from collections.abc import Hashable, Mapping
 from typing import Any
 
 from chomp.config import canonical_json
+from chomp.errors import StorageError
 from chomp.executor.identity import HASH_DIGITS, Identity
 from chomp.executor.status import StepInfo, read_info
 from chomp.executor.step import LEAVES
 from chomp.storage import is_folder, join, list_folder, name_of, parent_of
+
+_log = logging.getLogger(__name__)
 
 
 def earlier_runs(name: str, folder: str, stem: str) -> list[tuple[str, StepInfo]]:
@@ -22,8 +26,16 @@ def earlier_runs(name: str, folder: str, stem: str) -> list[tuple[str, StepInfo]
     # The whole name: results that were moved aside have a longer one.
     pattern = re.compile(re.escape(stem) + rf"-[0-9a-f]{{{HASH_DIGITS}}}")
     siblings = [join(folder, each) for each in list_folder(folder) if pattern.fullmatch(each)]
-    infos = [(sibling, read_info(sibling)) for sibling in siblings]
-    return [(sibling, info) for sibling, info in infos if info is not None and info.name == name]
+    found = []
+    for sibling in siblings:
+        try:
+            info = read_info(sibling)
+        except StorageError as error:  # of another run: no reason not to begin this one
+            _log.warning("passed over among the earlier runs of %s: %s", name, error)
+            continue
+        if info is not None and info.name == name:
+            found.append((sibling, info))
+    return found
 
 
 class EarlierRuns:

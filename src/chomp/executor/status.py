@@ -13,6 +13,8 @@ import time
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal, TypeVar
 
+from pydantic import TypeAdapter, ValidationError
+
 from chomp.errors import StorageError
 from chomp.storage import exists, join, read_json, write_json_atomic
 from chomp.storage.secrets import without_secrets
@@ -57,6 +59,9 @@ class StepInfo:
 
 
 R = TypeVar("R", StepStatus, StepInfo)
+_ADAPTERS: dict[type, TypeAdapter[Any]] = {
+    kind: TypeAdapter(kind) for kind in (StepStatus, StepInfo)
+}
 
 
 def read_status(path: str) -> StepStatus | None:
@@ -94,19 +99,28 @@ def started_status(earlier: StepStatus | None, identity: str) -> StepStatus:
 def _read_record(kind: type[R], location: str) -> R | None:
     if not exists(location):
         return None
+    names = [field.name for field in fields(kind)]
     try:
         record = read_json(location)
     except StorageError as error:
         if isinstance(error.__cause__, FileNotFoundError):
             return None  # another process has just moved the folder aside
-        raise
-    # Fields that a later version may have added are passed over.
-    names = [field.name for field in fields(kind)]
+        raise _damaged(location, names, error.__cause__ or error) from error
     try:
-        return kind(**{name: record[name] for name in names})
+        # Fields that a later version may have added are passed over.
+        found: R = _ADAPTERS[kind].validate_python({name: record[name] for name in names})
+        return found
+    except ValidationError as error:
+        told = (f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
+        raise _damaged(location, names, "; ".join(told)) from error
     except (KeyError, TypeError) as error:
-        raise StorageError(
-            f"{location} is not the record of a step ({error!r})",
-            allowed=f"a JSON mapping with {', '.join(names)}",
-            fix="remove the file; the step then runs again",
-        ) from error
+        raise _damaged(location, names, repr(error)) from error
+
+
+def _damaged(location: str, names: list[str], reason: object) -> StorageError:
+    return StorageError(
+        f"{location} is not the record of a step: {reason}",
+        allowed=f"a JSON mapping with {', '.join(names)}",
+        fix="remove the file: the step then runs again, and a run goes on from its newest "
+        "checkpoint",
+    )

@@ -34,6 +34,7 @@ from chomp.storage import (
     make_folder,
     name_of,
     read_text,
+    remove_tree,
     write_bytes_atomic,
     write_json_atomic,
     write_text_atomic,
@@ -116,12 +117,15 @@ class RunFolder:
         config = config or LoggingConfig()
         with leaving_on_error():
             with all_or_none("opening the run folder"):
-                attempt = _opened(path, config) if is_first() else 0
-            attempt = told_by_first("attempt", attempt)
+                if is_first():
+                    _prepare(path, config)
             is_logged = is_first() and config.log_file is not None
             log_file = join(path, str(config.log_file)) if is_logged else None
             with logged_to(log_file, config.level):
-                yield RunFolder(path, attempt)
+                with all_or_none("reading the record"):
+                    record = join(path, config.metrics_file)
+                    attempt = last_attempt(record) + 1 if is_first() else 0
+                yield RunFolder(path, told_by_first("attempt", attempt))
 
     @property
     def checkpoints(self) -> str:
@@ -152,8 +156,12 @@ class RunFolder:
         copy = join(self.path, TEMPLATE)
         make_folder(copy, inside=self.path)
         sources = template_sources(template)
-        for stale in {*Path(copy).glob("*.py")} - {Path(copy, f"{name}.py") for name in sources}:
-            stale.unlink()  # of an earlier attempt: the copy is the template, and nothing else
+        # Of an earlier attempt, or damaged: the copy is the template, and nothing else.
+        for stale in Path(copy).glob("*.py"):
+            if stale.is_dir() and not stale.is_symlink():
+                remove_tree(stale)
+            elif stale.stem not in sources:
+                stale.unlink()
         for name, source in sources.items():
             write_bytes_atomic(join(copy, f"{name}.py"), source)
         # The bytes that are run now, and not what is in the folder, where others may write too.
@@ -234,8 +242,8 @@ class RunFolder:
         return path
 
 
-def _opened(path: str, config: LoggingConfig) -> int:
-    """Make the folder if need be; gives the number of the attempt that begins."""
+def _prepare(path: str, config: LoggingConfig) -> None:
+    """Make the folder if need be."""
     require(
         is_local(path),
         f"output_path={path}",
@@ -249,7 +257,6 @@ def _opened(path: str, config: LoggingConfig) -> int:
     folders = (TEMPLATE, TOKENIZER, SAMPLES, ARTIFACTS, REPORT, PROFILER, CHECKPOINTS)
     files = (config.metrics_file, str(config.log_file or ""))
     require_links_inside(path, [*folders, config.tensorboard.folder, *files])
-    return last_attempt(join(path, config.metrics_file)) + 1
 
 
 def print_run_table(path: str, console: Console | None = None) -> None:

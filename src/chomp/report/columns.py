@@ -18,7 +18,7 @@ import orjson
 from jaxtyping import Bool, Float, Int
 
 from chomp.tracking import Row
-from chomp.tracking.lines import row_of_line
+from chomp.tracking.lines import MAX_STEP, row_of_line
 from chomp.tracking.names import SHORT_KEYS
 
 # Axes: N rows, M some of them, K columns.
@@ -27,8 +27,6 @@ from chomp.tracking.names import SHORT_KEYS
 # turned into numbers: blocks eight times as long take a third longer.
 _BLOCK_BYTES = 1 << 17
 
-# As far as a page's 32 bits count; beyond that lies no run.
-_MAX_STEP = 2.0**31
 # The year 10000, after which no calendar of a computer has a date.
 MAX_TIME_S = 253402300800.0
 
@@ -60,7 +58,7 @@ class Block:
     @cached_property
     def attempts(self) -> Int[np.ndarray, " N"]:
         """The attempt that each row is of; 0 where it does not say."""
-        return np.nan_to_num(self.column("attempt", 0.0)).astype(np.int64)
+        return self.column("attempt", 0.0).astype(np.int64)
 
 
 @dataclass(frozen=True)
@@ -92,7 +90,7 @@ class Columns:
     others: tuple[Row, ...]  # lines that are not of a step, in order: summaries, artifacts
     other_lines: tuple[int, ...]  # the number of each of them, from 1
     unreadable: tuple[int, ...]  # numbers of the lines that are no JSON object, from 1
-    without_step: tuple[int, ...]  # of rows left out, whose step is no number that a run can reach
+    without_step: tuple[int, ...]  # of rows left out: the step or the attempt is none of a run
     is_torn: bool  # whether the last line has no end: it is being written, or its writer was killed
     num_lines: int  # whole lines
 
@@ -225,19 +223,19 @@ def _block(rows: Sequence[Row], lines: Int[np.ndarray, " N"]) -> Block:
 def _numeric_names(row: Row) -> _Layout:
     """The names of numbers in a row, each once: a short key says what its long name says."""
     twice = {short for name, short in _SHORTENED.items() if name in row}
-    # The step is among them, whatever it is.
+    # The step and the attempt are among them, whatever they are.
     return tuple(
         name
         for name, value in row.items()
-        if name == "step" or (_is_number_or_null(value) and name not in twice)
+        if name in ("step", "attempt") or (_is_number_or_null(value) and name not in twice)
     )
 
 
 def _joined(blocks: Sequence[Block]) -> tuple[Block, list[int]]:
     """One block of all, each column in one piece, and the lines that are left out of it.
 
-    Those have a step that is no whole number, or that no run comes to. A time of no calendar is as
-    good as none.
+    Those have a step or an attempt that is no whole number, or that no run comes to. A time of no
+    calendar is as good as none.
     """
     names, size = blocks[0].names, sum(block.lines.size for block in blocks)
     values, lines = np.empty((len(names), size)), np.empty(size, np.int64)
@@ -245,14 +243,14 @@ def _joined(blocks: Sequence[Block]) -> tuple[Block, list[int]]:
     for block in blocks:
         begin, end = end, end + block.lines.size
         values[:, begin:end], lines[begin:end] = block.values, block.lines
-    steps = values[names.index("step")]
-    is_step = (np.abs(steps) < _MAX_STEP) & (steps == np.floor(steps))  # nor is NaN
+    counts = values[[names.index(name) for name in ("step", "attempt") if name in names]]
+    is_row = np.all((np.abs(counts) < MAX_STEP) & (counts == np.floor(counts)), axis=0)  # not NaN
     if "time" in names:
         times = values[names.index("time")]
         times[np.abs(times) >= MAX_TIME_S] = np.nan
-    left_out = lines[~is_step].tolist()
+    left_out = lines[~is_row].tolist()
     if left_out:
-        values, lines = values[:, is_step], lines[is_step]
+        values, lines = values[:, is_row], lines[is_row]
     values.flags.writeable = False  # columns are handed out as they are, not copied
     return Block(names, values, lines), left_out
 

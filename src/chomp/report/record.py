@@ -192,7 +192,9 @@ def _damages(columns: Columns, name: str) -> list[str]:
         problems.append(f"left out of {name}, because unreadable: {_told(columns.unreadable)}")
     if columns.without_step:
         told = _told(columns.without_step)
-        problems.append(f"left out of {name}, because the step is not one of a run: {told}")
+        problems.append(
+            f"left out of {name}, because the step or the attempt is none of a run: {told}"
+        )
     if columns.is_torn:
         problems.append(
             f"the last line of {name} has no end and is left out: it is being written right now, "

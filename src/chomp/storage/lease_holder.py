@@ -55,7 +55,7 @@ class LeaseHolder:
         """
         try:
             return _holder_of(json.loads(content))
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, RecursionError):
             digest = hashlib.sha256(content).hexdigest()[:16]
             nobody = ProcessIdentity(host="an unknown host", pid_space="", pid=0, start_id="")
             return LeaseHolder(

@@ -4,6 +4,7 @@ What cannot be decoded is a `StorageError` that says where in the file the troub
 """
 
 import io
+import itertools
 import json
 from typing import IO, Any, NoReturn
 
@@ -13,6 +14,10 @@ from chomp.storage.locations import StrPath, filesystem_of, is_local, normalise
 
 # Large enough that the checks around each read cost nothing beside it.
 _BUFFER_BYTES = 1 << 20
+# Of lists and mappings inside each other, far more than any file of ours has, and few enough for
+# whoever goes through the value by recursion.
+_MAX_DEPTH = 100
+_TOO_DEEP = f"it is nested deeper than {_MAX_DEPTH} lists and mappings"
 
 
 def read_bytes(path: StrPath) -> bytes:
@@ -58,14 +63,18 @@ def read_text(path: StrPath) -> str:
 
 
 def read_json(path: StrPath) -> Any:
-    """The value in a strict JSON file: bare NaN and Infinity are errors, as when writing."""
+    """The value in a strict JSON file: bare NaN and Infinity are errors, as when writing.
+
+    So is a value that is nested deeper than 100 lists and mappings.
+    """
     text = read_text(path)
     try:
-        return json.loads(text, parse_constant=_refuse_constant)
-    except ValueError as error:
+        return _shallow(json.loads(text, parse_constant=_refuse_constant))
+    except (ValueError, RecursionError) as error:
+        reason = _TOO_DEEP if isinstance(error, RecursionError) else error
         raise StorageError(
             message(
-                given=f"{normalise(path)} ({len(text)} characters) is not JSON: {error}",
+                given=f"{normalise(path)} ({len(text)} characters) is not JSON: {reason}",
                 allowed="one strict JSON value",
                 fix="repair the file, or remove it if it can be made again",
             )
@@ -101,6 +110,18 @@ class _CheckedFile(io.RawIOBase):
         if not self.closed:
             self._raw.close()
         super().close()
+
+
+def _shallow(value: Any) -> Any:
+    """The value; `ValueError` for one that is nested too deep."""
+    level, depth = [value], 0
+    while level := [item for item in level if type(item) in (dict, list)]:
+        depth += 1
+        if depth > _MAX_DEPTH:
+            raise ValueError(_TOO_DEEP)
+        inside = (item.values() if type(item) is dict else item for item in level)
+        level = list(itertools.chain.from_iterable(inside))
+    return value
 
 
 def _refuse_constant(name: str) -> NoReturn:

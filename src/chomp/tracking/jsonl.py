@@ -10,6 +10,7 @@ import logging
 import os
 import time
 from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
 from os import PathLike
 from pathlib import Path
 
@@ -26,6 +27,8 @@ from chomp.tracking.protocol import MetricValue, PlainValue, flat_metrics
 # Keys of the line itself. A metric may repeat a step key, if it says the same.
 _STEP_KEYS = ("step", "global_step")
 _LINE_KEYS = ("attempt", "time", "kind")
+
+_MAX_LINES_NAMED = 5
 
 _logger = logging.getLogger(__name__)
 
@@ -123,53 +126,33 @@ class JsonlTracker:
 def read_metrics(path: str | PathLike[str]) -> list[Row]:
     """Every row of the file in order, summaries and artifacts included, as written.
 
-    A torn last line is left out and reported in the log: the run may be writing it right now. A
-    broken line before the last raises `StorageError` with its number.
+    Lines that cannot be read are left out and reported in the log. The last of them may only be
+    torn: the run may be writing it right now.
     """
-    rows: list[Row] = []
-    broken: int | None = None
-    for number, row in _numbered_rows(Path(path)):
-        # Only now is it known that the broken line was not the last.
-        if broken is not None:
-            raise StorageError(
-                message(
-                    given=f"line {broken} of {path} is not a JSON object",
-                    allowed="strict JSON, one object a line; only the last line may be torn",
-                    fix=f"look at it with `sed -n {broken}p {path}` and delete it",
-                )
-            )
-        if row is None:
-            broken = number
-        else:
-            rows.append(row)
-    if broken is not None:
-        _logger.warning("%s: line %d, the last, is torn and was left out", path, broken)
-    return rows
+    return list(_readable_rows(Path(path), is_torn_told=True))
 
 
 def last_attempt(path: str | PathLike[str]) -> int:
     """The highest attempt in the file, 0 when there is none.
 
-    Lines that cannot be read are passed over: a damaged record must not keep a run from resuming.
+    Lines that cannot be read are left out and reported in the log: a damaged record must not keep a
+    run from resuming.
     """
     if not Path(path).exists():
         return 0
-    attempts = (row.get("attempt") for _, row in _numbered_rows(Path(path)) if row is not None)
-    return max((attempt for attempt in attempts if isinstance(attempt, int)), default=0)
+    return max((_attempt_of(row) for row in _readable_rows(Path(path))), default=0)
 
 
 def recorded_summary(path: str | PathLike[str]) -> Row:
     """The summary values in the file so far, none where it is not there; unreadable lines pass."""
-    if not Path(path).exists():
-        return {}
-    return summary_of(row for _, row in _numbered_rows(Path(path)) if row is not None)
+    return summary_of(_readable_rows(Path(path))) if Path(path).exists() else {}
 
 
 def recorded_rows(path: str | PathLike[str]) -> int:
-    """How many rows of steps are in the file so far; unreadable lines pass."""
+    """How many rows of steps were logged so far; a line that is damaged may have been one."""
     if not Path(path).exists():
         return 0
-    return sum(is_step_row(row) for _, row in _numbered_rows(Path(path)) if row is not None)
+    return sum(row is None or is_step_row(row) for _, row in _numbered_rows(Path(path)))
 
 
 def is_step_row(row: Row) -> bool:
@@ -200,6 +183,32 @@ def summary_of(rows: Iterable[Row]) -> Row:
         if row.get("kind") == "summary":
             _overlay(summary, {key: row[key] for key in row if key not in _LINE_KEYS})
     return summary
+
+
+def _readable_rows(path: Path, *, is_torn_told: bool = False) -> Iterator[Row]:
+    """The rows of the file; the log is told of lines that cannot be read, if the last only so."""
+    unreadable: list[int] = []
+    number = 0
+    for number, row in _numbered_rows(path):
+        if row is None:
+            unreadable.append(number)
+        else:
+            yield row
+    if unreadable and unreadable[-1] == number:
+        unreadable.pop()
+        if is_torn_told:
+            _logger.warning("%s: line %d, the last, is torn and was left out", path, number)
+    if unreadable:
+        _tell_unreadable(path, len(unreadable), tuple(unreadable[:_MAX_LINES_NAMED]))
+
+
+@cache  # once: a run reads its record when it begins and when it ends
+def _tell_unreadable(path: Path, count: int, first: tuple[int, ...]) -> None:
+    _logger.warning(
+        "%s: %d damaged line%s left out, and all others used: line %s%s. `sed -n %dp %s` shows one",
+        *(path, count, "" if count == 1 else "s", ", ".join(map(str, first))),
+        *("" if count == len(first) else ", …", first[0], path),
+    )
 
 
 def _numbered_rows(path: Path) -> Iterator[tuple[int, Row | None]]:

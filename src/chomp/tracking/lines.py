@@ -19,6 +19,8 @@ from chomp.tracking.protocol import PlainValue
 Row: TypeAlias = dict[str, Any]
 
 NONFINITE_SUFFIX = "/nonfinite"
+# As far as a page's 32 bits count; beyond that lies no run, nor as many attempts at one.
+MAX_STEP = 1 << 31
 
 _BLOCK_BYTES = 1 << 16
 _logger = logging.getLogger(__name__)
@@ -53,14 +55,21 @@ def strict_json(value: Any) -> Any:
 
 
 def row_of_line(line: bytes) -> Row | None:
-    """The row of a line, or None if it is not a whole line of strict JSON with one object."""
+    """The row of a line, or None if it is not a whole line of strict JSON with one flat object.
+
+    Its step and its attempt, where it has them, are whole numbers that a run can reach.
+    """
     if not line.endswith(b"\n"):
         return None
     try:
         row = json.loads(line, parse_constant=_refuse_constant)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
-    return cast(Row, row) if isinstance(row, dict) else None
+    if not isinstance(row, dict) or any(type(value) in (dict, list) for value in row.values()):
+        return None
+    counts = [row[key] for key in ("step", "attempt") if key in row]
+    is_row = all(type(count) is int and abs(count) < MAX_STEP for count in counts)
+    return cast(Row, row) if is_row else None
 
 
 def set_aside_torn_line(path: Path) -> None:

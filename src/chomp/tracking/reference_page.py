@@ -21,6 +21,8 @@ object a line. It is written first; the console, W&B and TensorBoard show what i
   earlier. `{"kind": "artifact", ...}` names a file.
 - JSON has no NaN. Such a value is null, and `<name>/nonfinite` says which it was.
 - A metric that a device or a config does not give is absent, never zero.
+- A damaged line is left out by every reader, which tells its number and how many there are. The run
+  goes on from its checkpoints all the same: nothing is restored from the record.
 - `throughput/duration` is seconds per step; `loading_time`, `hook_time`, `checkpoint_time`,
   `compile_time` and `eval/total_time` are seconds since the line before. `duration` times the steps
   of a line plus these is wall clock.

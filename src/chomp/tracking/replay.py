@@ -55,11 +55,12 @@ def _replay_row(row: Row, sink: Tracker, folder: Path) -> None:
     if kind == "summary":
         sink.log_summary({key: values[key] for key in values if key not in _SUMMARY_KEYS})
     elif kind == "artifact":
-        path = _found(row["path"], folder)
+        path = _found(str(row.get("path")), folder)
         if path is None:
-            _logger.warning("%s is not there any more and was passed over", row["path"])
+            _logger.warning("%s is not there any more and was passed over", row.get("path"))
         else:
-            sink.log_artifact(path, name=row["name"], kind=row["artifact_kind"])
+            name, artifact_kind = str(row.get("name")), str(row.get("artifact_kind"))
+            sink.log_artifact(path, name=name, kind=artifact_kind)
     elif kind is None and "step" in row:
         sink.log({key: values[key] for key in values if key not in _ROW_KEYS}, step=row["step"])
 

@@ -20,6 +20,7 @@ from chomp.storage import (
     is_set_aside,
     join,
     list_folder,
+    read_bytes,
     read_json,
 )
 
@@ -62,7 +63,7 @@ def resolved_config(folder: StrPath) -> dict[str, Any]:
 def template_sources(folder: StrPath) -> dict[str, bytes]:
     """The files of a template by module name, as they are now; no pipe is waited for."""
     found = sorted(path for path in Path(folder).glob("*.py") if path.is_file())
-    return {path.stem: path.read_bytes() for path in found}
+    return {path.stem: read_bytes(path) for path in found}
 
 
 def sources_hash(sources: Mapping[str, bytes]) -> str:
