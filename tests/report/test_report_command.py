@@ -106,3 +106,52 @@ def test_the_recipes_python_reads_a_run(run, capsys):
     exec(source.replace("outputs/grug/base-<hash>", run), found)
     assert found["losses"].steps.tolist() == list(range(1, 20, 2))
     assert "train/loss" in capsys.readouterr().out
+
+
+NOT_RUNS = {
+    "text": ("notes.txt", "No row of any run.\n"),
+    "documents": ("docs.jsonl", '{"text": "one"}\n{"text": "two"}\n'),
+    "empty file": ("empty.jsonl", ""),
+    "config alone": ("config_resolved.json", "{}"),
+    "step of the executor": (".executor_status", "{}"),
+    "another's log": ("train.log", "loss 3.0\n"),
+}
+
+
+@pytest.mark.parametrize("what", NOT_RUNS)
+def test_what_is_no_run_is_an_error_and_nothing_is_written(tmp_path, capsys, what):
+    name, text = NOT_RUNS[what]
+    (tmp_path / name).write_text(text)
+    places = [tmp_path / name] if name == "config_resolved.json" else [tmp_path / name, tmp_path]
+    for place in places:
+        assert exit_code(["report", str(place)]) == 2
+        assert "Allowed: a run folder" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+
+
+def test_names_of_others_are_shown_and_not_obeyed(tmp_path, capsys):
+    evil = "a\x1b[2J\x9b31m\x07\u202e[bold]b[/x]"
+    config = {**CONFIG, "run_id": evil, "model": {evil: evil}}
+    run = RecordedRun(tmp_path / "run\x1b[2J", config=config)
+    run.attempt(0, 20).evaluation(19, **{evil: 3.0})
+    path = run.written()
+    with (Path(path) / "metrics.jsonl").open("a") as record:
+        record.write('{"step": 21, "attempt": 1, "ti')
+    for words in (
+        ["report", path],
+        ["metrics", "show", path],
+        ["config", "show", path],
+        ["watch", path, "--once"],
+        ["compare", path, path],
+        ["checkpoint", "list", path],
+        ["eval", path],
+        ["train", path],
+    ):
+        exit_code(words)
+        told = capsys.readouterr()
+        for text in (told.out, told.err):
+            obeyed = set(text) & set("\x1b\x9b\x07\u202e")
+            # YAML is to be read back, and has no other way to write that sign in a plain text.
+            assert obeyed <= ({"\u202e"} if words[0] == "config" else set()), (words, text)
+        assert "Traceback" not in told.err
+        assert told.out + told.err

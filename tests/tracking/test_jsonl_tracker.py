@@ -285,8 +285,9 @@ def test_a_full_disk_is_an_error_that_says_what_to_do_and_spoils_no_line(path: P
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device of Linux")
-def test_no_space_left_is_named_as_such() -> None:
-    tracker = JsonlTracker(Path("/dev/full"), attempt=1)
+def test_no_space_left_is_named_as_such(tmp_path: Path) -> None:
+    tracker = JsonlTracker(tmp_path / "metrics.jsonl", attempt=1)
+    os.dup2(os.open("/dev/full", os.O_WRONLY), tracker._descriptor)
     with pytest.raises(StorageError, match=r"No space left on device\. Allowed: .* Fix: "):
         tracker.log({"x": 1}, step=0)
 

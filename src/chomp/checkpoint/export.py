@@ -39,6 +39,7 @@ from chomp.storage import (
     write_text_atomic,
 )
 from chomp.storage.failures import storage_errors
+from chomp.storage.reading import MAX_JSON_BYTES
 from chomp.storage.temporary import temporary_beside
 
 Weights = Literal["params", "ema"]
@@ -219,7 +220,9 @@ def _copy_files(source: str, target: str) -> None:
     make_folder(target)
     for name in list_folder(source):
         if not is_folder(join(source, name)):
-            write_bytes_atomic(join(target, name), read_bytes(join(source, name)))
+            write_bytes_atomic(
+                join(target, name), read_bytes(join(source, name), max_bytes=MAX_JSON_BYTES)
+            )
 
 
 def _require_new(target: str) -> None:

@@ -59,10 +59,11 @@ def late_bar(description: str, total_bytes: int) -> Iterator[Callable[[int], Non
 
     Gone from the console at the end. Where nothing can be redrawn, as in a log file, none is shown.
     """
-    from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
-    console = Console(stderr=True)
+    from chomp.storage.printable import PlainConsole
+
+    console = PlainConsole(stderr=True)
     progress = Progress(
         TextColumn("{task.description}"),
         BarColumn(),

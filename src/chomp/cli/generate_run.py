@@ -248,12 +248,12 @@ def _show(read: WeightsAlone, samples: Sequence[Sample]) -> None:
     from rich.console import Console
     from rich.text import Text
 
-    from chomp.tracking.printable import printable
+    from chomp.storage.printable import PlainConsole, printable
     from chomp.tracking.run_files import SAMPLE_MARK
 
     (weights,) = read.models
     # On stderr: what is asked for is the text.
-    notes, console = Console(stderr=True, soft_wrap=True), Console(soft_wrap=True)
+    notes, console = PlainConsole(stderr=True, soft_wrap=True), Console(soft_wrap=True)
     notes.print(Text(f"{TITLES[weights]} of {as_seen_from_here(read.found.path)}", style="dim"))
     for number, sample in enumerate(samples, start=1):
         if len(samples) > 1:

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from chomp.cli.config_arguments import Action, Prefix
+from chomp.cli.terminal import say
 from chomp.errors import require
 
 # The mark is typer's: it leaves the lines of the paragraph after it as they are.
@@ -55,9 +56,7 @@ def _pin(prefix: str | None, kept: str, other: str) -> int:
     from chomp.launch.launching import outputs_folder
 
     kept_title, other_title = add_pin(outputs_folder(prefix), kept, other)
-    print(
-        f"{other_title} counts as {kept_title} from now on. Undo: chomp pin --remove {other_title}"
-    )
+    say(f"{other_title} counts as {kept_title} from now on. Undo: chomp pin --remove {other_title}")
     return 0
 
 
@@ -65,7 +64,7 @@ def _remove(prefix: str | None, other: str) -> int:
     from chomp.executor.pins import remove_pin
     from chomp.launch.launching import outputs_folder
 
-    print(f"{remove_pin(outputs_folder(prefix), other)} counts as itself again.")
+    say(f"{remove_pin(outputs_folder(prefix), other)} counts as itself again.")
     return 0
 
 
@@ -76,7 +75,7 @@ def _list(prefix: str | None) -> int:
     folder = outputs_folder(prefix)
     pins = read_pins(folder)
     for other, kept in sorted(pins.items()):
-        print(f"{other} counts as {kept}")
+        say(f"{other} counts as {kept}")
     if not pins:
-        print(f"Nothing is pinned in {folder}.")
+        say(f"Nothing is pinned in {folder}.")
     return 0

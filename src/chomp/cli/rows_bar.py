@@ -16,10 +16,11 @@ def rows_bar(description: str, unit: str) -> Iterator[Callable[[int, int], None]
 
     On stderr, and gone at the end. Where nothing can be redrawn, as in a log file, none is shown.
     """
-    from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-    console = Console(stderr=True)
+    from chomp.storage.printable import PlainConsole
+
+    console = PlainConsole(stderr=True)
     progress = Progress(
         TextColumn("{task.description}"),
         BarColumn(),

@@ -17,17 +17,18 @@ _SHOWN_CHARACTERS = 60
 
 def print_table(table: Table) -> None:
     """Print a table as wide as its content."""
-    from rich.console import Console
+    from chomp.storage.printable import PlainConsole
 
-    Console(width=_WIDTH).print(table)
+    PlainConsole(width=_WIDTH).print(table)
 
 
 def say(text: str, style: str = "") -> None:
     """Print a line as it is: what is told may hold brackets of its own."""
-    from rich.console import Console
     from rich.text import Text
 
-    Console(width=_WIDTH, soft_wrap=True).print(Text(text, style=style))
+    from chomp.storage.printable import PlainConsole
+
+    PlainConsole(width=_WIDTH, soft_wrap=True).print(Text(text, style=style))
 
 
 def one_line(text: str, limit: int = _SHOWN_CHARACTERS) -> str:

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 
-from rich.markup import escape
 from rich.table import Table
 
 from chomp.data.batch_schedule import BatchSchedule
@@ -137,7 +136,7 @@ def forecast_table(forecast: Forecast) -> Table:
             table.add_row(
                 *(("", "") if i else (str(stage.number), steps)),
                 # A name in square brackets would be read as a style.
-                escape(part.name),
+                part.name,
                 f"{part.weight:.4g}",
                 f"{part.examples:,}",
                 f"{part.tokens:,}",

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from rich.console import Console
 from rich.progress import (
     BarColumn,
     Progress,
@@ -12,6 +11,8 @@ from rich.progress import (
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
+
+from chomp.storage.printable import PlainConsole
 
 
 @contextmanager
@@ -22,7 +23,7 @@ def progress_bar(
 
     Without a total it counts. Where nothing can be redrawn, as in a log file, nothing is shown.
     """
-    console = Console()
+    console = PlainConsole()
     columns = [SpinnerColumn(), TextColumn("{task.description}")]
     if total is not None:
         columns += [BarColumn(), TimeRemainingColumn()]

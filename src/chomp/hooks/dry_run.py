@@ -41,6 +41,7 @@ from chomp.mesh import (
     told_bytes,
 )
 from chomp.optim import group_table
+from chomp.storage.printable import PlainConsole
 
 # Where along the run the learning rate is told.
 _LANDMARKS = (0.0, 0.1, 0.25, 0.5, 0.75, 1.0)
@@ -61,7 +62,7 @@ def dry_run(
     `is_data_ready`, stores are opened and the epochs of every component told; else the first
     document of each is read, and the step is compiled for rows of nothing.
     """
-    console = console or Console(soft_wrap=True)
+    console = console or PlainConsole(soft_wrap=True)
     untried = check_inputs(config, is_hub_needed=False)
     prepare_devices()
     state, planned = abstract_arrays(make_state), planned_mesh(config.mesh)

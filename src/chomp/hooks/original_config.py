@@ -14,6 +14,7 @@ from contextlib import contextmanager
 
 from chomp.errors import ConfigError
 from chomp.storage import exists, join, read_text, write_text_atomic
+from chomp.storage.reading import MAX_TEXT_BYTES
 from chomp.tracking.run_files import ORIGINAL_CONFIG
 
 VARIABLE = "CHOMP_ORIGINAL_CONFIG"
@@ -63,7 +64,7 @@ def write_original(folder: str, text: str, *, attempt: int) -> None:
     What held before attempt 3 is `config_original.before-3.yaml`.
     """
     path = join(folder, ORIGINAL_CONFIG)
-    before = read_text(path) if exists(path) else text
+    before = read_text(path, max_bytes=MAX_TEXT_BYTES) if exists(path) else text
     aside = join(folder, f"config_original.before-{attempt}.yaml")
     # One that is there is of a start that left a row: the file of the start after it, which left
     # none and so had this same number, trained nothing.

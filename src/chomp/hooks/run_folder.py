@@ -41,6 +41,8 @@ from chomp.storage import (
 )
 from chomp.storage.locations import require_plain_path
 from chomp.storage.paths import require_links_inside
+from chomp.storage.printable import PlainConsole, printable
+from chomp.storage.reading import MAX_TEXT_BYTES
 from chomp.tokenize import Tokenizer, save_tokenizer
 from chomp.tracking import (
     CompositeTracker,
@@ -67,7 +69,6 @@ from chomp.tracking import (
 )
 from chomp.tracking import LoggingConfig as LoggingConfig
 from chomp.tracking.known_templates import remember_template
-from chomp.tracking.printable import printable
 from chomp.tracking.run_files import (
     ARTIFACTS,
     AVERAGED,
@@ -261,7 +262,7 @@ def _prepare(path: str, config: LoggingConfig) -> None:
 
 def print_run_table(path: str, console: Console | None = None) -> None:
     """What came of the run in `path`, from its files alone: losses, speed, places, a sample."""
-    console = console or Console()
+    console = console or PlainConsole()
     rows = read_metrics(record_of(path))
     steps = latest_rows(rows)
     prefix = held_out_prefix(eval_prefix_in(resolved_config(path)), set().union(*steps))
@@ -346,7 +347,7 @@ def _facts(path: str, steps: list[Row], summary: Row) -> Table:
 
 def _newest_sample(path: str) -> str | None:
     samples = samples_in(path)
-    return read_text(samples[max(samples)]) if samples else None
+    return read_text(samples[max(samples)], max_bytes=MAX_TEXT_BYTES) if samples else None
 
 
 def _names_in(folder: str) -> list[str]:

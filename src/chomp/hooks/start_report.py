@@ -7,7 +7,6 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from jax.sharding import Mesh
-from rich.console import Console
 
 from chomp.data import LmDataConfig, RowLimits, TrainLoader
 from chomp.hooks.environment import environment_summary
@@ -17,6 +16,7 @@ from chomp.kernels.precision import Precision
 from chomp.kernels.self_check import KernelReport, attention_choice, check_kernels
 from chomp.mesh import batch_shards, bytes_per_device, memory_table, told_bytes
 from chomp.optim import GrugOptimizerConfig, group_table
+from chomp.storage.printable import PlainConsole
 from chomp.tracking import LoggingConfig, names
 
 log = logging.getLogger(__name__)
@@ -133,4 +133,4 @@ def state_parts(state: TrainState) -> dict[str, Any]:
 
 
 def _show(text: str) -> None:
-    Console(soft_wrap=True).print(text, markup=False, highlight=False)
+    PlainConsole(soft_wrap=True).print(text, markup=False, highlight=False)

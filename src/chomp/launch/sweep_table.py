@@ -10,6 +10,7 @@ from chomp.errors import require
 from chomp.executor import PlannedStep, read_status
 from chomp.launch.sweep import Point
 from chomp.storage import exists
+from chomp.storage.printable import PlainConsole
 from chomp.tracking import Row, latest_rows, read_metrics
 from chomp.tracking.run_files import (
     AVERAGED,
@@ -74,7 +75,7 @@ def tell_sweep(
             runs[point].path,
         )
     # As wide as its content: a path that is cut cannot be copied.
-    (console or Console(width=_WIDTH)).print(table)
+    (console or PlainConsole(width=_WIDTH)).print(table)
 
 
 def _fields(points: Sequence[Point]) -> list[str]:

@@ -24,10 +24,11 @@ from chomp.executor.status import ERROR
 from chomp.launch.outcome import RaisedElsewhere
 from chomp.launch.step_logs import log_path
 from chomp.storage import LeaseHolder, exists, is_folder, join, list_folder
+from chomp.storage.printable import PlainConsole, PlainFormatter
 from chomp.tracking.run_files import RESOLVED_CONFIG
 
-_console = Console(soft_wrap=True)
-_errors = Console(stderr=True, soft_wrap=True)
+_console = PlainConsole(soft_wrap=True)
+_errors = PlainConsole(stderr=True, soft_wrap=True)
 _STDOUT = 1  # its file descriptor
 _ACTION_STYLES = {"run": "bold", "skip": "green", "wait": "yellow"}
 _VERBS = {"run": "continued", "skip": "reused", "wait": "waited for"}
@@ -105,7 +106,7 @@ def tell_warnings_only() -> None:
         return
     handler = logging.StreamHandler()
     handler.setLevel(logging.WARNING)
-    handler.setFormatter(logging.Formatter("%(levelname)s: %(message)s"))
+    handler.setFormatter(PlainFormatter("%(levelname)s: %(message)s"))
     root.addHandler(handler)
 
 

@@ -17,6 +17,7 @@ from chomp.executor import read_status
 from chomp.executor.status import StepInfo, read_info
 from chomp.report.record import RunRecord, read_record
 from chomp.storage import exists, is_folder, join, list_folder, name_of, read_bytes, read_json
+from chomp.storage.reading import MAX_TEXT_BYTES
 from chomp.tracking import names
 from chomp.tracking.run_files import DERIVED, TEMPLATE
 from chomp.variants.last_run import variant_of
@@ -113,7 +114,10 @@ class MeasuredRun:
         kept = list_folder(folder) if is_folder(folder) else []
         files = [name for name in kept if name.endswith(".py")]
         # As the executor has them, so that both ways to run a template give one hash.
-        sources = {name: sha256(read_bytes(join(folder, name))).hexdigest() for name in files}
+        sources = {
+            name: sha256(read_bytes(join(folder, name), max_bytes=MAX_TEXT_BYTES)).hexdigest()
+            for name in files
+        }
         return fingerprint(sources) if sources else None
 
     @cached_property

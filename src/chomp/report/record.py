@@ -28,10 +28,12 @@ from chomp.storage import (
     parent_of,
     read_text,
 )
+from chomp.storage.reading import MAX_TEXT_BYTES
 from chomp.tracking import Row, summary_of
 from chomp.tracking.names import SHORT_KEYS
 from chomp.tracking.run_files import (
     METRICS_FILE,
+    ORIGINAL_CONFIG,
     RESOLVED_CONFIG,
     is_run_folder,
     log_every_in,
@@ -154,10 +156,22 @@ def read_record(folder: str) -> RunRecord:
     if not is_file and not is_run_folder(path):
         raise _no_run(path)
     config, problems = _config(run)
-    file = path if is_file else record_in(run, config or {})
+    own = record_in(run, config or {})
+    file = path if is_file else own
     columns = _read(file)
+    if not _is_run(run, columns, is_own=file == own, is_given=is_file):
+        raise _no_run(path)
     problems += _missing(file) if columns is None else _damages(columns, name_of(file))
     return RunRecord(run, config, columns or _NOTHING, tuple(problems))
+
+
+def _is_run(run: str, columns: Columns | None, *, is_own: bool, is_given: bool) -> bool:
+    """Whether there is anything of a run: steps of the executor have some files of runs too."""
+    marks = {"kind", "attempt"}
+    if columns and (columns.blocks or any(marks & row.keys() for row in columns.others)):
+        return True
+    is_described = exists(join(run, RESOLVED_CONFIG)) or exists(join(run, ORIGINAL_CONFIG))
+    return is_own and (is_described or (columns is not None and not is_given))
 
 
 def _read(file: str) -> Columns | None:
@@ -177,7 +191,7 @@ def _config(run: str) -> tuple[Mapping[str, Any] | None, list[str]]:
         return config, []
     if not exists(join(run, RESOLVED_CONFIG)):
         return None, [f"there is no {RESOLVED_CONFIG}: the run's config is unknown"]
-    held = read_text(join(run, RESOLVED_CONFIG)).strip()
+    held = read_text(join(run, RESOLVED_CONFIG), max_bytes=MAX_TEXT_BYTES).strip()
     shown = held if len(held) <= _MAX_HELD else f"{held[:_MAX_HELD]}…"
     return None, [f"{RESOLVED_CONFIG} holds {shown} and no settings: the run's config is unknown"]
 

@@ -10,6 +10,7 @@ import chomp
 from chomp.errors import ConfigError, StorageError
 from chomp.executor.status import read_info
 from chomp.storage import is_folder, is_local, join, name_of, read_text
+from chomp.storage.reading import MAX_TEXT_BYTES
 from chomp.tracking import redacted
 from chomp.tracking.run_files import SAMPLE_MARK, TEMPLATE, samples_in
 from chomp.variants.checkout import BASE, checkout_root, variant_path
@@ -38,7 +39,7 @@ def samples(folder: str) -> tuple[list[dict[str, Any]], list[str]]:
     found, problems = [], []
     for step, path in (files[place] for place in np.unique(places)):
         try:
-            found.append({"step": step, **_parts(read_text(path))})
+            found.append({"step": step, **_parts(read_text(path, max_bytes=MAX_TEXT_BYTES))})
         except StorageError:
             problems.append(f"the sample of step {step:,} is left out: {name_of(path)} is no text")
     return found, problems

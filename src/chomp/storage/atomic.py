@@ -20,6 +20,7 @@ from chomp.storage.locations import (
     is_memory,
     normalise,
 )
+from chomp.storage.reading import open_regular
 from chomp.storage.strict_json import json_text
 from chomp.storage.temporary import sync_name, temporary_with
 
@@ -126,7 +127,7 @@ def open_to_append(path: str) -> int:
 
     A symbolic link is refused with an `OSError`: it may lead to any file of this user.
     """
-    return os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+    return open_regular(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW)
 
 
 def _link(temporary: str, target: str) -> bool:

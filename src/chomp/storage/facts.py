@@ -3,11 +3,13 @@
 Object stores keep one; a mounted filesystem does not, and file times are no substitute for it.
 """
 
+import errno
 import os
+import stat
 from dataclasses import dataclass
 from typing import Any
 
-from chomp.storage.failures import storage_errors
+from chomp.storage.failures import NotAFile, storage_errors
 from chomp.storage.locations import StrPath, filesystem_of, is_local, normalise
 
 # As S3, Google, Azure, the Hugging Face hub and web servers name them. Hashes of the content come
@@ -28,7 +30,10 @@ def file_facts(path: StrPath) -> FileFacts:
     text = normalise(path)
     with storage_errors(text, "look at"):
         if is_local(text):
-            return FileFacts(size_bytes=os.stat(text).st_size, checksum=None)
+            found = os.stat(text)
+            if not (stat.S_ISREG(found.st_mode) or stat.S_ISDIR(found.st_mode)):
+                raise NotAFile(errno.EINVAL, NotAFile.__doc__, text)
+            return FileFacts(size_bytes=found.st_size, checksum=None)
         filesystem, inner = filesystem_of(text)
         info = filesystem.info(inner)
     return FileFacts(size_bytes=int(info.get("size") or 0), checksum=_checksum(info))

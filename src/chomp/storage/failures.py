@@ -37,6 +37,10 @@ _NO_ROOM = {
 _NAMES_SHOWN = 8
 
 
+class NotAFile(OSError):
+    """A pipe, a device or a socket, and no regular file"""
+
+
 @contextlib.contextmanager
 def storage_errors(path: StrPath, doing: Doing) -> Iterator[None]:
     """Raise whatever the filesystem raises inside as a `StorageError` about `path`.
@@ -68,6 +72,12 @@ def storage_error(error: Exception, path: StrPath, doing: Doing) -> StorageError
         explanation = _not_permitted(text, doing, is_read_only=code == errno.EROFS)
     elif isinstance(error, FileNotFoundError):
         explanation = _missing(text, doing)
+    elif isinstance(error, NotAFile):
+        explanation = message(
+            given=f"cannot {doing} {text}: it is a pipe, a device or a socket",
+            allowed="a regular file",
+            fix="remove it, and bring back the file if there was one",
+        )
     elif isinstance(error, NotADirectoryError | IsADirectoryError | FileExistsError):
         explanation = _wrong_kind(text, doing, error)
     else:

@@ -28,10 +28,14 @@ from chomp.storage.locations import (
     is_memory,
     normalise,
 )
+from chomp.storage.reading import open_regular
 from chomp.storage.temporary import temporary_beside, temporary_with
 
 _log = logging.getLogger(__name__)
 _RETRY_S = 0.01
+# A lock file is never a link: that may lead to any file of this user.
+_FLAGS = os.O_RDONLY | os.O_NOFOLLOW
+_MAX_BYTES = 1 << 16
 _TAKEN = (errno.EAGAIN, errno.EACCES)
 # What filesystems without flock answer; EBADF is NFS, for a file opened only for reading.
 _NO_FLOCK = (errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK, errno.EINVAL, errno.EBADF)
@@ -78,8 +82,8 @@ def snapshot_of(path: StrPath) -> Snapshot | None:
                 filesystem, inner = filesystem_of(text)
                 return Snapshot(filesystem.cat_file(inner), 0) if filesystem.exists(inner) else None
         try:
-            with open(text, "rb") as file:
-                return Snapshot(file.read(), os.fstat(file.fileno()).st_mtime_ns)
+            with open(open_regular(text, _FLAGS), "rb") as file:
+                return _snapshot(file.fileno(), text)
         except FileNotFoundError:
             return None
 
@@ -147,13 +151,23 @@ def _guard(path: str, patience_s: float) -> Iterator[Snapshot | Outcome]:
         yield descriptor
         return
     try:
-        content = os.pread(descriptor, os.fstat(descriptor).st_size, 0)
-        yield Snapshot(content, os.fstat(descriptor).st_mtime_ns)
+        yield _snapshot(descriptor, path)
     finally:
         # Unlocked by name, since a child forked meanwhile would keep the lock beyond the close.
         with contextlib.suppress(OSError):
             fcntl.flock(descriptor, fcntl.LOCK_UN)
         os.close(descriptor)
+
+
+def _snapshot(descriptor: int, path: str) -> Snapshot:
+    content = os.pread(descriptor, _MAX_BYTES + 1, 0)
+    if len(content) > _MAX_BYTES:
+        raise StorageError(
+            f"lock {path} has more than {_MAX_BYTES:,} bytes",
+            allowed="a lock file as this program writes it",
+            fix="remove it once nothing uses what it locks",
+        )
+    return Snapshot(content, os.fstat(descriptor).st_mtime_ns)
 
 
 def _locked_descriptor(path: str, patience_s: float) -> int | Outcome:
@@ -178,9 +192,9 @@ def _locked_descriptor(path: str, patience_s: float) -> int | Outcome:
 def _open(path: str) -> int | None:
     try:
         # NFS turns flock into a lock that needs a writable descriptor.
-        return os.open(path, os.O_RDWR)
+        return open_regular(path, os.O_RDWR | os.O_NOFOLLOW)
     except PermissionError:
-        return os.open(path, os.O_RDONLY)
+        return open_regular(path, _FLAGS)
     except FileNotFoundError:
         return None
 

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, replace
 
 from chomp.storage.guarded import Snapshot
 from chomp.storage.process_identity import ProcessIdentity
+from chomp.storage.strict_json import parse_json
 
 # Fewer missed beats prove nothing: one sync on a busy disk can take seconds.
 MISSED_BEATS = 3
@@ -54,8 +55,8 @@ class LeaseHolder:
         it counts as held until it stood still for long enough, like any other.
         """
         try:
-            return _holder_of(json.loads(content))
-        except (ValueError, KeyError, TypeError, RecursionError):
+            return _holder_of(parse_json(content))
+        except (ValueError, KeyError, TypeError):
             digest = hashlib.sha256(content).hexdigest()[:16]
             nobody = ProcessIdentity(host="an unknown host", pid_space="", pid=0, start_id="")
             return LeaseHolder(

@@ -15,6 +15,7 @@ from chomp.storage import (
     write_json_atomic,
     write_text_atomic,
 )
+from chomp.storage.reading import MAX_JSON_BYTES
 from chomp.tokenize.byte import ByteTokenizer
 from chomp.tokenize.json_tokenizer import JsonTokenizer
 from chomp.tokenize.protocol import Tokenizer
@@ -52,7 +53,7 @@ def load_tokenizer(folder: str, *, is_tried: bool = False) -> Tokenizer:
     if saved["kind"] != "byte":
         rules = join(folder, RULES)
         tokenizer = JsonTokenizer(
-            (read_text if is_tried else read_rules)(rules),
+            read_text(rules, max_bytes=MAX_JSON_BYTES) if is_tried else read_rules(rules),
             eos=saved["eos_id"],
             bos=saved["bos_id"],
             source=rules,

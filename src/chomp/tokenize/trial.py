@@ -11,6 +11,7 @@ import sys
 
 from chomp.errors import DataError, message
 from chomp.storage import StrPath, read_text
+from chomp.storage.reading import MAX_JSON_BYTES
 
 TRIAL_SECONDS = 60
 TRIAL_BYTES = 4 << 30  # the largest vocabularies in use, with 33 MB of rules, need half a GiB
@@ -23,7 +24,7 @@ def read_rules(path: StrPath) -> str:
 
     Raises `DataError` for a file that the library cannot survive.
     """
-    text = read_text(path)
+    text = read_text(path, max_bytes=MAX_JSON_BYTES)
     _try(text, str(path))
     return text
 

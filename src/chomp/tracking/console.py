@@ -17,10 +17,11 @@ from rich.panel import Panel
 from rich.text import Text
 
 from chomp.storage import read_text
+from chomp.storage.printable import PlainConsole, printable
+from chomp.storage.reading import MAX_TEXT_BYTES
 from chomp.tracking import names
 from chomp.tracking.bar import TrainingBar
 from chomp.tracking.pace import Pace
-from chomp.tracking.printable import printable
 from chomp.tracking.protocol import MetricValue
 from chomp.tracking.run_files import AVERAGED, held_out_prefix, is_of_averaged
 
@@ -48,7 +49,7 @@ class ConsoleTracker:
     ) -> None:
         self._total_steps = total_steps
         self._eval_prefix = eval_prefix
-        self._console = Console() if console is None else console
+        self._console = PlainConsole() if console is None else console
         self._pace = Pace(total_steps)
         self._printed_s = -math.inf
         self._bar: TrainingBar | None = None
@@ -84,7 +85,7 @@ class ConsoleTracker:
         """
         if kind != "sample" or name.endswith(f"-{self._total_steps}"):
             return
-        text = printable(read_text(path), self._console.encoding)
+        text = printable(read_text(path, max_bytes=MAX_TEXT_BYTES), self._console.encoding)
         if self._bar is not None:
             self._print(Panel(Text(text), title=Text(name), title_align="left"))
         else:

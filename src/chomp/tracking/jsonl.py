@@ -15,6 +15,7 @@ from os import PathLike
 from pathlib import Path
 
 from chomp.errors import StorageError, message
+from chomp.storage.reading import open_regular
 from chomp.tracking.lines import (
     NONFINITE_SUFFIX,
     Row,
@@ -88,9 +89,8 @@ class JsonlTracker:
             if self._path.exists():
                 set_aside_torn_line(self._path)
             # Append: should a forgotten process still write, no row can land on another.
-            self._descriptor = os.open(
-                self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o644
-            )
+            flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW
+            self._descriptor = open_regular(str(self._path), flags, 0o644)
         except OSError as error:
             raise self._unwritable(error) from error
         return self._descriptor
@@ -214,7 +214,7 @@ def _tell_unreadable(path: Path, count: int, first: tuple[int, ...]) -> None:
 def _numbered_rows(path: Path) -> Iterator[tuple[int, Row | None]]:
     """Each line's number from 1, and its row, or None where the line is torn or broken."""
     try:
-        with path.open("rb") as file:
+        with open(open_regular(str(path)), "rb") as file:
             for number, line in enumerate(file, start=1):
                 yield number, row_of_line(line)
     except OSError as error:

@@ -5,6 +5,7 @@ import time
 from os import PathLike
 from pathlib import Path
 
+from chomp.storage.reading import open_regular
 from chomp.tracking.jsonl import JsonlTracker
 
 # A line is one write, so it is whole within microseconds; what is torn for longer is left for good.
@@ -28,7 +29,8 @@ class LateRows(JsonlTracker):
         try:
             if not _is_settled(self._path):
                 return super()._open()  # which moves the fragment of a killed process aside
-            self._descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW)
+            flags = os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW
+            self._descriptor = open_regular(str(self._path), flags)
         except OSError as error:
             raise self._unwritable(error) from error
         return self._descriptor
@@ -45,7 +47,7 @@ def _is_settled(path: Path) -> bool:
 
 
 def _ends_in_a_line(path: Path) -> bool:
-    with path.open("rb") as file:
+    with open(open_regular(str(path)), "rb") as file:
         size = file.seek(0, os.SEEK_END)
         file.seek(max(size - 1, 0))
         return file.read() in (b"", b"\n")

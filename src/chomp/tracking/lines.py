@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, NoReturn, TypeAlias, cast
 
 from chomp.errors import message
+from chomp.storage.reading import open_regular
 from chomp.tracking.protocol import PlainValue
 
 # A row as read from a file. Its values are flat, but only the file knows of which type each is.
@@ -74,7 +75,7 @@ def row_of_line(line: bytes) -> Row | None:
 
 def set_aside_torn_line(path: Path) -> None:
     """Leave `path` ending in a whole line; a torn last line is appended to `<path>.torn`."""
-    with path.open("r+b") as file:
+    with open(open_regular(str(path), os.O_RDWR), "r+b") as file:
         size = file.seek(0, os.SEEK_END)
         start = _last_line_start(file, size)
         file.seek(start)
@@ -83,7 +84,7 @@ def set_aside_torn_line(path: Path) -> None:
             return
         torn = path.with_name(path.name + ".torn")
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW
-        with open(os.open(torn, flags, 0o644), "ab") as aside:
+        with open(open_regular(str(torn), flags, 0o644), "ab") as aside:
             aside.write(fragment.removesuffix(b"\n") + b"\n")
             aside.flush()
             # Only then cut: a kill between the two leaves the fragment twice, never nowhere.

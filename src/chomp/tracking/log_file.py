@@ -8,6 +8,7 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from chomp.storage.printable import PlainFormatter
 from chomp.storage.secrets import redacted
 
 # Loggers with a level of their own, which that of the root does not reach. Orbax logs by absl.
@@ -44,7 +45,7 @@ def logged_to(path: str | None, level: str = "INFO") -> Iterator[None]:
             handler.close()
 
 
-class _WithoutSecrets(logging.Formatter):
+class _WithoutSecrets(PlainFormatter):
     """A formatter whose lines hold no secret, tracebacks included."""
 
     def format(self, record: logging.LogRecord) -> str:
@@ -61,5 +62,6 @@ def _file_handler(path: str, level: str) -> logging.Handler:
 
 def _terminal_handler() -> logging.Handler:
     handler = logging.StreamHandler()
+    handler.setFormatter(PlainFormatter())
     handler.setLevel(logging.WARNING)
     return handler

@@ -23,6 +23,7 @@ from chomp.storage import (
     read_bytes,
     read_json,
 )
+from chomp.storage.reading import MAX_TEXT_BYTES
 
 RESOLVED_CONFIG = "config_resolved.json"
 DERIVED = "derived"  # in the resolved config: what follows from the config, and is none of it
@@ -63,7 +64,7 @@ def resolved_config(folder: StrPath) -> dict[str, Any]:
 def template_sources(folder: StrPath) -> dict[str, bytes]:
     """The files of a template by module name, as they are now; no pipe is waited for."""
     found = sorted(path for path in Path(folder).glob("*.py") if path.is_file())
-    return {path.stem: read_bytes(path) for path in found}
+    return {path.stem: read_bytes(path, max_bytes=MAX_TEXT_BYTES) for path in found}
 
 
 def sources_hash(sources: Mapping[str, bytes]) -> str:

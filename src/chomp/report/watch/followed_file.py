@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
 
+from chomp.storage.reading import open_regular
 from chomp.tracking import Row
 from chomp.tracking.lines import row_of_line
 
@@ -46,7 +47,7 @@ class FollowedFile:
     def look(self) -> Look:
         """The rows that were appended since the last look, at most a block of them."""
         try:
-            with self.path.open("rb") as file:
+            with open(open_regular(str(self.path)), "rb") as file:
                 is_anew = self.has_begun and not self._is_same(file)
                 if is_anew:
                     self._forget()

@@ -18,6 +18,7 @@ from chomp.report.watch.parts import SPARKS, Page, one_line
 from chomp.report.watch.text_canvas import ASCII, signs_for
 from chomp.report.watch.view import view
 from chomp.report.watch.watched_run import WatchedRun
+from chomp.storage.printable import PlainConsole
 
 EVERY_S = 2.0
 
@@ -36,7 +37,7 @@ def watch(
     Without a terminal that can be drawn on, one view is printed, or with `every_s` a line each time
     that something has changed. `last_steps`: draw no more than these.
     """
-    console = console or Console(highlight=False)
+    console = console or PlainConsole(highlight=False)
     drawn = dict.fromkeys([*metrics, *(name for _, name, _ in SPARKS)])
     watched = _Watched(WatchedRun(folder, drawn=list(drawn)), console, metrics, last_steps)
     is_live = console.is_terminal and not console.is_dumb_terminal

@@ -17,9 +17,9 @@ from chomp.report.timeline import told_seconds
 from chomp.report.watch.text_canvas import STYLES, Signs
 from chomp.report.watch.text_chart import Points, chart_lines, is_smoothed, spark
 from chomp.report.watch.watched_run import WatchedRun, number_in
+from chomp.storage.printable import printable
 from chomp.tracking import Row, names
 from chomp.tracking.console import clock, compact
-from chomp.tracking.printable import printable
 from chomp.tracking.run_files import FINISHED, STOPS, held_out_prefix
 
 # Label, metric, and how its value is written; `compact` where there is no form.

@@ -16,6 +16,7 @@ from chomp.report.run_state import is_killed
 from chomp.report.watch.followed_file import FollowedFile
 from chomp.report.watch.series import GrowingSeries
 from chomp.storage import join, name_of, read_text
+from chomp.storage.reading import MAX_TEXT_BYTES
 from chomp.tracking import Row, names, redacted
 from chomp.tracking.lines import NONFINITE_SUFFIX
 from chomp.tracking.pace import Pace
@@ -298,7 +299,9 @@ class WatchedRun:
         if self._sample_name is None:
             return
         try:
-            text = redacted(read_text(join(self.folder, SAMPLES, self._sample_name)))
+            text = redacted(
+                read_text(join(self.folder, SAMPLES, self._sample_name), max_bytes=MAX_TEXT_BYTES)
+            )
         except StorageError:
             return  # named in the record, but not here (yet): the one before stays
         title = self._sample_name.removesuffix(".txt").replace("-", " ")
