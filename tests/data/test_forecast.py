@@ -6,12 +6,12 @@ from fractions import Fraction
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rich.console import Console
 
 from chomp.data.batch_schedule import BatchSchedule
 from chomp.data.forecast import MAX_EPOCHS, Forecast, forecast, forecast_table
 from chomp.data.mixture import Mixture
 from chomp.errors import DataError
+from chomp.storage.printable import PlainConsole
 
 Stages = list[tuple[int, dict[str, float]]]
 
@@ -129,7 +129,7 @@ def test_a_forecast_far_ahead_is_exact():
 
 def test_the_table_has_a_line_for_each_component_of_each_stage():
     out = io.StringIO()
-    Console(file=out, width=120, color_system=None).print(forecast_table(example_forecast()))
+    PlainConsole(file=out, width=120, color_system=None).print(forecast_table(example_forecast()))
     text = out.getvalue()
     assert "150 steps, 2,500 examples, 5,120,000 tokens" in text
     cells = [[cell.strip() for cell in line.split("│")[1:-1]] for line in text.splitlines()]

@@ -147,7 +147,7 @@ class MeasuredRun:
 
 def measured_run(folder: str) -> MeasuredRun:
     """A run folder read. What is half written is left out, and in the record's `problems`."""
-    record = read_record(folder)
+    record = read_record(folder, has_begun=False)
     try:
         info, status = read_info(record.folder), read_status(record.folder)
     except StorageError:  # not the run's own files: it can be compared without them

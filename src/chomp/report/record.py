@@ -144,10 +144,11 @@ class RunRecord:
         return rows.lines[is_passed]
 
 
-def read_record(folder: str) -> RunRecord:
+def read_record(folder: str, *, has_begun: bool = True) -> RunRecord:
     """The record of a run folder, or of a metrics file given by its path.
 
-    Raises `ConfigError` for what is neither. A record that is missing, torn, damaged or being
+    Raises `ConfigError` for what is neither. `has_begun=False`: the folder may be that of a run
+    which failed before it wrote anything. A record that is missing, torn, damaged or being
     written gives what there is, and `problems` say what is not.
     """
     path = normalise(folder)
@@ -159,7 +160,7 @@ def read_record(folder: str) -> RunRecord:
     own = record_in(run, config or {})
     file = path if is_file else own
     columns = _read(file)
-    if not _is_run(run, columns, is_own=file == own, is_given=is_file):
+    if has_begun and not _is_run(run, columns, is_own=file == own, is_given=is_file):
         raise _no_run(path)
     problems += _missing(file) if columns is None else _damages(columns, name_of(file))
     return RunRecord(run, config, columns or _NOTHING, tuple(problems))
