@@ -1,6 +1,7 @@
 """`chomp checkpoint`: saved states listed, verified, compared and exported."""
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -22,6 +23,7 @@ from chomp.checkpoint import layout, save_step_checkpoint, save_temporary_checkp
 from chomp.checkpoint.layout import move_aside, read_step_folder, write_metadata
 from chomp.checkpoint.read_on_host import checked_arrays, read_each
 from chomp.storage import read_json
+from chomp.tokenize import ByteTokenizer, load_tokenizer, save_tokenizer, train_bpe
 from tests.checkpoint.checkpoint_samples import about
 from tests.cli.conftest import Chomp, Told
 
@@ -61,16 +63,16 @@ def saved(tmp_path_factory: pytest.TempPathFactory, eight_device_mesh: Mesh) -> 
     """A run folder with a permanent checkpoint and a later temporary one of the next attempt."""
     run = tmp_path_factory.mktemp("runs") / "mine"
     folder = str(run / "checkpoints")
-    early = about(step=6, tokens_seen=6000, tokenizer_hash="7060")
+    early = about(step=6, tokens_seen=6000, tokenizer_hash=ByteTokenizer().content_hash)
     continues = {"path": f"{folder}/step-6", "run_id": "tiny", "attempt": 1, "step": 6}
     config = {"optimizer": {"lr": 0.2}, "run_id": "tiny"}
     late = replace(early, step=12, tokens_seen=12345, attempt=2, continues=continues, config=config)
     with jax.set_mesh(eight_device_mesh):
         save_step_checkpoint(folder, state_of(numbers(6), eight_device_mesh), early)
         save_temporary_checkpoint(folder, state_of(numbers(12), eight_device_mesh), late)
-    for name, text in {"tokenizer/rules.json": "{}", "template/model.py": "# the model"}.items():
-        (run / name).parent.mkdir()
-        (run / name).write_text(text)
+    save_tokenizer(ByteTokenizer(), str(run / "tokenizer"))
+    (run / "template").mkdir()
+    (run / "template/model.py").write_text("# the model")
     return run
 
 
@@ -356,6 +358,22 @@ def test_diff_refuses_to_compare_with_a_damaged_array(chomp: Chomp, run: Path):
     assert_three_parts(told, f"{step(run, 12)} is damaged: params/embed", 1)
 
 
+@pytest.mark.parametrize("name", ["step-3", "step-007", "step-6.damaged-1", "checkpoints"])
+def test_a_run_folder_is_one_whatever_its_name(chomp: Chomp, run: Path, name: str):
+    renamed = run.rename(run.parent / name)
+    for place in (str(renamed), f"file://{renamed}"):
+        assert [row(chomp("checkpoint", "list", place), step)[0] for step in ("6", "12")]
+        assert chomp("checkpoint", "verify", place, "--all").code == 0
+
+
+def test_a_pipe_in_the_place_of_an_array_file_is_not_waited_for(chomp: Chomp, run: Path):
+    (array_file, *_) = (step(run, 12) / "state/ocdbt.process_0/d").iterdir()
+    array_file.unlink()
+    os.mkfifo(array_file)
+    assert_three_parts(chomp("checkpoint", "verify", str(run)), f"{step(run, 12)}", 1)
+    assert_three_parts(chomp("checkpoint", "diff", str(step(run, 6)), str(run)), "pipe", 1)
+
+
 # ---------------------------------------------------------------------------------------------
 # export
 
@@ -378,11 +396,13 @@ def test_an_export_holds_the_weights_bit_for_bit_and_what_they_need(
         assert (found[name].dtype, found[name].shape) == (leaf.dtype, leaf.shape)
         assert found[name].tobytes() == leaf.tobytes()
     assert json.loads((out / "config.json").read_text())["optimizer"] == {"lr": 0.2}
-    assert (out / "tokenizer/rules.json").read_text() == "{}"
+    exported = load_tokenizer(str(out / "tokenizer"))
+    assert exported.content_hash == ByteTokenizer().content_hash
     assert (out / "template/model.py").read_text() == "# the model"
     with safe_open(out / "model.safetensors", framework="np") as file:
         header = file.metadata()
-    assert (header["step"], header["run_id"], header["tokenizer_hash"]) == ("12", "tiny", "7060")
+    assert (header["step"], header["run_id"]) == ("12", "tiny")
+    assert header["tokenizer_hash"] == ByteTokenizer().content_hash
     assert "step 12" in (out / "README.md").read_text()
     modes = {(out / name).stat().st_mode for name in ("model.safetensors", "README.md")}
     assert len(modes) == 1  # whoever may read one may read the other
@@ -427,6 +447,15 @@ def test_an_export_that_fails_half_way_leaves_nothing(chomp: Chomp, run: Path, t
     (run / "tokenizer/gone").symlink_to(tmp_path / "nowhere")
     told = chomp("checkpoint", "export", str(run), "--out", str(tmp_path / "out"))
     assert_three_parts(told, "gone", 1)
+    assert [path.name for path in tmp_path.iterdir()] == ["mine"]
+
+
+def test_a_tokenizer_that_is_not_the_checkpoints_is_not_exported(
+    chomp: Chomp, run: Path, tmp_path: Path
+):
+    save_tokenizer(train_bpe(["some other words"], vocab_size=260), str(run / "tokenizer"))
+    told = chomp("checkpoint", "export", str(run), "--out", str(tmp_path / "out"))
+    assert_three_parts(told, f"{run}/tokenizer has the hash ", 1)
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]
 
 

@@ -21,7 +21,7 @@ from safetensors.numpy import save_file
 from chomp.checkpoint.layout import DamagedCheckpoint, StepFolder, problem_with_files
 from chomp.checkpoint.read_on_host import OnBytes, array_bytes, checked_arrays
 from chomp.checkpoint.weights import AVERAGE, WEIGHTS
-from chomp.errors import CheckpointError, ConfigError, StorageError, message, require
+from chomp.errors import CheckpointError, ConfigError, DataError, StorageError, message, require
 from chomp.storage import (
     exists,
     is_folder,
@@ -41,6 +41,7 @@ from chomp.storage import (
 from chomp.storage.failures import storage_errors
 from chomp.storage.reading import MAX_JSON_BYTES
 from chomp.storage.temporary import temporary_beside
+from chomp.tokenize import load_tokenizer
 
 Weights = Literal["params", "ema"]
 FloatType = Literal["float32", "bfloat16", "float16"]
@@ -48,6 +49,7 @@ FloatType = Literal["float32", "bfloat16", "float16"]
 MODEL_FILE = "model.safetensors"
 _PREFIXES: dict[Weights, str] = {"params": WEIGHTS, "ema": AVERAGE}
 _COPIED = ("tokenizer", "template")
+_HASH_CHARACTERS = 12  # in messages
 _README = """# Weights of {run_id}, step {step}
 
 `model.safetensors` holds the {weights} of checkpoint step {step} ({tokens_seen:,} tokens seen), \
@@ -93,6 +95,7 @@ def export_weights(
     names = weight_names(found, weights)
     if (problem := problem_with_files(found)) is not None:
         raise DamagedCheckpoint(found.path, problem)
+    _require_own_tokenizer(found, run)
     arrays = {
         name.removeprefix(_PREFIXES[weights]).replace("/", "."): _as_type(name, value, dtype)
         for name, value in checked_arrays(found, names, on_bytes=on_bytes)
@@ -223,6 +226,20 @@ def _copy_files(source: str, target: str) -> None:
             write_bytes_atomic(
                 join(target, name), read_bytes(join(source, name), max_bytes=MAX_JSON_BYTES)
             )
+
+
+def _require_own_tokenizer(found: StepFolder, run: str | None) -> None:
+    """Raise `DataError` if the run folder's tokenizer is not the one of the checkpoint."""
+    saved = found.metadata.tokenizer_hash
+    if run is None or not saved or not is_folder(folder := join(run, "tokenizer")):
+        return
+    digest = load_tokenizer(folder).content_hash
+    if digest != saved:
+        raise DataError(
+            f"{folder} has the hash {digest[:_HASH_CHARACTERS]}",
+            allowed=f"the tokenizer that {found.path} was trained with, {saved[:_HASH_CHARACTERS]}",
+            fix="bring back its files, or remove the folder to export the weights without it",
+        )
 
 
 def _require_new(target: str) -> None:

@@ -18,7 +18,15 @@ from chomp.checkpoint.layout import (
     step_of_name,
 )
 from chomp.errors import CheckpointError, ConfigError, message
-from chomp.storage import is_folder, is_local, join, list_folder, name_of, parent_of
+from chomp.storage import (
+    is_folder,
+    is_local,
+    join,
+    list_folder,
+    name_of,
+    normalise,
+    parent_of,
+)
 
 _LIKE_A_STEP = re.compile(r"step-\d+")  # also `step-007`, which is none
 
@@ -34,14 +42,15 @@ class CheckpointPlace:
 
 def place_of(path: str) -> CheckpointPlace:
     """What `path` means; `ConfigError` where it is no place of checkpoints."""
-    full = os.path.abspath(path) if is_local(path) else path
+    full = normalise(path)
+    full = os.path.abspath(full) if is_local(full) else full
     _require_folder(path, full)
+    if is_folder(join(full, CHECKPOINTS)):  # first: a run may be called step-3
+        return CheckpointPlace(folder=join(full, CHECKPOINTS), run=full)
     _require_own_name(path, name_of(full))
     if step_of_name(name_of(full)) is not None:
         folder = parent_of(full)
         return CheckpointPlace(folder=folder, step=full, run=run_around(folder))
-    if is_folder(join(full, CHECKPOINTS)):
-        return CheckpointPlace(folder=join(full, CHECKPOINTS), run=full)
     if name_of(full) == CHECKPOINTS or _holds_checkpoints(full):
         return CheckpointPlace(folder=full, run=run_around(full))
     raise ConfigError(

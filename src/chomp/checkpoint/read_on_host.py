@@ -19,8 +19,15 @@ import orbax.checkpoint as ocp
 import tensorstore as ts
 from etils import epath  # type: ignore[import-untyped]  # the paths that Orbax's handlers take
 
-from chomp.checkpoint.layout import DamagedCheckpoint, StepFolder, problem_with_files, state_path
+from chomp.checkpoint.layout import (
+    DamagedCheckpoint,
+    StepFolder,
+    problem_with_files,
+    state_file_sizes,
+    state_path,
+)
 from chomp.checkpoint.receipt import receipt_of
+from chomp.errors import StorageError
 from chomp.storage import is_local, join, read_json
 
 # Bytes of arrays that are read while another one is looked at. One array may be larger alone.
@@ -51,7 +58,13 @@ def read_each(
     found: StepFolder, names: Collection[str] | None = None, *, ahead_bytes: int = AHEAD_BYTES
 ) -> Iterator[ReadArray]:
     """The named arrays (default: all), each checked against shape, dtype and receipt."""
-    waiting = deque(found.metadata.arrays if names is None else names)
+    wanted = found.metadata.arrays if names is None else names
+    try:
+        state_file_sizes(found.path)
+    except StorageError as error:  # a pipe among the files, which TensorStore would wait for
+        yield from (ReadArray(name=name, problem=f"cannot be read: {error}") for name in wanted)
+        return
+    waiting = deque(wanted)
     started: deque[tuple[str, Any]] = deque()
     room = ahead_bytes
     while waiting or started:
