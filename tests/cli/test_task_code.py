@@ -27,6 +27,11 @@ SPELLINGS = {
     "escaped": "doc_to_text: !%66unction theirs.text\n",
     "by a directive": "%TAG !e! !func\n---\ndoc_to_text: !e!tion theirs.text\n",
     "in another encoding": "doc_to_text: !function theirs.text\n",
+    "behind a byte order mark": "doc_to_text: !function theirs.text\n",
+    "under a key that is written twice": "doc_to_text: Q\ndoc_to_text: !function theirs.text\n",
+    "by an alias": "metadata: {{a: &a !function theirs.text}}\ndoc_to_text: *a\n",
+    "by a merge key of a list": "<<: [{{doc_to_text: Q}}, {{process_docs: theirs.text}}]\n",
+    "as a key": "metadata: {{!function theirs.text : 1}}\n",
     "in a file that is included": "include: theirs.txt\n",
     "as a metric": "metric_list: [{{metric: {folder}/measure, aggregation: mean}}]\n",
     "as a metric of a hub": "metric_list: [{{metric: acc, hf_evaluate: true}}]\n",
@@ -42,6 +47,7 @@ SPELLINGS = {
     "as code of a data set": "dataset_kwargs: {{trust_remote_code: true}}\n",
     "by an unknown key": "process_everything: theirs.text\n",
 }
+ENCODINGS = {"in another encoding": "utf-16", "behind a byte order mark": "utf-8-sig"}
 # What no safe parser reads is not handed on either, though lm-eval's own would read the first.
 UNREADABLE = {
     "a tab before the tag": "doc_to_text:\t!function theirs.text\n",
@@ -72,7 +78,7 @@ def task_file(folder: Path, spelling: str) -> Path:
     include = "" if "include" in rest else "include: colours.yaml\n"
     text = f"{directive}{mark}{include}task: theirs\n{rest}"
     path = folder / "theirs.yaml"
-    path.write_bytes(text.encode("utf-16" if spelling == "in another encoding" else "utf-8"))
+    path.write_bytes(text.encode(ENCODINGS.get(spelling, "utf-8")))
     return path
 
 
@@ -103,6 +109,9 @@ def test_a_file_that_cannot_be_read_safely_is_not_handed_on(
         "{{{{ cycler.__init__.__globals__.os.system('touch {ran}') }}}}",
         "{{{{ ''.__class__.__mro__[1].__subclasses__() }}}}",
         "{{{{ range.__init__.__globals__ }}}}",
+        "{{% set a = cycler.__init__ %}}{{{{ a.__globals__.os.system('touch {ran}') }}}}",
+        "{{{{ '{{0.__class__.__mro__}}'.format(1) }}}}",
+        "{{{{ (cycler|attr('__init__')).__globals__ }}}}",
     ],
 )
 def test_a_text_that_is_filled_in_does_not_reach_python(folder: Path, tmp_path: Path, text: str):
@@ -152,6 +161,9 @@ def test_no_mixture_of_spellings_runs_code(folder: Path, tmp_path: Path):
     parts = [words.format(folder=folder) for words in (SPELLINGS | UNREADABLE).values()]
     tokens = ["!function theirs.text", "!!python/name:theirs.text ", "<<: ", "&a ", "*a", "\t"]
     tokens += ["!!bool x", "? [a]\n", "---\n", "{", "}", "[", "]", "'", '"', "|\n", "#", "\0", "- "]
+    tokens += [f"{{{{ cycler.__init__.__globals__.os.system('touch {tmp_path / 'ran'}') }}}}"]
+    tokens += ["{{ '{{' }}", "{% include 'theirs.py' %}", "{%", "}}", "\ufeff", "task: theirs\n"]
+    tokens += ["doc_to_text: !function theirs.text\n", "include: theirs.txt\n"]
     number_read = 0
     for _ in range(200):
         text = usual

@@ -1,5 +1,6 @@
 """Config files: YAML and JSON are read safely, and mistakes in them are named."""
 
+import contextlib
 import json
 from pathlib import Path
 
@@ -167,6 +168,14 @@ def test_a_yaml_that_would_hang_or_fill_the_memory_is_refused(text: str, tmp_pat
 def test_a_json_file_that_python_cannot_hold_is_refused(text: str, tmp_path):
     with pytest.raises(ConfigError):
         load_config(RunConfig, written(tmp_path, text, "run.json"))
+
+
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "utf-16-be", "utf-32", "latin-1"])
+def test_a_file_in_another_encoding_is_refused_or_means_the_same(encoding: str, tmp_path):
+    path = tmp_path / "run.yaml"
+    path.write_bytes("model: {vocab_size: 1}\nrun_id: café\n".encode(encoding))
+    with contextlib.suppress(ConfigError):
+        assert load_config(RunConfig, path).run_id == "café"
 
 
 # What YAML has for those who want to break a reader: tags, anchors, merges, keys that are no text.
