@@ -5,9 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum, IntEnum
 from pathlib import Path
-from typing import Annotated, Any, Literal
-
-from pydantic import Field
+from typing import Any, Literal
 
 from chomp.config import Config, setting
 from chomp.errors import require
@@ -60,7 +58,7 @@ class ModelConfig(Config):
     block: BlockConfig = field(default_factory=BlockConfig)
     norm_eps: float = 1e-5
     dtype: Literal["float32", "bfloat16"] = "bfloat16"
-    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    dropout: float = setting(default=0.0, ge=0, lt=1)
 
 
 @dataclass(frozen=True, kw_only=True)

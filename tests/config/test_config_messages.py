@@ -90,10 +90,10 @@ GOLDEN = {
         "config: data=3 (an integer). Allowed: a mapping with the keys of DataConfig: components, "
         "stages, seed. Fix: give data as such a mapping.",
     ),
-    "a bound in an annotation": (
-        {"model": {**MODEL, "dropout": 2}},
-        "config: model.dropout=2 (an integer). Allowed: a number, which should be less than 1. "
-        "Fix: set model.dropout to a number, which should be less than 1.",
+    "a number out of its bounds": (
+        {"model": {**MODEL, "dropout": 1}},
+        "config: model.dropout=1.0. Allowed: at least 0 and below 1. "
+        "Fix: set model.dropout to a number in that range, such as 0.0.",
     ),
     "an unknown kind": (
         {"model": MODEL, "optim": {"kind": "adam"}},

@@ -160,7 +160,7 @@ FAULTS = {
         lambda config: changed(config, "model", attention="cudnn"), ConfigError, "cudnn"
     ),
     "memory": Fault(
-        lambda config: changed(config, "model", intermediate_dim=2**36),
+        lambda config: changed(config, "model", hidden_dim=2**20, intermediate_dim=2**20),
         ConfigError,
         "TiB of each device",
     ),

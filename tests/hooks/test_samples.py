@@ -84,17 +84,18 @@ def test_what_was_asked_for_is_kept_or_refused_and_the_rest_is_cut(
 
 
 @pytest.mark.parametrize(
-    ("settings", "text"),
+    ("settings", "given"),
     [
-        ({"max_tokens": -1}, r"samples\.max_tokens=-1"),
-        ({"every": 5, "max_tokens": 0}, r"samples\.every=5 with samples\.max_tokens=0"),
+        ({"max_tokens": -1}, "max_tokens=-1"),
+        ({"every": 5, "max_tokens": 0}, "samples.every=5 with samples.max_tokens=0"),
         ({"every": 0}, "every=0"),  # null by its own name
-        ({"top_p": 1.5}, r"samples\.top_p=1\.5"),
+        ({"top_p": 1.5}, "top_p=1.5"),
     ],
 )
-def test_settings_that_mean_nothing_are_refused(settings: dict[str, Any], text: str):
-    with pytest.raises(ConfigError, match=text):
+def test_settings_that_mean_nothing_are_refused(settings: dict[str, Any], given: str):
+    with pytest.raises(ConfigError) as caught:
         SamplesConfig(**settings)
+    assert caught.value.given == given
 
 
 # ---- By which name -------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from jaxtyping import Array, Float, Int
 from jaxtyping import PRNGKeyArray as Key
 
 from chomp.config import Config, setting
-from chomp.errors import require_at_most, require_divides, require_positive
+from chomp.errors import require_at_most, require_divides
 from chomp.kernels import loss
 from chomp.kernels.attention import AttentionMask, Backend, KeyValueCache, attention
 from chomp.kernels.embedding import embedded
@@ -46,27 +46,33 @@ HEADS = P(BATCH_AXES, None, "model", None)
 class GrugModelConfig(Config):
     """Shape of the model. Only the vocabulary has no default: it belongs to the tokenizer."""
 
-    vocab_size: int
-    hidden_dim: int = 512
-    intermediate_dim: int = 1536
-    num_layers: int = 6
-    num_heads: int = 8
-    num_kv_heads: int = 8  # fewer than num_heads: groups of queries share keys and values
-    head_dim: int | None = None  # None: hidden_dim / num_heads
-    max_seq_len: int = 1024  # of a row; no weight depends on it
+    # Upper bounds are far above any real model: they catch slips, which would otherwise end as a
+    # lack of memory or of time. A tokenizer has fewer than 2**24 ids, a row at most 2**20 tokens.
+
+    vocab_size: int = setting(ge=1, lt=2**24)
+    hidden_dim: int = setting(default=512, ge=1, le=2**20)
+    intermediate_dim: int = setting(default=1536, ge=1, le=2**20)
+    num_layers: int = setting(default=6, ge=1, le=4096)
+    num_heads: int = setting(default=8, ge=1, le=2**16)
+    # Fewer than num_heads: groups of queries share keys and values.
+    num_kv_heads: int = setting(default=8, ge=1, le=2**16)
+    head_dim: int | None = setting(default=None, ge=1, le=2**16)  # None: hidden_dim / num_heads
+    max_seq_len: int = setting(default=1024, ge=1, le=2**20)  # of a row; no weight depends on it
     mlp: Literal["relu2", "swiglu"] = "relu2"  # relu squared, or a SiLU gate: a third product
     qk_norm: bool = True  # of queries and keys, so that attention logits stay bounded
-    rope_theta: float = 10_000.0  # larger: slower turns, which tell longer distances apart
+    # Larger: slower turns, which tell longer distances apart.
+    rope_theta: float = setting(default=10_000.0, gt=0, le=1e12)
     document_positions: bool = False  # positions begin again with each document of a row
-    sliding_window: int | None = None  # tokens each query sees; None: the whole prefix
-    logit_soft_cap: float | None = None  # logits end as cap * tanh(logits / cap)
-    layer_norm_eps: float = 1e-5
-    initializer_std: float = 0.02
+    # Tokens each query sees; None: the whole prefix.
+    sliding_window: int | None = setting(default=None, ge=1, le=2**20)
+    # Logits end as cap * tanh(logits / cap).
+    logit_soft_cap: float | None = setting(default=None, gt=0, le=1e6)
+    layer_norm_eps: float = setting(default=1e-5, gt=0, lt=1)
+    initializer_std: float = setting(default=0.02, gt=0, le=10)
     remat: Remat = setting(default="none", mark="schedule")  # what the backward pass makes again
     attention: Backend = setting(default="auto", mark="schedule")  # which kernel
 
     def __post_init__(self) -> None:
-        require_positive(self)
         require_divides("num_kv_heads", self.num_kv_heads, "num_heads", self.num_heads)
         if self.head_dim is None:
             require_divides("num_heads", self.num_heads, "hidden_dim", self.hidden_dim)

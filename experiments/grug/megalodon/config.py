@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from chomp.config import Config, setting
-from chomp.errors import require, require_divides, require_positive
+from chomp.errors import require, require_divides
 from chomp.kernels.attention import Backend
 from chomp.kernels.remat import Remat
 from experiments.grug.megalodon.chunks import DropoutMode
@@ -16,37 +16,42 @@ InitMode = Literal["he", "xavier", "bert", "gaussian", "none"]
 class GrugModelConfig(Config):
     """Shape of the model; the defaults are those of the 200M one (`presets.py`)."""
 
-    vocab_size: int
-    model_dim: int = 1024
-    num_layers: int = 12
-    num_heads: int = 1
-    z_dim: int = 256  # of queries and keys together, which share one projection
-    value_dim: int = 2048
-    ffn_hidden_dim: int = 2560
-    cema_ndim: int = 16  # modes of the moving average in each channel
-    chunk_size: int = 2048  # tokens that attention sees at most
-    attention_window: int | None = None  # the last so many tokens in the place of chunks
-    norm_num_groups: int = 32
-    norm_eps: float = 1e-5
+    # Upper bounds are far above any real model: they catch slips, which would otherwise end as a
+    # lack of memory or of time. A tokenizer has fewer than 2**24 ids, a row at most 2**20 tokens.
+
+    vocab_size: int = setting(ge=1, lt=2**24)
+    model_dim: int = setting(default=1024, ge=1, le=2**20)
+    num_layers: int = setting(default=12, ge=1, le=4096)
+    num_heads: int = setting(default=1, ge=1, le=2**16)
+    # Of queries and keys together, which share one projection.
+    z_dim: int = setting(default=256, ge=1, le=2**20)
+    value_dim: int = setting(default=2048, ge=1, le=2**20)
+    ffn_hidden_dim: int = setting(default=2560, ge=1, le=2**20)
+    # Modes of the moving average in each channel.
+    cema_ndim: int = setting(default=16, ge=1, le=4096)
+    chunk_size: int = setting(default=2048, ge=1, le=2**20)  # tokens that attention sees at most
+    # The last so many tokens in the place of chunks.
+    attention_window: int | None = setting(default=None, ge=1, le=2**20)
+    norm_num_groups: int = setting(default=32, ge=1, le=2**20)
+    norm_eps: float = setting(default=1e-5, gt=0, lt=1)
     norm_affine: bool = True  # scales and biases of the norms that are not over time
-    rope_base: float = 10_000.0
+    rope_base: float = setting(default=10_000.0, gt=0, le=1e12)
     swiglu: bool = False  # SiLU(x) * y in the place of SiLU(x)
     rescale_nffn: bool = False  # a learned factor for what each FFN adds, smaller in deeper layers
     scale_emb: bool = False  # embeddings times sqrt(model_dim)
     share_emb: bool = False  # the head is the embedding
-    output_size: int = -1  # logits; -1: one for each id of the vocabulary
-    dropout: float = 0.0  # of embeddings, and of what attention and FFN add
-    attention_dropout: float = 0.0
+    # Logits; -1: one for each id of the vocabulary.
+    output_size: int = setting(default=-1, ge=-1, lt=2**24)
+    # Of embeddings, and of what attention and FFN add.
+    dropout: float = setting(default=0.0, ge=0, lt=1)
+    attention_dropout: float = setting(default=0.0, ge=0, lt=1)
     attention_dropout_mode: DropoutMode = "post_softmax"
-    hidden_dropout: float = 0.0  # of averages, and inside the FFN
+    hidden_dropout: float = setting(default=0.0, ge=0, lt=1)  # of averages, and inside the FFN
     init_mode: InitMode = "he"
     remat: Remat = setting(default="none", mark="schedule")  # what the backward pass makes again
     attention: Backend = setting(default="auto", mark="schedule")  # which kernel
 
     def __post_init__(self) -> None:
-        numbers = ("vocab_size", "model_dim", "num_layers", "num_heads", "z_dim", "value_dim")
-        numbers += ("ffn_hidden_dim", "cema_ndim", "chunk_size", "norm_num_groups", "norm_eps")
-        require_positive(self, *numbers, "rope_base")
         for name in ("z_dim", "value_dim"):
             require_divides("num_heads", self.num_heads, name, getattr(self, name))
         require_divides("norm_num_groups", self.norm_num_groups, "model_dim", self.model_dim)
@@ -63,25 +68,12 @@ class GrugModelConfig(Config):
             fix=f"set z_dim={self.z_dim + self.num_heads}",
         )
         require(
-            self.attention_window is None or self.attention_window > 0,
-            f"attention_window={self.attention_window}",
-            allowed="a number of tokens above 0, or null for chunks",
-            fix=f"set attention_window={self.chunk_size}, or leave it out",
-        )
-        require(
             self.output_size == -1 or (self.output_size >= self.vocab_size and not self.share_emb),
             f"output_size={self.output_size} with vocab_size={self.vocab_size} and "
             f"share_emb={self.share_emb}",
             allowed="-1, or without share_emb a number of logits that has one for every id",
             fix="set output_size=-1",
         )
-        for name in ("dropout", "attention_dropout", "hidden_dropout"):
-            require(
-                0.0 <= getattr(self, name) < 1.0,
-                f"{name}={getattr(self, name)}",
-                allowed="from 0 up to but not 1",
-                fix=f"set {name}=0.1",
-            )
 
     # What a kernel is told of any model, by base's names.
     @property

@@ -18,7 +18,7 @@ from jaxtyping import Array, Bool, Float, Int
 from jaxtyping import PRNGKeyArray as Key
 
 from chomp.config import Config, setting
-from chomp.errors import require, require_at_most, require_divides, require_positive
+from chomp.errors import require_at_most, require_divides
 from chomp.kernels import loss, moe
 from chomp.kernels.attention import AttentionMask, Backend, KeyValueCache, attention
 from chomp.kernels.attention.mask import PAD_SEGMENT
@@ -39,7 +39,6 @@ Cache = tuple[Layer, ...]
 Mask = AttentionMask | None  # None: causal
 IsReal = Bool[Array, "B S"] | None  # None: no padding
 
-_MAY_BE_ZERO = ("shared_dim", "balance_rate", "balance_loss_weight", "router_z_loss_weight")
 # Where activations lie: rows over the batch axes, heads over `model`.
 ROWS = P(BATCH_AXES, None, None)
 HEADS = P(BATCH_AXES, None, "model", None)
@@ -49,49 +48,46 @@ HEADS = P(BATCH_AXES, None, "model", None)
 class GrugModelConfig(Config):
     """Shape of the model. Only the vocabulary has no default: it belongs to the tokenizer."""
 
-    vocab_size: int
-    hidden_dim: int = 512
-    num_experts: int = 8
-    experts_per_token: int = 2
-    expert_dim: int = 512  # width of one expert
-    shared_dim: int = 512  # of the expert that every token goes through; 0: none
+    # Upper bounds are far above any real model: they catch slips, which would otherwise end as a
+    # lack of memory or of time. A tokenizer has fewer than 2**24 ids, a row at most 2**20 tokens.
+
+    vocab_size: int = setting(ge=1, lt=2**24)
+    hidden_dim: int = setting(default=512, ge=1, le=2**20)
+    num_experts: int = setting(default=8, ge=1, le=2**16)
+    experts_per_token: int = setting(default=2, ge=1, le=2**16)
+    expert_dim: int = setting(default=512, ge=1, le=2**20)  # width of one expert
+    # Of the expert that every token goes through; 0: none.
+    shared_dim: int = setting(default=512, ge=0, le=2**20)
     # Rows that a device may send another at once, as a multiple of an even share. In training the
     # lowest weights beyond it are dropped, elsewhere they go in a further round; without a
     # mesh.expert above 1 there is no limit.
-    capacity_factor: float = setting(default=1.25, mark="schedule")
+    capacity_factor: float = setting(default=1.25, gt=0, le=1000, mark="schedule")
     # What keeps experts even: a bias on the choice, which every step moves by this share of the way
     # to where its own tokens would be spread evenly (0: none); or a term of the loss.
-    balance_rate: float = setting(default=0.3, mark="schedule")
-    balance_loss_weight: float = setting(default=0.0, mark="schedule")
-    router_z_loss_weight: float = setting(default=1e-3, mark="schedule")
-    num_layers: int = 6
-    num_heads: int = 8
-    num_kv_heads: int = 8  # fewer than num_heads: groups of queries share keys and values
-    head_dim: int | None = None  # None: hidden_dim / num_heads
-    max_seq_len: int = 1024  # of a row; no weight depends on it
+    balance_rate: float = setting(default=0.3, ge=0, le=1, mark="schedule")
+    balance_loss_weight: float = setting(default=0.0, ge=0, le=1000, mark="schedule")
+    router_z_loss_weight: float = setting(default=1e-3, ge=0, le=1000, mark="schedule")
+    num_layers: int = setting(default=6, ge=1, le=4096)
+    num_heads: int = setting(default=8, ge=1, le=2**16)
+    # Fewer than num_heads: groups of queries share keys and values.
+    num_kv_heads: int = setting(default=8, ge=1, le=2**16)
+    head_dim: int | None = setting(default=None, ge=1, le=2**16)  # None: hidden_dim / num_heads
+    max_seq_len: int = setting(default=1024, ge=1, le=2**20)  # of a row; no weight depends on it
     mlp: Literal["relu2", "swiglu"] = "relu2"  # relu squared, or a SiLU gate: a third product
     qk_norm: bool = True  # of queries and keys, so that attention logits stay bounded
-    rope_theta: float = 10_000.0  # larger: slower turns, which tell longer distances apart
+    # Larger: slower turns, which tell longer distances apart.
+    rope_theta: float = setting(default=10_000.0, gt=0, le=1e12)
     document_positions: bool = False  # positions begin again with each document of a row
-    sliding_window: int | None = None  # tokens each query sees; None: the whole prefix
-    logit_soft_cap: float | None = None  # logits end as cap * tanh(logits / cap)
-    layer_norm_eps: float = 1e-5
-    initializer_std: float = 0.02
+    # Tokens each query sees; None: the whole prefix.
+    sliding_window: int | None = setting(default=None, ge=1, le=2**20)
+    # Logits end as cap * tanh(logits / cap).
+    logit_soft_cap: float | None = setting(default=None, gt=0, le=1e6)
+    layer_norm_eps: float = setting(default=1e-5, gt=0, lt=1)
+    initializer_std: float = setting(default=0.02, gt=0, le=10)
     remat: Remat = setting(default="none", mark="schedule")  # what the backward pass makes again
     attention: Backend = setting(default="auto", mark="schedule")  # which kernel
 
     def __post_init__(self) -> None:
-        require_positive(self, *(name for name in vars(self) if name not in _MAY_BE_ZERO))
-        for name in _MAY_BE_ZERO:
-            value = getattr(self, name)
-            fix = f"set model.{name}=0 to go without"
-            require(value >= 0, f"model.{name}={value}", allowed="0 or more", fix=fix)
-        require(
-            self.balance_rate <= 1,
-            f"model.balance_rate={self.balance_rate}",
-            allowed="between 0 and 1, the share of the way to an even spread",
-            fix="0.3 averages over some six steps",
-        )
         limit = ("model.num_experts", self.num_experts)
         require_at_most("model.experts_per_token", self.experts_per_token, *limit)
         require_divides("num_kv_heads", self.num_kv_heads, "num_heads", self.num_heads)

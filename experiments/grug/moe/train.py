@@ -25,7 +25,6 @@ from chomp.data import (
     TrainLoader,
     iter_from_step,
 )
-from chomp.errors import require, require_positive
 from chomp.hooks import (
     GrugEvalConfig,
     LoggingConfig,
@@ -53,23 +52,23 @@ from experiments.grug.moe.model import GrugModelConfig, Transformer
 class GrugTrainerConfig(Config):
     """How the run trains. A step takes `grad_accum` micro-batches of `batch_size` rows."""
 
-    steps: int = setting(default=1000, mark="schedule")
+    steps: int = setting(default=1000, ge=1, lt=2**31, mark="schedule")  # counted in int32
     # Rows of a micro-batch, or [start step, rows] pairs.
     batch_size: int | tuple[tuple[int, int], ...] = setting(default=32, mark="schedule")
-    seq_len: int = 1024  # tokens of a row
-    grad_accum: int = setting(default=1, mark="schedule")
-    seed: int = 0
-    data_seed: int | None = None  # order of the data; None: `seed`
+    seq_len: int = setting(default=1024, ge=1, le=2**20)  # tokens of a row
+    grad_accum: int = setting(default=1, ge=1, le=2**20, mark="schedule")
+    seed: int = setting(default=0, ge=0, lt=2**32)  # a random key is made of 32 bits
+    data_seed: int | None = setting(default=None, ge=0, lt=2**32)  # order of the data; None: `seed`
     precision: str = "params=float32,compute=float32"
     # Weight of logsumexp^2 in the loss, which keeps logits from drifting.
-    z_loss_weight: float = setting(default=0.0, mark="schedule")
-    # Averaged weights for evaluation; None: no average.
-    ema_beta: float | None = setting(default=None, mark="schedule")
+    z_loss_weight: float = setting(default=0.0, ge=0, le=1000, mark="schedule")
+    # Averaged weights for evaluation: 0.999 averages over a thousand steps. None: no average.
+    ema_beta: float | None = setting(default=None, gt=0, lt=1, mark="schedule")
     deterministic: bool | None = None  # True: no dropout; None: none unless the model has rates
     reproducible: bool = setting(default=False, mark="schedule")  # bit-equal on a GPU too, slower
     # What a step without a finite loss does to the run; to the state it does nothing, ever.
     nonfinite_policy: NonFinitePolicy = setting(default="raise", mark="schedule")
-    log_every: int = setting(default=1, mark="cosmetic")
+    log_every: int = setting(default=1, ge=1, lt=2**31, mark="cosmetic")
     watch: WatchConfig | None = setting(default=None, mark="cosmetic")  # norms of tensors
     profiler: ProfilerConfig = setting(default_factory=ProfilerConfig, mark="cosmetic")
     log_dir: str | None = setting(default=None, mark="cosmetic")  # of traces; None: the run's own
@@ -88,14 +87,7 @@ class GrugTrainerConfig(Config):
     allow_fresh_start: bool = setting(default=False, mark="cosmetic", is_versioned=False)
 
     def __post_init__(self) -> None:
-        require_positive(self, "steps", "seq_len", "log_every")
         BatchSchedule(self.batch_size, self.grad_accum)  # refuses sizes that cannot be
-        require(
-            self.ema_beta is None or 0.0 < self.ema_beta < 1.0,
-            f"train.ema_beta={self.ema_beta}",
-            allowed="between 0 and 1, or null for no average",
-            fix="0.999 averages over about a thousand steps",
-        )
         Precision.parse(self.precision)
 
 

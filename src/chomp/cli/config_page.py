@@ -221,7 +221,7 @@ def _line(item: Setting, around: Any, mark: Mark, comment: str) -> str:
     others = [name for name in item.spellings if name != _name(item)] + list(item.also)
     cells = [
         f"`{_name(item)}`",
-        _type(item.declared),
+        ", ".join(filter(None, (_type(item.declared), str(item.bounds)))),
         _default(item, around),
         mark,
         ", ".join(f"`{name}`" for name in others) or "-",

@@ -53,7 +53,7 @@ def own_content(cls: type, content: Content, *, source: str) -> FileContent:
     for name, rule in RULES.items():
         file.apply(name, rule)
     file.refuse_unknown()
-    raise_problems(source, {(name,): text for name, text in file.problems.items()})
+    raise_problems(source, {(name,): ConfigError(text) for name, text in file.problems.items()})
     return FileContent(file.content, run_dir, file.moved, file.vocab_multiple)
 
 

@@ -11,7 +11,7 @@ from chomp.config.fields import ConfigClass
 from chomp.config.parsing import config_from_mapping, config_to_mapping
 from chomp.config.words import did_you_mean, nearest
 from chomp.config.yaml_text import parsed_yaml, yaml_of
-from chomp.errors import ConfigError, message
+from chomp.errors import ConfigError
 
 C = TypeVar("C", bound=ConfigClass)
 
@@ -39,19 +39,15 @@ def _text_of(path: Path) -> str:
     except FileNotFoundError:
         near = nearest(path.name, _names_beside(path))
         raise ConfigError(
-            message(
-                given=f"there is no config file {path}{did_you_mean(near)}",
-                allowed="the path of a YAML or JSON file",
-                fix=f"pass {path.with_name(near)}" if near else "check the path",
-            )
+            f"there is no config file {path}{did_you_mean(near)}",
+            allowed="the path of a YAML or JSON file",
+            fix=f"pass {path.with_name(near)}" if near else "check the path",
         ) from None
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(
-            message(
-                given=f"the config file {path} cannot be read: {error}",
-                allowed="a YAML or JSON file in UTF-8",
-                fix="pass the path of such a file",
-            )
+            f"the config file {path} cannot be read: {error}",
+            allowed="a YAML or JSON file in UTF-8",
+            fix="pass the path of such a file",
         ) from error
 
 
@@ -81,11 +77,9 @@ def _parsed_json(text: str, path: Path) -> Any:
         )
     except (ValueError, RecursionError) as error:
         raise ConfigError(
-            message(
-                given=f"{path} cannot be read as JSON: {error}",
-                allowed="one JSON object, each key once",
-                fix="correct the text at that point",
-            )
+            f"{path} cannot be read as JSON: {error}",
+            allowed="one JSON object, each key once",
+            fix="correct the text at that point",
         ) from error
 
 

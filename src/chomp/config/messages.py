@@ -1,8 +1,8 @@
 """pydantic's complaints in our words, and the one `ConfigError` that lists all problems.
 
 A complaint carries the place in the shaped data. `Shaping` knows what the user wrote there and what
-the class declares, so the message is built from those; pydantic's own text is used only for bounds
-declared in an annotation. Names pydantic adds for the members of a union never reach the message.
+the class declares, so the message is built from those; pydantic's own text is used only for
+validators in an annotation. Names it adds for the members of a union never reach the message.
 """
 
 import re
@@ -17,7 +17,7 @@ from chomp.config.shaping import Shaping
 from chomp.config.words import wrong_key, wrong_value
 from chomp.errors import ConfigError
 
-# Complaints that the declared type itself explains; any other is about a bound beyond the type.
+# Complaints that the declared type itself explains; others come from validators in it.
 _OF_TYPE = {"enum", "int_from_float", "literal_error", "missing", "none_required", "too_long"}
 _OF_TYPE_ENDINGS = ("_type", "_parsing")
 
@@ -37,17 +37,18 @@ def note_complaints(error: ValidationError, shaping: Shaping) -> None:
             continue
         at, rest = located
         if complaint["type"] not in _OF_CHECK or not _is_wrong_inside(at, shaping):
-            shaping.problems[at] = _text(complaint, at, rest, shaping)
+            shaping.problems[at] = _error(complaint, at, rest, shaping)
 
 
-def raise_problems(source: str, problems: Mapping[KeyPath, str]) -> None:
+def raise_problems(source: str, problems: Mapping[KeyPath, ConfigError]) -> None:
     """Raise one `ConfigError` with every problem in it, headed by where the config came from."""
-    texts = list(dict.fromkeys(problems.values()))  # one text may explain two places
-    if len(texts) == 1:
-        raise ConfigError(f"{source}: {texts[0]}")
-    if texts:
-        listed = "\n".join(f"  - {text}" for text in texts)
-        raise ConfigError(f"{source}: {len(texts)} problems\n{listed}")
+    errors = {str(error): error for error in problems.values()}  # one may explain two places
+    if len(errors) == 1:
+        raise next(iter(errors.values())).within(source)
+    if errors:
+        listed = "\n".join(f"  - {text}" for text in errors)
+        given = f"{source}: {len(errors)} problems\n{listed}"
+        raise ConfigError(given, problems=list(errors.values()))
 
 
 def _located(loc: tuple[str | int, ...], shaping: Shaping) -> tuple[KeyPath, KeyPath] | None:
@@ -71,21 +72,22 @@ def _located(loc: tuple[str | int, ...], shaping: Shaping) -> tuple[KeyPath, Key
     return at, ()
 
 
-def _text(complaint: Any, at: KeyPath, rest: KeyPath, shaping: Shaping) -> str:
+def _error(complaint: Any, at: KeyPath, rest: KeyPath, shaping: Shaping) -> ConfigError:
     place = shaping.places[at]
     if complaint["type"] in _OF_CHECK:
-        text = str(complaint["ctx"]["error"])
-        given = _given_otherwise(text, at, shaping)
-        return f"{dotted(place.path)}{given}: {text}" if place.path else f"{text}{given}"
+        error = complaint["ctx"]["error"]
+        if not isinstance(error, ConfigError):  # a rule that raises another ValueError
+            error = ConfigError(str(error))
+        names = _given_otherwise(str(error), at, shaping)
+        head = f"{dotted(place.path)}{names}" if place.path else names.strip()
+        return error.within(head) if head else error
     if rest == ("[key]",):  # pydantic's mark for the key of an entry rather than its value
         mapping = shaping.places[at[:-1]]
         key_type = entry_types(mapping_member(mapping.declared))[0]
         return wrong_key(mapping.path, place.path[-1], key_type)
     is_of_type = complaint["type"] in _OF_TYPE or complaint["type"].endswith(_OF_TYPE_ENDINGS)
-    # "Input should be greater than 0" -> "which should be greater than 0".
-    _, found, bound = complaint["msg"].partition(" should ")
-    detail = f"which should {bound}" if found else complaint["msg"]
-    return wrong_value(place.path, place.value, place.declared, "" if is_of_type else detail)
+    detail = "" if is_of_type else complaint["msg"]
+    return wrong_value(place.path, place.value, place.declared, detail)
 
 
 def _given_otherwise(text: str, at: KeyPath, shaping: Shaping) -> str:

@@ -8,7 +8,7 @@ from chomp.config.paths import KeyPath, dotted
 from chomp.config.shaping import Shaping
 from chomp.config.words import allowed_values
 from chomp.config.yaml_text import parsed_override
-from chomp.errors import ConfigError, message
+from chomp.errors import ConfigError
 
 
 def override_value(
@@ -31,16 +31,15 @@ def override_value(
     else:
         # As from an unset shell variable; YAML would read null.
         raise ConfigError(
-            message(
-                given=f"{dotted(written)} is given no value",
-                allowed=allowed_values(declared),
-                fix="write the value after '='",
-            )
+            f"{dotted(written)} is given no value",
+            allowed=allowed_values(declared),
+            fix="write the value after '='",
         )
     shaping = Shaping(names_around)
     shaped = shaping.shaped(declared, value, at, written)
     if shaping.problems:
-        raise ConfigError(" ".join(shaping.problems.values()))
+        errors = list(shaping.problems.values())
+        raise errors[0] if len(errors) == 1 else ConfigError(" ".join(map(str, errors)))
     return shaped
 
 

@@ -28,7 +28,7 @@ from chomp.config.words import (
     nearest,
     unknown_key,
 )
-from chomp.errors import ConfigError, message
+from chomp.errors import ConfigError
 
 C = TypeVar("C", bound=ConfigClass)
 
@@ -87,12 +87,12 @@ def apply_overrides(config: C, overrides: Iterable[str]) -> C:
     # Validated first: as a mapping, an instance of a wrong class could pass for the right one.
     mapping = config_to_mapping(validated(config))
     applied: dict[KeyPath, _Applied] = {}
-    problems: dict[KeyPath, str] = {}
+    problems: dict[KeyPath, ConfigError] = {}
     for position, text in enumerate(overrides):
         try:
             _apply(type(config), mapping, text, applied)
         except ConfigError as error:
-            problems[(position,)] = f"{text!r}: {error}"
+            problems[(position,)] = error.within(repr(text))
     raise_problems("override", problems)
     written = _written(applied)
     return config_from_mapping(
@@ -105,11 +105,9 @@ def _apply(cls: type, mapping: dict[str, Any], text: str, applied: dict[KeyPath,
     split = split_override(text)
     if split is None:
         raise ConfigError(
-            message(
-                given="this is not of the form path=value",
-                allowed="a dotted path, '=' and a value, such as model.hidden_dim=64",
-                fix="write the path, '=' and the value",
-            )
+            "this is not of the form path=value",
+            allowed="a dotted path, '=' and a value, such as model.hidden_dim=64",
+            fix="write the path, '=' and the value",
         )
     parts, value_text = split
     target, by, names = _landing(cls, mapping, parts, adds_entry=value_text.startswith("{"))
@@ -160,20 +158,20 @@ def _step(
     if (section := target.section) is not None:
         item = settings_by_spelling(section).get(part)
         if item is None:
-            raise ConfigError(unknown_key(written, section, names.get(path, ())))
+            raise unknown_key(written, section, names.get(path, ()))
         is_kind = item.name == KIND and len(sections(declared)) > 1
         return _Target(here, item.name, (*path, item.name), item.declared, written, is_kind)
     if isinstance(here, dict):
         value_type = entry_types(mapping_member(declared))[1]
         # Only a whole mapping adds an entry, so that a misspelt key is not taken for a new one.
         if part not in here and not adds_entry:
-            raise ConfigError(_unknown_entry(written, here, value_type))
+            raise _unknown_entry(written, here, value_type)
         return _Target(here, part, (*path, part), value_type, written)
     if isinstance(here, list) and part.isdecimal() and int(part) < len(here):
         index = int(part)
         declared = item_type(list_member(declared), index)
         return _Target(here, index, (*path, index), declared, written)
-    raise ConfigError(_nothing_inside(written, here))
+    raise _nothing_inside(written, here)
 
 
 def _refuse_conflict(target: _Target, value: Any, applied: Mapping[KeyPath, _Applied]) -> None:
@@ -182,26 +180,22 @@ def _refuse_conflict(target: _Target, value: Any, applied: Mapping[KeyPath, _App
     if target.is_kind and value != target.container[target.key]:
         whole = dotted(written[:-1])
         raise ConfigError(
-            message(
-                given=f"{dotted(written)}={value!r} would keep the fields of "
-                f"kind {target.container[target.key]!r}",
-                allowed=f"another kind only with all of {whole}",
-                fix=f"write {whole}={{kind: {value}, ...}}",
-            )
+            f"{dotted(written)}={value!r} would keep the fields of "
+            f"kind {target.container[target.key]!r}",
+            allowed=f"another kind only with all of {whole}",
+            fix=f"write {whole}={{kind: {value}, ...}}",
         )
     parts = [other for other in applied if other[: len(path)] == path and other != path]
     if parts:
         part = dotted(applied[parts[0]].written)
         raise ConfigError(
-            message(
-                given=f"{dotted(written)} replaces {part}, which is given before it",
-                allowed="a whole first, then its parts",
-                fix=f"put {dotted(written)} first",
-            )
+            f"{dotted(written)} replaces {part}, which is given before it",
+            allowed="a whole first, then its parts",
+            fix=f"put {dotted(written)} first",
         )
 
 
-def _unknown_entry(path: KeyPath, here: Mapping[str, Any], value_type: Any) -> str:
+def _unknown_entry(path: KeyPath, here: Mapping[str, Any], value_type: Any) -> ConfigError:
     near = nearest(str(path[-1]), here)
     known = ", ".join(dotted((key,)) for key in here) or "none yet"
     takes_mapping = sections(value_type) or mapping_member(value_type) is not None
@@ -210,21 +204,21 @@ def _unknown_entry(path: KeyPath, here: Mapping[str, Any], value_type: Any) -> s
         if takes_mapping
         else f"give {dotted(path[:-1])} as a whole: {dotted(path[:-1])}={{...}}"
     )
-    return message(
-        given=f"{dotted(path)} does not exist{did_you_mean(near)}",
+    return ConfigError(
+        f"{dotted(path)} does not exist{did_you_mean(near)}",
         allowed=f"the keys of {dotted(path[:-1])}: {known}",
         fix=f"rename it to {near}, or {adding}" if near else adding,
     )
 
 
-def _nothing_inside(path: KeyPath, here: Any) -> str:
+def _nothing_inside(path: KeyPath, here: Any) -> ConfigError:
     whole = dotted(path[:-1])
     if isinstance(here, list):
         allowed = f"the indexes 0 to {len(here) - 1}" if here else "no index: the list is empty"
     else:
         allowed = "paths through configs, mappings and lists"
-    return message(
-        given=f"{dotted(path)} does not exist: {whole} is {given_value(here)}",
+    return ConfigError(
+        f"{dotted(path)} does not exist: {whole} is {given_value(here)}",
         allowed=allowed,
         fix=f"give {whole} as a whole",
     )

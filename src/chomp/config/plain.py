@@ -14,7 +14,7 @@ from typing import Any
 from chomp.config.fields import is_config
 from chomp.config.paths import KeyPath, dotted
 from chomp.config.words import given_value
-from chomp.errors import ConfigError, message
+from chomp.errors import ConfigError
 
 _PLAIN = "null, true, false, numbers, text, lists, mappings, configs, enums and paths"
 
@@ -65,19 +65,15 @@ def plain_items(mapping: Mapping[Any, Any], path: KeyPath) -> Iterator[tuple[str
         text = key.value if isinstance(key, Enum) else key
         if isinstance(text, bool) or not isinstance(text, str | int):
             raise ConfigError(
-                message(
-                    given=f"{dotted(path)} has the key {given_value(key)}",
-                    allowed="keys that are text or whole numbers",
-                    fix="write the key in quotes",
-                )
+                f"{dotted(path)} has the key {given_value(key)}",
+                allowed="keys that are text or whole numbers",
+                fix="write the key in quotes",
             )
         if str(text) in seen:  # {1: a, "1": b}, of which JSON would keep one
             raise ConfigError(
-                message(
-                    given=f"{dotted(path)} has the key {str(text)!r} as text and as a number",
-                    allowed="each key once",
-                    fix="remove one",
-                )
+                f"{dotted(path)} has the key {str(text)!r} as text and as a number",
+                allowed="each key once",
+                fix="remove one",
             )
         seen.add(str(text))
         yield _plain_text(str(text), path), item
@@ -91,11 +87,9 @@ def _plain_scalar(value: int | float | str, path: KeyPath) -> int | float | str:
         if math.isfinite(value):
             return float(value)
         raise ConfigError(
-            message(
-                given=f"{dotted(path)}={given_value(value)}",
-                allowed="a finite number",
-                fix=f"set {dotted(path)} to a finite number",
-            )
+            f"{dotted(path)}={given_value(value)}",
+            allowed="a finite number",
+            fix=f"set {dotted(path)} to a finite number",
         )
     return _plain_text(value, path)
 
@@ -105,20 +99,16 @@ def _plain_text(text: str, path: KeyPath) -> str:
         text.encode()
     except UnicodeEncodeError:
         raise ConfigError(
-            message(
-                given=f"{dotted(path)} has the text {text!a} with half of a surrogate pair",
-                allowed="text that UTF-8 can hold",
-                fix="remove the broken character",
-            )
+            f"{dotted(path)} has the text {text!a} with half of a surrogate pair",
+            allowed="text that UTF-8 can hold",
+            fix="remove the broken character",
         ) from None
     return str(text)
 
 
 def _refusal(value: Any, path: KeyPath) -> ConfigError:
     return ConfigError(
-        message(
-            given=f"{dotted(path)}={given_value(value)}",
-            allowed=_PLAIN,
-            fix="write the value as one of these",
-        )
+        f"{dotted(path)}={given_value(value)}",
+        allowed=_PLAIN,
+        fix="write the value as one of these",
     )

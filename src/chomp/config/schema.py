@@ -16,7 +16,7 @@ from chomp.config.declared import (
 )
 from chomp.config.elsewhere import elsewhere_in
 from chomp.config.field_comments import field_comments
-from chomp.config.fields import ConfigClass, is_config, settings_by_spelling, settings_of
+from chomp.config.fields import Bounds, ConfigClass, is_config, settings_by_spelling, settings_of
 
 Schema = dict[str, Any]
 
@@ -26,7 +26,7 @@ def config_schema(cls: type[ConfigClass]) -> Schema:
 
     Nested classes are under `$defs`. A class's docstring is its description, a field's comment or
     `doc` the field's; a setting also has the keywords `aliases` and `mark`. Aliases and names in
-    other sections are properties as well. What only a check of values finds is not in it.
+    other sections are properties as well. A rule between fields is not in it.
     """
     schema = TypeAdapter(cls).json_schema()
     for each in classes_inside(cls):
@@ -34,6 +34,8 @@ def config_schema(cls: type[ConfigClass]) -> Schema:
         if part is not None:
             for field, text in field_comments(each).items():
                 part["properties"][field].setdefault("description", text)
+            for item in settings_of(each):
+                _add_bounds(part["properties"][item.name], item.bounds)
         for item in settings_of(each):
             # A section that has a default may leave out any field.
             default = None if item.is_required else item.default()
@@ -91,6 +93,19 @@ def classes_inside(cls: type) -> list[type]:
 
     note(cls)
     return list(found)
+
+
+def _add_bounds(part: Schema, bounds: Bounds, is_whole: bool = True) -> None:
+    """Bound a number, and the numbers that a list or a mapping holds."""
+    if part.get("type") in ("integer", "number"):
+        words = ("exclusiveMinimum", "minimum", "exclusiveMaximum", "maximum")
+        part |= {word: end for word, end in zip(words, bounds, strict=True) if end is not None}
+    for member in part.get("anyOf", []):
+        _add_bounds(member, bounds, is_whole)
+    held = [part.get("items"), part.get("additionalProperties"), *part.get("prefixItems", [])]
+    for inner in held if is_whole else ():
+        if isinstance(inner, dict):
+            _add_bounds(inner, bounds, is_whole=False)
 
 
 def _add_names(schema: Schema, cls: type) -> None:

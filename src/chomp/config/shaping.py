@@ -68,7 +68,7 @@ class Shaping:
     ) -> None:
         self.places: dict[KeyPath, Place] = {}
         self.tags: dict[KeyPath, tuple[Any, ...]] = {}
-        self.problems: dict[KeyPath, str] = {}
+        self.problems: dict[KeyPath, ConfigError] = {}
         self._names: dict[KeyPath, list[str]] = dict(names_around or {})
         self._written: Mapping[KeyPath, KeyPath] = written or {}
         # By the path of the field, until the walk comes to it.
@@ -176,6 +176,10 @@ class Shaping:
                 self.problems[inner] = missing_value(written, item.declared)
             else:
                 shaped[item.name] = self.shaped(item.declared, before(item), inner, written)
+            for rest, number in item.bounds.outside(shaped.get(item.name)):
+                place = (*inner, *rest)
+                error = item.out_of_bounds(self.places[place].path, number)
+                self.problems.setdefault(place, error)
         self._refuse_left(waiting)
         return shaped
 
@@ -247,7 +251,7 @@ class Shaping:
         try:
             entries = dict(plain_items(value, path))
         except ConfigError as error:
-            self.problems.setdefault(at, str(error))
+            self.problems.setdefault(at, error)
             return None
         return {
             key: self.shaped(value_type, item, (*at, key), (*path, key))
@@ -267,5 +271,5 @@ class Shaping:
         except ConfigError as error:
             # A value of the right type is refused for what it holds, in words of its own.
             is_own_type = accepted is None or type(value) in accepted
-            self.problems[at] = str(error) if is_own_type else wrong_value(path, value, declared)
+            self.problems[at] = error if is_own_type else wrong_value(path, value, declared)
             return None

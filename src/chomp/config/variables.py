@@ -15,7 +15,7 @@ from typing import Any
 from chomp.config.paths import KeyPath, dotted
 from chomp.config.words import did_you_mean, given_value, nearest
 from chomp.config.yaml_text import yaml_of
-from chomp.errors import ConfigError, message, require
+from chomp.errors import ConfigError, require
 
 SECTION = "variables"
 
@@ -151,8 +151,7 @@ class _References:
             )
 
     def _error(self, path: KeyPath, *, given: str, allowed: str, fix: str) -> ConfigError:
-        text = message(given=f"{dotted(path)}: {given}", allowed=allowed, fix=fix)
-        return ConfigError(f"{self._source}: {text}")
+        return ConfigError(f"{self._source}: {dotted(path)}: {given}", allowed=allowed, fix=fix)
 
 
 def _items(value: Any) -> list[tuple[Any, Any]]:

@@ -27,7 +27,7 @@ from chomp.config.declared import (
 from chomp.config.fields import is_config, settings_by_spelling, settings_of
 from chomp.config.paths import KeyPath, dotted
 from chomp.config.spelled_text import spelled_scalar
-from chomp.errors import message
+from chomp.errors import ConfigError
 
 # Longer values are cut: the path says where to look, and a message is read in a terminal.
 _MAX_VALUE_CHARACTERS = 80
@@ -83,33 +83,33 @@ def known_keys(section: type) -> str:
     return f"the keys of {section.__name__}: {', '.join(names) or 'none'}"
 
 
-def wrong_value(path: KeyPath, value: Any, declared: Any, detail: str = "") -> str:
-    """The message for a value its declared type does not let in; `detail` narrows the type."""
+def wrong_value(path: KeyPath, value: Any, declared: Any, detail: str = "") -> ConfigError:
+    """The error for a value its declared type does not let in; `detail` narrows the type."""
     allowed = allowed_values(declared) + (f", {detail}" if detail else "")
-    return message(
-        given=f"{dotted(path)}{'=' if path else ' is '}{given_value(value)}",
+    return ConfigError(
+        f"{dotted(path)}{'=' if path else ' is '}{given_value(value)}",
         allowed=allowed,
         fix=_fix(path, value, declared) or f"set {dotted(path)} to {allowed}",
     )
 
 
-def missing_value(path: KeyPath, declared: Any) -> str:
-    """The message for a field without a default that was not given."""
-    return message(
-        given=f"{dotted(path)} is missing",
+def missing_value(path: KeyPath, declared: Any) -> ConfigError:
+    """The error for a field without a default that was not given."""
+    return ConfigError(
+        f"{dotted(path)} is missing",
         allowed=allowed_values(declared),
         fix=f"add {path[-1]} to {dotted(path[:-1])}",
     )
 
 
-def unknown_key(path: KeyPath, section: type, elsewhere: Collection[str] = ()) -> str:
-    """The message for a key no field of a config class has; `path` ends with that key.
+def unknown_key(path: KeyPath, section: type, elsewhere: Collection[str] = ()) -> ConfigError:
+    """The error for a key no field of a config class has; `path` ends with that key.
 
     `elsewhere` are keys that this section takes for fields outside of it.
     """
     if path[-1] in elsewhere:  # in a section that an override gives as a whole
-        return message(
-            given=f"{dotted(path)} is the name of a field outside of {dotted(path[:-1])}",
+        return ConfigError(
+            f"{dotted(path)} is the name of a field outside of {dotted(path[:-1])}",
             allowed=f"it by itself, not in the whole of {dotted(path[:-1])}",
             fix=f"take it out, and give {dotted(path)}=... as well",
         )
@@ -118,8 +118,8 @@ def unknown_key(path: KeyPath, section: type, elsewhere: Collection[str] = ()) -
     inside = _in_sections(str(path[-1]), section) if len(path) == 1 else []
     meant = near or (inside[0] if len(inside) == 1 else None)
     fix = f"remove {dotted(path)}" + (f", or write one of {', '.join(inside)}" if inside else "")
-    return message(
-        given=f"{dotted(path)} is not a known key{did_you_mean(meant)}",
+    return ConfigError(
+        f"{dotted(path)} is not a known key{did_you_mean(meant)}",
         allowed=known_keys(section),
         fix=f"rename it to {meant}" if meant else fix,
     )
@@ -135,40 +135,39 @@ def _in_sections(name: str, section: type) -> list[str]:
     return found
 
 
-def two_spellings(first: KeyPath, second: KeyPath) -> str:
-    """The message for a field given by two of its spellings."""
-    return message(
-        given=f"{dotted(first)} and {dotted(second)} are the same field",
+def two_spellings(first: KeyPath, second: KeyPath) -> ConfigError:
+    """The error for a field given by two of its spellings."""
+    return ConfigError(
+        f"{dotted(first)} and {dotted(second)} are the same field",
         allowed="one spelling at a time",
         fix=f"remove {dotted(second)}",
     )
 
 
-def no_such_field(path: KeyPath, field: KeyPath, section: KeyPath, value: Any) -> str:
-    """The message for a field given by its name elsewhere, `path`, that its section has not."""
-    return message(
-        given=f"{dotted(path)}, which is {dotted(field)}, with {dotted(section)}="
-        f"{given_value(value)}",
+def no_such_field(path: KeyPath, field: KeyPath, section: KeyPath, value: Any) -> ConfigError:
+    """The error for a field given by its name elsewhere, `path`, that its section has not."""
+    return ConfigError(
+        f"{dotted(path)}, which is {dotted(field)}, with {dotted(section)}={given_value(value)}",
         allowed=f"{dotted(path)} where {dotted(section)} has that field",
         fix=f"remove {dotted(path)}, or change {dotted(section)}",
     )
 
 
-def wrong_key(path: KeyPath, key: Any, declared: Any) -> str:
-    """The message for a key its mapping's key type does not let in; `path` is the mapping's."""
+def wrong_key(path: KeyPath, key: Any, declared: Any) -> ConfigError:
+    """The error for a key its mapping's key type does not let in; `path` is the mapping's."""
     wants_text = accepts_only_text(declared) and not choices_of(declared)
-    return message(
-        given=f"{dotted(path)} has the key {given_value(key)}",
+    return ConfigError(
+        f"{dotted(path)} has the key {given_value(key)}",
         allowed=f"keys that are each {allowed_values(declared)}",
         fix=f"write it in quotes: '{key}'" if wants_text else "rename or remove the key",
     )
 
 
-def wrong_class(path: KeyPath, value: Any, classes: Iterable[type]) -> str:
-    """The message for a dataclass instance where another class is declared."""
+def wrong_class(path: KeyPath, value: Any, classes: Iterable[type]) -> ConfigError:
+    """The error for a dataclass instance where another class is declared."""
     names = " or ".join(cls.__name__ for cls in classes)
-    return message(
-        given=f"{dotted(path)} is an instance of {type(value).__name__}",
+    return ConfigError(
+        f"{dotted(path)} is an instance of {type(value).__name__}",
         allowed=f"exactly {names}, or a mapping of its fields",
         fix=f"give {dotted(path)} as {names}, or declare {type(value).__name__} in its place",
     )

@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 from chomp.config.plain import Unquoted
-from chomp.errors import ConfigError, message, require
+from chomp.errors import ConfigError, require
 
 # Nobody writes a config like that; a few hundred bytes of nested aliases stand for more values than
 # memory holds, and Python recurses once for every level.
@@ -145,11 +145,9 @@ def _parsed(text: str, loader: type[_Loader], source: str) -> Any:
         return yaml.load(text, Loader=loader)
     except YAML_FAILURES as error:
         raise ConfigError(
-            message(
-                given=f"{source} cannot be read as YAML: {_reason(error)}",
-                allowed="one YAML document of plain data, each key once",
-                fix="correct the text at that point",
-            )
+            f"{source} cannot be read as YAML: {_reason(error)}",
+            allowed="one YAML document of plain data, each key once",
+            fix="correct the text at that point",
         ) from error
 
 

@@ -8,7 +8,7 @@ from jax.sharding import Mesh
 
 from chomp.config import Config, setting
 from chomp.data import EvalDataset
-from chomp.errors import require, require_positive
+from chomp.errors import require
 from chomp.evaluation import TaggedEvaluator
 from chomp.hooks.clock import Phase
 from chomp.hooks.harness_config import HarnessConfig
@@ -27,11 +27,11 @@ class GrugEvalConfig(Config):
 
     # In the first chomp a period of 0 is none, so 0 under its name is null here.
     steps_per_eval: int | None = setting(
-        default=None, also=("train.eval_every",), zero_is_null=True
+        default=None, ge=1, lt=2**31, also=("train.eval_every",), zero_is_null=True
     )
-    eval_batch_size: int = 32
+    eval_batch_size: int = setting(default=32, ge=1, le=2**20)
     # Per dataset, of `eval_batch_size` rows that are spread evenly over it; None: all of it.
-    max_eval_batches: int | None = None
+    max_eval_batches: int | None = setting(default=None, ge=1, lt=2**31)
     eval_current: bool = True
     eval_ema: bool = True  # the averaged weights too, where there are any
     compute_bpb: bool = True
@@ -39,7 +39,6 @@ class GrugEvalConfig(Config):
     harness: HarnessConfig | None = None  # lm-eval tasks, with a period of their own
 
     def __post_init__(self) -> None:
-        require_positive(self, "steps_per_eval", "eval_batch_size", "max_eval_batches")
         words = self.prefix.split("/")
         require(
             all(words) and words[0] not in _OTHER_METRICS,

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from chomp.config import Config
-from chomp.errors import require, require_positive
+from chomp.config import Config, setting
+from chomp.errors import require
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -11,21 +11,23 @@ class HarnessConfig(Config):
     """lm-eval tasks that are run at the end of a run, and every `every` steps."""
 
     tasks: tuple[str, ...]
-    every: int | None = None
+    every: int | None = setting(default=None, ge=1, lt=2**31)
     include_path: str | None = None  # a folder of task files (YAML)
     include_defaults: bool = False  # lm-eval's own tasks too, whose data is mostly on a hub
-    num_fewshot: int | None = None  # examples in each prompt; None: as each task says
-    limit: int | None = None  # documents of each task; None: all
-    batch_size: int = 32  # rows of packed requests, each of `max_length` tokens
-    max_length: int | None = None  # None: train.seq_len, which is what the model has learnt
+    # Examples in each prompt; None: as each task says.
+    num_fewshot: int | None = setting(default=None, ge=0, le=1000)
+    limit: int | None = setting(default=None, ge=1, lt=2**31)  # documents of each task; None: all
+    # Rows of packed requests, each of `max_length` tokens.
+    batch_size: int = setting(default=32, ge=1, le=2**20)
+    # None: train.seq_len, which is what the model has learnt.
+    max_length: int | None = setting(default=None, ge=1, le=2**20)
     allow_code: bool = False  # tasks may bring Python, or run a model's answers as programs
 
     def __post_init__(self) -> None:
-        require_positive(self, "every", "limit", "batch_size", "max_length")
         require(
-            len(self.tasks) > 0 and (self.num_fewshot or 0) >= 0,
-            f"harness.tasks={list(self.tasks)} with num_fewshot={self.num_fewshot}",
-            allowed="at least one task, and 0 or more examples",
+            all(self.tasks) and len(self.tasks) > 0,
+            f"harness.tasks={list(self.tasks)}",
+            allowed="at least one task, each with a name",
             fix="name a task, or set eval.harness=null for none",
         )
         require(

@@ -13,8 +13,8 @@ from typing import Any
 
 import jax
 
-from chomp.config import Config
-from chomp.errors import require, require_positive
+from chomp.config import Config, setting
+from chomp.errors import require
 from chomp.hooks.clock import LoopClock, Phase
 from chomp.storage import is_local, join, make_folder
 from chomp.tracking.run_files import PROFILER
@@ -27,17 +27,8 @@ class ProfilerConfig(Config):
     """Which steps are traced. The first few are left out: they compile and fill caches."""
 
     enabled: bool = False
-    start_step: int = 5  # 0-based
-    num_steps: int = 25
-
-    def __post_init__(self) -> None:
-        require_positive(self, "num_steps")
-        require(
-            self.start_step >= 0,
-            f"profiler.start_step={self.start_step}",
-            allowed="0 or more, the index of the first step to be traced",
-            fix="5 leaves out the steps that compile",
-        )
+    start_step: int = setting(default=5, ge=0, lt=2**31)  # 0-based
+    num_steps: int = setting(default=25, ge=1, lt=2**31)
 
     def window(self, start_step: int, total_steps: int) -> range:
         """The steps that are traced in a run from `start_step` to `total_steps`; may be empty."""

@@ -10,7 +10,7 @@ import jax
 from jax.sharding import Mesh
 
 from chomp.config import Config, setting
-from chomp.errors import require, require_positive
+from chomp.errors import require
 from chomp.evaluation import generate
 from chomp.hooks.clock import Phase
 from chomp.hooks.run_folder import RunFolder
@@ -58,36 +58,31 @@ class SamplesConfig(Config):
     """Text that is generated at the end of a run, and every `every` steps."""
 
     # In the first chomp a period of 0 is none, so 0 under its name is null here.
-    every: int | None = setting(default=None, also=("train.generate_every",), zero_is_null=True)
+    every: int | None = setting(
+        default=None, ge=1, lt=2**31, also=("train.generate_every",), zero_is_null=True
+    )
     # 0: no samples at all; None: the model's `chunk_size` and 16 more, or 144.
-    max_tokens: int | None = setting(default=None, also=("train.generate_max_tokens",))
+    max_tokens: int | None = setting(
+        default=None, ge=0, le=2**20, also=("train.generate_max_tokens",)
+    )
     # None: half of train.seq_len.
-    prompt_tokens: int | None = setting(default=None, also=("train.generate_input_len",))
-    temperature: float = setting(default=1.0, also=("train.generate_temperature",))
+    prompt_tokens: int | None = setting(
+        default=None, ge=1, le=2**20, also=("train.generate_input_len",)
+    )
+    temperature: float = setting(
+        default=1.0, ge=0, le=100, also=("train.generate_temperature",)
+    )  # 0: the likeliest token
     # So many of the likeliest tokens; None: all.
-    top_k: int | None = setting(default=None, also=("train.generate_top_k",))
+    top_k: int | None = setting(default=None, ge=1, lt=2**24, also=("train.generate_top_k",))
     # The likeliest tokens that have this much probability; None: all.
-    top_p: float | None = setting(default=None, also=("train.generate_top_p",))
+    top_p: float | None = setting(default=None, gt=0, le=1, also=("train.generate_top_p",))
 
     def __post_init__(self) -> None:
-        require_positive(self, "every", "prompt_tokens", "top_k")
-        require(
-            (self.max_tokens or 0) >= 0 and self.temperature >= 0,
-            f"samples.max_tokens={self.max_tokens}, samples.temperature={self.temperature}",
-            allowed="0 or more of both",
-            fix="max_tokens=0 turns samples off, temperature=0 takes the likeliest token",
-        )
         require(
             self.every is None or self.max_tokens != 0,
             f"samples.every={self.every} with samples.max_tokens=0",
             allowed="a period only where there are samples",
             fix="set samples.every=null, or samples.max_tokens=null",
-        )
-        require(
-            self.top_p is None or 0.0 < self.top_p <= 1.0,
-            f"samples.top_p={self.top_p}",
-            allowed="above 0 and at most 1, or null to draw from all",
-            fix="0.95 leaves out the least likely",
         )
 
     def resolved(

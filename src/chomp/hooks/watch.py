@@ -15,8 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from chomp.config import Config
-from chomp.errors import require, require_positive
+from chomp.config import Config, setting
+from chomp.errors import require
 
 # Axes: E inner edges of the bins, H bins, M moments of a tensor.
 
@@ -44,10 +44,9 @@ class WatchConfig(Config):
     include_norms: bool = True  # of each target as a whole
     include_per_parameter_norms: bool = True
     include_histograms: bool = False  # 31 bins for each tensor: thirty passes over it
-    interval: int = 10  # in completed steps
+    interval: int = setting(default=10, ge=1, lt=2**31)  # in completed steps
 
     def __post_init__(self) -> None:
-        require_positive(self, "interval")
         require(
             0 < len(self.targets) == len(set(self.targets)),
             f"watch.targets={list(self.targets)}",
