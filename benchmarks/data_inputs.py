@@ -22,8 +22,9 @@ from chomp.data import (
     embedded_documents,
 )
 from chomp.data.store.document_index import marks_of
-from chomp.data.store.flat_array import FlatArray, FlatArrayWriter
+from chomp.data.store.flat_array import FlatArray, FlatArrayWriter, checksum, chunk_checksums
 from chomp.data.store.token_store import (
+    CHUNK_CHECKSUMS,
     DOCUMENT_ENDS,
     DOCUMENT_MARKS,
     FORMAT_VERSION,
@@ -142,6 +143,15 @@ def write_large_store(path: Path, num_bytes: int) -> str:
         ends.write(first * len(lengths), values.reshape(-1))
     marks = marks_of(FlatArray.open(str(path / DOCUMENT_ENDS)))
     _document_array(path / DOCUMENT_MARKS).write(0, marks)
+    of_chunks = {TOKENS: [chunk_checksums(random_tokens(lengths, seed=0), CHUNK_TOKENS)] * shards}
+    for name in (DOCUMENT_ENDS, DOCUMENT_MARKS):
+        numbers = FlatArray.open(str(path / name)).shards()
+        of_chunks[name] = [chunk_checksums(shard, CHUNK_DOCUMENTS) for shard in numbers]
+    checksums = {}
+    for name, by_shard in of_chunks.items():
+        content = np.concatenate(by_shard)
+        (path / name / CHUNK_CHECKSUMS).write_bytes(content.tobytes())
+        checksums[f"{name}/{CHUNK_CHECKSUMS}"] = [checksum(content)]
     manifest = StoreManifest(
         format_version=FORMAT_VERSION,
         identity=_identity(path.name),
@@ -150,7 +160,7 @@ def write_large_store(path: Path, num_bytes: int) -> str:
         num_documents=shards * len(lengths),
         dtype="uint16",
         has_loss_weights=False,
-        checksums={},  # compared by `verify` alone
+        checksums=checksums,  # those of shards are compared by `verify` alone
     )
     manifest = replace(manifest, own_hash=manifest.hash_of_content())
     (path / MANIFEST).write_text(json.dumps(asdict(manifest)))

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 
 from chomp.data import PackedRows, PackingRule, TokenStore
 from chomp.data.store.encoding import EncodedBatch
-from chomp.data.store.flat_array import FlatArrayWriter
+from chomp.data.store.flat_array import FlatArrayWriter, checksum
 from chomp.data.store.token_store import read_manifest
 from chomp.data.store.verify import verify_store
-from chomp.data.store.writer import StoreWriter, checksum
+from chomp.data.store.writer import StoreWriter
 from tests.cli.conftest import Chomp
 from tests.cli.small_launch import store_folder
 from tests.data.number_stores import NUMBERS, number_identity
@@ -141,9 +141,8 @@ def edited(store: Path, change: Callable[[dict], None]) -> list[str]:
 @pytest.mark.parametrize("count", ["num_tokens", "num_documents"])
 def test_an_edited_count_is_found(copy: Path, count: str, by: int):
     problems = edited(copy, lambda manifest: manifest.update({count: manifest[count] + by}))
-    assert problems == [
-        f"{copy}/manifest.json: {copy} is damaged: manifest.json was changed after it was written"
-    ]
+    [problem] = problems
+    assert problem.startswith(f"{copy}/manifest.json: ")
 
 
 @pytest.mark.parametrize(
@@ -182,8 +181,9 @@ def rewritten(store: Path, array: str, numbers: np.ndarray) -> list[str]:
     writer.write(0, numbers)
 
     manifest = read_manifest(str(store))
-    if array in manifest.checksums:
-        manifest = replace(manifest, checksums={**manifest.checksums, array: [checksum(numbers)]})
+    checksums = {**manifest.checksums, array: [checksum(numbers)]}
+    checksums.pop(f"{array}/chunk_checksums", None)
+    manifest = replace(manifest, checksums=checksums, own_hash="")
     manifest = replace(manifest, own_hash=manifest.hash_of_content())
     (store / "manifest.json").write_text(json.dumps(asdict(manifest)))
     return verify_store(str(store))

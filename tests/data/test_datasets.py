@@ -33,7 +33,7 @@ from chomp.data import (
     build_eval_datasets,
     build_train_dataset,
 )
-from chomp.errors import ConfigError, DataError
+from chomp.errors import ConfigError, DataError, StorageError
 
 SEQ_LEN = 8
 # 10 rows and a rest, and 5 rows.
@@ -256,7 +256,7 @@ def test_a_lost_store_shows_before_the_first_step(folder: Path, tmp_path: Path):
     shutil.copytree(folder, tmp_path / "copy")
     data = number_data(tmp_path / "copy", LENGTHS)
     shutil.rmtree(tmp_path / "copy/b/document_ends")
-    with pytest.raises(DataError, match="copy/b/document_ends is damaged"):
+    with pytest.raises(StorageError, match=r"component 'b': .*copy/b/document_ends"):
         dataset_of(data)
 
 

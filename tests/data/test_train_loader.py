@@ -24,7 +24,7 @@ from chomp.data import (
     build_train_loader,
     iter_from_step,
 )
-from chomp.errors import ConfigError, DataError
+from chomp.errors import ConfigError, DataError, StorageError
 from chomp.mesh import MeshConfig, create_mesh
 
 SEQ_LEN = 8
@@ -121,7 +121,7 @@ def test_an_error_while_loading_ahead_reaches_the_loop(folder, tmp_path, one_dev
     dataset = dataset_of(data)
     shutil.rmtree(tmp_path / "copy/b/tokens/c")
     loader = build_train_loader(dataset, one_device_mesh)
-    with pytest.raises(DataError, match="copy/b/tokens is damaged"):
+    with pytest.raises(StorageError, match="copy/b/tokens could not be read"):
         list(iter_from_step(loader, 0, 100))
     assert loader_threads() == []
 
@@ -133,7 +133,7 @@ def test_batches_made_before_an_error_are_served_first(folder, tmp_path, one_dev
     shutil.rmtree(tmp_path / "copy/b/tokens/c")
     loader = build_train_loader(dataset, one_device_mesh)
     served = []
-    with pytest.raises(DataError, match="copy/b/tokens is damaged"):
+    with pytest.raises(StorageError, match="copy/b/tokens could not be read"):
         served.extend(iter_from_step(loader, 0, 100))
     # The first example of b is the 51st of the run.
     assert len(served) == 12
@@ -196,7 +196,7 @@ def test_only_the_rows_of_a_host_are_read(folder, tmp_path, one_device_mesh):
     components, _ = dataset.mixture.assign(0, 8)
     of_a = np.flatnonzero(components == 0)
     assert loader.host_batch(0, of_a).tokens.shape == (1, len(of_a), SEQ_LEN)
-    with pytest.raises(DataError, match="copy/b/tokens is damaged"):
+    with pytest.raises(StorageError, match="copy/b/tokens could not be read"):
         loader.host_batch(0)
 
 

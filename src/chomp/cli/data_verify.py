@@ -54,6 +54,7 @@ def _damage(
         message(
             given=f"{len(damaged)} of {num_stores} stores damaged: {', '.join(damaged)}",
             allowed="stores whose files are as they were written",
-            fix=f"delete these folders, then {again} to build them again",
+            fix="bring back the files that are named, or move these folders away, then "
+            f"{again} to build them again (the next run makes a plan in packing/ again by itself)",
         )
     )

@@ -22,10 +22,9 @@ from chomp.config import fingerprint
 from chomp.data.packing import PACKING_WINDOW, LongDocuments, PackedWindow, pack_windows
 from chomp.data.progress import progress_bar
 from chomp.data.rows import Piece, RowBatch, require_row_len, spread, too_small
-from chomp.data.store.flat_array import FlatArray, FlatArrayWriter
+from chomp.data.store.flat_array import FlatArray, FlatArrayWriter, checksum
 from chomp.data.store.token_store import PACKING, TokenStore
 from chomp.data.store.verify import PLAN, verify_plan
-from chomp.data.store.writer import shard_checksums
 from chomp.errors import StorageError
 from chomp.kernels.attention.mask import PAD_SEGMENT
 from chomp.storage import exists, join, make_folder, read_json, remove_tree, rename_folder
@@ -144,18 +143,18 @@ class PackedRows:
         store = self.store
         name = f"{rule.key}-{store.manifest.own_hash[:16]}"
         folder = join(store.path, PACKING, name)
-        problems = verify_plan(folder, store.manifest) if exists(join(folder, PLAN)) else []
-        if problems:
+        if is_there := exists(folder):
+            problems = verify_plan(folder, store.manifest)
+            if not problems:
+                return folder
             log.warning("a plan of packed rows cannot be used and is made again: %s", problems[0])
-        elif exists(join(folder, PLAN)):
-            return folder
         # Written aside and given its name at the end: another process, here or on another host, may
         # be making the same plan.
         aside = f"{folder}-{uuid.uuid4().hex[:8]}"
         try:
             make_folder(aside)
             _write_plan(store, rule, aside, name)
-            if problems:
+            if is_there:
                 rename_folder(folder, f"{aside}-old")
                 remove_tree(f"{aside}-old")
             rename_folder(aside, folder)
@@ -164,7 +163,7 @@ class PackedRows:
                 remove_tree(aside)
             if not isinstance(error, StorageError):
                 raise
-            if exists(join(folder, PLAN)) and not verify_plan(folder, store.manifest):
+            if exists(folder) and not verify_plan(folder, store.manifest):
                 return folder
             reason = str(error)
         else:
@@ -219,7 +218,8 @@ def _write_plan(store: TokenStore, rule: PackingRule, folder: str, name: str) ->
             figures = figures.plus(window)
             advance(PACKING_WINDOW)
     checksums = {
-        array: shard_checksums(FlatArray.open(join(folder, array)), _SHARD) for array in arrays
+        array: [checksum(shard) for shard in FlatArray.open(join(folder, array)).shards()]
+        for array in arrays
     }
     plan = {
         **asdict(figures),

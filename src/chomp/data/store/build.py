@@ -198,7 +198,7 @@ def _is_built(path: str, wanted: StoreIdentity) -> bool:
             message(
                 given=f"a finished store with another {', '.join(other)} at {path}",
                 allowed="a folder without a finished store, or with the one to be built",
-                fix=f"choose another folder, or delete {path} first",
+                fix=f"choose another folder, or move {path} away first",
             )
         )
     return True

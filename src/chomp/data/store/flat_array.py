@@ -1,28 +1,31 @@
 """One long line of numbers on disk: a sharded zarr3 array, written once and read at any place.
 
-Every chunk carries a crc32c, and a chunk that is missing is an error. Where the files are local,
-a chunk is checked through TensorStore the first time it is touched, and from then on its bytes are
-read straight from the file: as fast as a memory map, without a map's resident pages.
+Every chunk carries a crc32c, and a chunk that is missing is an error. A chunk is checked through
+TensorStore the first time it is touched, and its numbers are compared with the checksum of its
+place, where the reader has one. From then on a local chunk is read straight from its file: as fast
+as a memory map, without a map's resident pages.
 """
 
+import hashlib
 import itertools
 import os
-import re
 import resource
 import threading
 import weakref
+import zlib
 from collections import OrderedDict
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import tensorstore as ts
-from jaxtyping import Int, Num
+from jaxtyping import Int, Num, UInt32
 
 from chomp.errors import DataError, StorageError, message
 from chomp.storage import is_local, join
 from chomp.storage.locations import without_dots
 
-# Axes: N pieces, L numbers of all pieces together.
+# Axes: N pieces, L numbers of all pieces together, C chunks.
 
 # Decoded chunks of cloud stores kept in memory, over all stores of the process.
 _CLOUD_CACHE_BYTES = 256 << 20
@@ -31,12 +34,8 @@ _CHECKED_AT_ONCE = 64
 # Files kept open over all arrays: a quarter of what this process may have open, since a run may
 # have many components of many shards each.
 _OPEN_FILES = min(max(resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4, 16), 1024)
-# Words of errors that say nothing about the files themselves: they may be read a minute later.
-_PASSING = re.compile(
-    "UNAVAILABLE|DEADLINE_EXCEEDED|PERMISSION_DENIED|UNAUTHENTICATED|RESOURCE_EXHAUSTED|ABORTED"
-    "|Too many open files|Permission denied|Input/output error|timed out",
-    re.IGNORECASE,
-)
+# What TensorStore says of a chunk, or of the index of a shard, whose checksum is another.
+_MISMATCH = "Digest mismatch"
 
 _NO_CACHE = ts.Context({"cache_pool": {"total_bytes_limit": 0}})
 _CLOUD_CACHE = ts.Context({"cache_pool": {"total_bytes_limit": _CLOUD_CACHE_BYTES}})
@@ -45,28 +44,42 @@ _array_numbers = itertools.count()
 
 
 class FlatArray:
-    """An array that is open for reading."""
+    """An array that is open for reading.
 
-    def __init__(self, path: str, array: Any) -> None:
+    With `checksums`, which `chunk_checksums` gave when it was written, a chunk of another array or
+    of another place is an error too.
+    """
+
+    def __init__(
+        self, path: str, array: Any, checksums: UInt32[np.ndarray, " C"] | None = None
+    ) -> None:
         self.path = path
         self.dtype: np.dtype[Any] = np.dtype(array.dtype.numpy_dtype)
         self._array = array
         self._shard_len = int(array.chunk_layout.write_chunk.shape[0])
         self._chunk_len = int(array.chunk_layout.read_chunk.shape[0])
+        num_chunks = -(-len(self) // self._chunk_len)
+        if checksums is not None and len(checksums) != num_chunks:
+            told = f"it says {num_chunks} chunks, and {len(checksums)} were written"
+            raise damaged(join(path, "zarr.json"), told)
+        self._checksums = checksums
         self._is_direct = is_local(path) and _is_plain(array)
-        self._is_checked = np.zeros(-(-len(self) // self._chunk_len), np.bool_)
+        # TensorStore itself compares the crc32c of what is read through it.
+        self._is_checked = np.full(num_chunks, not self._is_direct and checksums is None)
         # Arrays that were opened one after the other at one path may be of different files.
         self._number = next(_array_numbers)
         weakref.finalize(self, _open_shards.drop, self._number)
 
     @staticmethod
-    def open(path: str) -> "FlatArray":
+    def open(path: str, checksums: UInt32[np.ndarray, " C"] | None = None) -> "FlatArray":
         """The array at `path`, which must be there."""
-        context = _NO_CACHE if is_local(path) else _CLOUD_CACHE
+        spec = _spec(path)
+        context = _NO_CACHE if isinstance(spec["kvstore"], dict) else _CLOUD_CACHE
         try:
-            return FlatArray(path, ts.open(_spec(path), open=True, context=context).result())
+            array = ts.open(spec, open=True, context=context).result()
         except (ValueError, OSError) as error:
             raise _unreadable(path, error) from error
+        return FlatArray(path, array, checksums)
 
     def __len__(self) -> int:
         return int(self._array.shape[0])
@@ -75,39 +88,56 @@ class FlatArray:
         self, starts: Int[np.ndarray, " N"], lengths: Int[np.ndarray, " N"]
     ) -> Num[np.ndarray, " L"]:
         """The numbers from each start on, `lengths` of them, all pieces in one line."""
-        if not self._is_direct:
-            return self._read_through_tensorstore(starts, lengths)
-        out = np.empty(int(lengths.sum()), self.dtype)
         chunks, offsets, counts = _cut_at_chunks(starts, lengths, self._chunk_len)
         unchecked = chunks[~self._is_checked[chunks]]
         if len(unchecked):
-            self._check(np.unique(unchecked))
+            for _ in self._checked(np.unique(unchecked)):
+                pass  # read for their checksums alone
+        if not self._is_direct:
+            pieces = self._read_through_tensorstore(starts, lengths)
+            return np.concatenate([np.empty(0, self.dtype), *pieces])
+        out = np.empty(int(lengths.sum()), self.dtype)
         self._read_files(chunks, offsets, counts, out)
         return out
 
     def read_all(self) -> Num[np.ndarray, " L"]:
         """The whole array. For arrays that are known to be small."""
-        return self.read(np.zeros(1, np.int64), np.asarray([len(self)], np.int64))
+        chunks = self._checked(np.arange(len(self._is_checked)))
+        return np.concatenate([np.empty(0, self.dtype), *chunks])
+
+    def shards(self) -> Iterator[Num[np.ndarray, " L"]]:
+        """The numbers of each shard, reading one at a time."""
+        for first in range(0, len(self), self._shard_len):
+            length = min(self._shard_len, len(self) - first)
+            yield self.read(np.asarray([first]), np.asarray([length]))
 
     def _read_through_tensorstore(
         self, starts: Int[np.ndarray, " N"], lengths: Int[np.ndarray, " N"]
-    ) -> Num[np.ndarray, " L"]:
+    ) -> Iterator[Num[np.ndarray, " L"]]:
         ends = starts + lengths
         futures = [self._array[a:b].read() for a, b in zip(starts, ends, strict=True)]
         try:
-            pieces = [np.asarray(future.result()) for future in futures]
+            for future in futures:
+                yield np.asarray(future.result())
         except (ValueError, OSError) as error:
             raise _unreadable(self.path, error) from error
-        return np.concatenate([np.empty(0, self.dtype), *pieces])
 
-    def _check(self, chunks: Int[np.ndarray, " N"]) -> None:
-        """Read chunks that were never read before the slow way, which compares their checksums."""
+    def _checked(self, chunks: Int[np.ndarray, " N"]) -> Iterator[Num[np.ndarray, " L"]]:
+        """The numbers of each chunk, read the slow way, which compares their checksums."""
         for first in range(0, len(chunks), _CHECKED_AT_ONCE):
             batch = chunks[first : first + _CHECKED_AT_ONCE]
             starts = batch * self._chunk_len
             lengths = np.minimum(self._chunk_len, len(self) - starts)
-            self._read_through_tensorstore(starts, lengths)
-            self._is_checked[batch] = True
+            for chunk, numbers in zip(
+                batch.tolist(), self._read_through_tensorstore(starts, lengths), strict=True
+            ):
+                wanted = None if self._checksums is None else self._checksums[chunk]
+                if wanted is not None and zlib.crc32(numbers.data) != wanted:
+                    shard = chunk * self._chunk_len // self._shard_len
+                    file = join(self.path, "c", str(shard))
+                    raise damaged(file, "it holds a chunk of another place or store")
+                self._is_checked[chunk] = True
+                yield numbers
 
     def _read_files(
         self,
@@ -128,10 +158,10 @@ class FlatArray:
             try:
                 file = _open_shards.get(self._number, self.path, shard, num_chunks)
                 read = os.preadv(file.descriptor, [piece], file.chunk_begins[place] + offset)
-            except OSError as error:
+            except (ValueError, OSError) as error:
                 raise _unreadable(self.path, error) from error
             if read != count:
-                raise damaged(self.path, f"shard {shard} became shorter while it was open")
+                raise _unreadable(self.path, f"shard {shard} became shorter while it was open")
             begin += count
 
 
@@ -234,28 +264,36 @@ def _remove_stale_locks(path: str) -> None:
                 os.remove(os.path.join(folder, name))
 
 
-def _unreadable(path: str, error: Exception) -> DataError | StorageError:
-    """Damage, or a failure that says nothing about the files: nobody should delete those."""
-    if not _PASSING.search(str(error)):
-        return damaged(path, error)
-    return StorageError(
-        message(
-            given=f"{path} could not be read: {_told(error)}",
-            allowed="a store that can be read; it need not be damaged",
-            fix="mend the access or the connection (or raise ulimit -n), then run the same command",
-        )
-    )
+def checksum(values: Num[np.ndarray, " L"]) -> str:
+    """128 bits of BLAKE2b over the numbers as they lie in memory."""
+    return hashlib.blake2b(np.ascontiguousarray(values).data, digest_size=16).hexdigest()
+
+
+def chunk_checksums(values: Num[np.ndarray, " L"], chunk_len: int) -> UInt32[np.ndarray, " C"]:
+    """The crc32 of the numbers in each chunk; `values` begin with a chunk."""
+    firsts = range(0, len(values), chunk_len)
+    return np.asarray([zlib.crc32(values[a : a + chunk_len].data) for a in firsts], np.uint32)
 
 
 def damaged(path: str, reason: object) -> DataError:
-    """The error of a store, or of one of its arrays, whose files are not as they were written."""
+    """The error of a store's file or array whose content fails a checksum."""
     return DataError(
-        message(
-            given=f"{path} is damaged: {_told(reason)}",
-            allowed="a token store whose files are as they were written",
-            fix="delete the store: the same command then builds it again; nothing of the damaged "
-            "part was trained on",
-        )
+        f"{path} is damaged: {_told(reason)}",
+        allowed="a token store whose files are as they were written",
+        fix="delete the store: the same command then builds it again; nothing of the damaged "
+        "part was trained on",
+    )
+
+
+def _unreadable(path: str, reason: object) -> DataError | StorageError:
+    """Damage if a checksum says so. Nobody should delete a store for anything else."""
+    if _MISMATCH in str(reason):
+        return damaged(path, reason)
+    return StorageError(
+        f"{path} could not be read: {_told(reason)}",
+        allowed="a store whose files are all there and can be read",
+        fix="mend the access or the connection (or raise ulimit -n), or bring back the file; if it "
+        "is lost, move the store away, and the same command builds it again",
     )
 
 

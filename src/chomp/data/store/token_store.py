@@ -7,25 +7,30 @@
     <store>/document_marks/   zarr3 int64: every 256th of those ends
     <store>/locations/        zarr3 int64: which record of which part of the source a document was
     <store>/parts.json        the names of those parts
+    <store>/*/chunk_checksums crc32 of every chunk of the array, four bytes each, in order
 
-A store without a manifest is unfinished and is refused. Every chunk carries a crc32c, and a chunk
-that is missing is an error, so damage is found where it is read and never trained on.
+A store without a manifest is unfinished and is refused. The manifest has the hashes of itself and
+of the chunks' checksums, so damage and files of another place or store are found where they are
+read and never trained on.
 """
 
+import logging
 from dataclasses import asdict, dataclass, fields
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float, Int, Integer
+from jaxtyping import Float, Int, Integer, UInt32
 
 from chomp.config import fingerprint
 from chomp.data.documents import Split
-from chomp.data.store.document_index import DocumentIndex
-from chomp.data.store.flat_array import FlatArray, damaged
+from chomp.data.store.document_index import DOCUMENTS_PER_MARK, DocumentIndex
+from chomp.data.store.flat_array import FlatArray, checksum, damaged
 from chomp.data.store.locations import DocumentLocations
 from chomp.errors import DataError, message
-from chomp.storage import exists, join, read_json
+from chomp.storage import exists, join, read_bytes, read_json
+
+log = logging.getLogger(__name__)
 
 FORMAT_VERSION = 2
 MANIFEST = "manifest.json"
@@ -35,9 +40,10 @@ LOSS_WEIGHTS = "loss_weights"
 DOCUMENT_ENDS = "document_ends"
 DOCUMENT_MARKS = "document_marks"
 LOCATIONS = "locations"
+CHUNK_CHECKSUMS = "chunk_checksums"  # in the folder of each array
 PACKING = "packing"  # plans of packed rows, made when they are first asked for
 
-# Axes: N pieces of the line, L tokens of all of them.
+# Axes: N pieces of the line, L tokens of all of them, C chunks of an array.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +70,8 @@ class StoreManifest:
     num_documents: int
     dtype: str
     has_loss_weights: bool
-    # By array: the checksum of the numbers in each of its shards. Of the parts: of their names.
+    # By array: the checksum of the numbers in each of its shards. Of the parts: of their names. Of
+    # "tokens/chunk_checksums" and its like: of the file.
     checksums: dict[str, list[str]]
     own_hash: str = ""  # of all the above, so that an edited manifest is found out
 
@@ -74,8 +81,23 @@ class StoreManifest:
 
     def fingerprint(self) -> str:
         """SHA-256 of what the store is made from and of its content, wherever its files were."""
-        content = {name: sums for name, sums in self.checksums.items() if name != PARTS}
+        names = (TOKENS, LOSS_WEIGHTS, DOCUMENT_ENDS, LOCATIONS)
+        content = {name: self.checksums[name] for name in names if name in self.checksums}
         return fingerprint([self.identity, content])
+
+    @property
+    def arrays(self) -> dict[str, tuple[str, int]]:
+        """The type and the size of each array of the store."""
+        sizes = {
+            TOKENS: (self.dtype, self.num_tokens),
+            LOSS_WEIGHTS: ("float32", self.num_tokens),
+            DOCUMENT_ENDS: ("int64", self.num_documents),
+            DOCUMENT_MARKS: ("int64", self.num_documents // DOCUMENTS_PER_MARK),
+            LOCATIONS: ("int64", self.num_documents),
+        }
+        if not self.has_loss_weights:
+            del sizes[LOSS_WEIGHTS]
+        return sizes
 
 
 class TokenStore:
@@ -84,13 +106,13 @@ class TokenStore:
     def __init__(self, path: str, manifest: StoreManifest) -> None:
         self.path = path
         self.manifest = manifest
-        self._tokens = self._open(TOKENS, manifest.num_tokens)
-        self._loss_weights = (
-            self._open(LOSS_WEIGHTS, manifest.num_tokens) if manifest.has_loss_weights else None
+        self._tokens = self._open(TOKENS)
+        self._loss_weights = self._open(LOSS_WEIGHTS) if manifest.has_loss_weights else None
+        self.documents = DocumentIndex(
+            self._open(DOCUMENT_ENDS), self._open(DOCUMENT_MARKS).read_all()
         )
-        ends = self._open(DOCUMENT_ENDS, manifest.num_documents)
-        marks = FlatArray.open(join(path, DOCUMENT_MARKS)).read_all()
-        self.documents = DocumentIndex(ends, marks)
+        if f"{TOKENS}/{CHUNK_CHECKSUMS}" not in manifest.checksums:
+            _warn_unbound(path)
 
     @staticmethod
     def open(path: str, *, tokenizer_hash: str | None = None) -> "TokenStore":
@@ -115,10 +137,10 @@ class TokenStore:
     @cached_property
     def locations(self) -> DocumentLocations:
         """Where each document came from."""
-        numbers = self._open(LOCATIONS, self.manifest.num_documents)
+        numbers = self._open(LOCATIONS)
         parts = read_json(join(self.path, PARTS))
         if fingerprint(parts) != self.manifest.checksums[PARTS][0]:
-            raise damaged(self.path, f"{PARTS} was changed after it was written")
+            raise damaged(join(self.path, PARTS), "it was changed after it was written")
         return DocumentLocations(numbers, parts["names"], has_whole_parts=parts["has_whole_parts"])
 
     def read(
@@ -133,13 +155,39 @@ class TokenStore:
         """The weights that belong to those tokens; None where the store has none."""
         return None if self._loss_weights is None else self._loss_weights.read(starts, lengths)
 
-    def _open(self, array: str, size: int) -> FlatArray:
-        opened = FlatArray.open(join(self.path, array))
-        if len(opened) != size:
-            raise damaged(
-                self.path, f"{array} holds {len(opened)} numbers, the manifest says {size}"
-            )
-        return opened
+    def _open(self, name: str) -> FlatArray:
+        dtype, size = self.manifest.arrays[name]
+        path = join(self.path, name)
+        array = FlatArray.open(path, read_chunk_checksums(path, self.manifest, name))
+        if len(array) != size or array.dtype != dtype:
+            found = f"{len(array)} numbers of type {array.dtype}"
+            told = f"it says {found}, the manifest says {size} of type {dtype}"
+            raise damaged(f"{path}/zarr.json", told)
+        return array
+
+
+def read_chunk_checksums(
+    path: str, manifest: StoreManifest, name: str
+) -> UInt32[np.ndarray, " C"] | None:
+    """The crc32 of each chunk of the array at `path`; None for a store built before they were."""
+    expected = manifest.checksums.get(f"{name}/{CHUNK_CHECKSUMS}")
+    if expected is None:
+        return None
+    # An array has no more chunks than numbers.
+    content = read_bytes(f"{path}/{CHUNK_CHECKSUMS}", max_bytes=4 * manifest.arrays[name][1])
+    if [checksum(np.frombuffer(content, np.uint8))] != expected:
+        raise damaged(f"{path}/{CHUNK_CHECKSUMS}", "it was changed after it was written")
+    return np.frombuffer(content, np.uint32)
+
+
+@cache  # once for each store
+def _warn_unbound(path: str) -> None:
+    log.warning(
+        "STORE %s HAS NO CHECKSUMS OF ITS CHUNKS BY PLACE: an earlier version built it. Its chunks "
+        "are only checked for damage; one of another place or store is not found. Run `chomp data "
+        "verify`, which compares shards, or build the store again.",
+        path,
+    )
 
 
 def read_manifest(path: str) -> StoreManifest:
@@ -161,18 +209,24 @@ def read_manifest(path: str) -> StoreManifest:
             message(
                 given=f"store {path} of format {version}",
                 allowed=f"format {FORMAT_VERSION}",
-                fix=f"delete {path} and build the store again with this version of chomp",
+                fix=f"use the version of chomp that wrote it, or move {path} away: the same "
+                "command then builds it with this version",
             )
         )
     identity = _exactly(StoreIdentity, content.get("identity"), path)
     manifest: StoreManifest = _exactly(StoreManifest, {**content, "identity": identity}, path)
-    if manifest.own_hash != manifest.hash_of_content():
-        raise damaged(path, f"{MANIFEST} was changed after it was written")
+    if manifest.own_hash != fingerprint({**content, "own_hash": ""}):
+        raise damaged(location, "it was changed after it was written")
     return manifest
 
 
 def _exactly(kind: Any, content: Any, path: str) -> Any:
     names = {field.name for field in fields(kind)}
     if not isinstance(content, dict) or names != content.keys():
-        raise damaged(path, f"{MANIFEST} holds other fields than {', '.join(sorted(names))}")
+        raise DataError(
+            f"{join(path, MANIFEST)}, which is not the manifest of a token store",
+            allowed=f"an object with the fields {', '.join(sorted(names))}",
+            fix="correct the path; if a store was built there, bring the file back, or move the "
+            "store away, and the same command builds it again",
+        )
     return kind(**content)

@@ -13,8 +13,9 @@ from jaxtyping import Int, Num
 from chomp.config import fingerprint
 from chomp.data.progress import progress_bar
 from chomp.data.store.document_index import DOCUMENTS_PER_MARK
-from chomp.data.store.flat_array import FlatArray
+from chomp.data.store.flat_array import FlatArray, checksum
 from chomp.data.store.token_store import (
+    CHUNK_CHECKSUMS,
     DOCUMENT_ENDS,
     DOCUMENT_MARKS,
     LOCATIONS,
@@ -24,9 +25,9 @@ from chomp.data.store.token_store import (
     PARTS,
     TOKENS,
     StoreManifest,
+    read_chunk_checksums,
     read_manifest,
 )
-from chomp.data.store.writer import checksum
 from chomp.errors import ChompError, DataError, StorageError
 from chomp.storage import exists, is_folder, join, list_folder, name_of, read_json
 
@@ -42,13 +43,13 @@ def verify_store(path: str) -> list[str]:
     Each problem begins with the file that it is in. Damage never raises. Shows a progress bar.
     """
     location = join(path, MANIFEST)
-    if not exists(location):
-        return [f"{location}: is missing, so this is no finished token store"]
     try:
+        if not exists(location):
+            return [f"{location}: is missing, so this is no finished token store"]
         manifest = read_manifest(path)
     except (DataError, StorageError) as error:
         return [f"{location}: {_reason(error)}"]
-    total = sum(size * np.dtype(dtype).itemsize for dtype, size in _arrays(manifest).values())
+    total = sum(size * np.dtype(dtype).itemsize for dtype, size in manifest.arrays.values())
     with progress_bar(f"verifying {path}", total=total, unit="bytes") as advance:
         return _Verification(path, manifest, advance).problems()
 
@@ -75,7 +76,7 @@ class _Verification:
     def problems(self) -> list[str]:
         """Read everything; then all that is wrong."""
         for name in (TOKENS, LOSS_WEIGHTS):
-            if name in _arrays(self._manifest):
+            if name in self._manifest.arrays:
                 for _ in self._shards(name):
                     pass  # their numbers are compared by their checksums alone
         self._check_marks(self._checked_ends())
@@ -126,13 +127,16 @@ class _Verification:
         folder = join(self._path, PACKING)
         for key in list_folder(folder) if is_folder(folder) else []:
             path = join(folder, key)
-            if not exists(join(path, PLAN)):
-                continue  # being made, or left by a process that was killed
-            plan = self._content(join(path, PLAN))
+            try:
+                plan = read_json(join(path, PLAN))
+            except StorageError as error:
+                # A missing one is being made, or was left by a process that was killed.
+                if not isinstance(error.__cause__, FileNotFoundError):
+                    self._note(join(path, PLAN), _reason(error))
+                continue
             if isinstance(plan, dict) and "checksums" not in plan:
                 continue  # of an earlier version: it is made again before it is used
-            if plan is not None:
-                self.check_plan(path, plan)
+            self.check_plan(path, plan)
 
     def check_plan(self, path: str, plan: Any) -> None:
         """Compare a plan with its own hash, with the store and the rule, and with its arrays."""
@@ -157,9 +161,13 @@ class _Verification:
                 pass
 
     def _shards(self, name: str) -> Iterator[tuple[str, int, Num[np.ndarray, " L"]]]:
-        dtype, size = _arrays(self._manifest)[name]
-        checksums = None if name == DOCUMENT_MARKS else self._manifest.checksums[name]
-        return self._shards_of(join(self._path, name), dtype, size, checksums)
+        dtype, size = self._manifest.arrays[name]
+        path = join(self._path, name)
+        try:
+            read_chunk_checksums(path, self._manifest, name)
+        except (DataError, StorageError) as error:
+            self._note(join(path, CHUNK_CHECKSUMS), _reason(error))
+        return self._shards_of(path, dtype, size, self._manifest.checksums.get(name))
 
     def _shards_of(
         self, folder: str, dtype: str, size: int, checksums: list[str] | None
@@ -192,12 +200,12 @@ class _Verification:
     def _numbers(
         self, array: FlatArray, file: str, first: int, length: int
     ) -> Num[np.ndarray, " L"] | None:
-        if not exists(file):
-            self._note(file, "is missing")
-            return None
         try:
+            if not exists(file):
+                self._note(file, "is missing")
+                return None
             return array.read(np.asarray([first]), np.asarray([length]))
-        except DataError as error:
+        except (DataError, StorageError) as error:
             self._note(file, _reason(error))
             return None
 
@@ -210,17 +218,6 @@ class _Verification:
 
     def _note(self, file: str, fault: str) -> None:
         self.found.append(f"{file}: {fault}")
-
-
-def _arrays(manifest: StoreManifest) -> dict[str, tuple[str, int]]:
-    """The type and the size of each array of a store."""
-    arrays = {TOKENS: (manifest.dtype, manifest.num_tokens)}
-    if manifest.has_loss_weights:
-        arrays[LOSS_WEIGHTS] = ("float32", manifest.num_tokens)
-    for name in (DOCUMENT_ENDS, LOCATIONS):
-        arrays[name] = ("int64", manifest.num_documents)
-    arrays[DOCUMENT_MARKS] = ("int64", manifest.num_documents // DOCUMENTS_PER_MARK)
-    return arrays
 
 
 def _opened(folder: str) -> tuple[FlatArray, int]:

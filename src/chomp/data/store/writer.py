@@ -5,19 +5,28 @@ which record of the source comes next; a writer that finds it goes on from there
 which makes the store a store, comes last.
 """
 
-import hashlib
+from collections.abc import Iterable
 from dataclasses import asdict, replace
+from itertools import islice
 from typing import Any
 
 import numpy as np
-from jaxtyping import Int, Num
+from jaxtyping import Int, Num, UInt32
 
 from chomp.config import fingerprint
+from chomp.data.progress import progress_bar
 from chomp.data.store.document_index import marks_of
 from chomp.data.store.encoding import EncodedBatch
-from chomp.data.store.flat_array import FlatArray, FlatArrayWriter
+from chomp.data.store.flat_array import (
+    FlatArray,
+    FlatArrayWriter,
+    checksum,
+    chunk_checksums,
+    damaged,
+)
 from chomp.data.store.locations import position_of
 from chomp.data.store.token_store import (
+    CHUNK_CHECKSUMS,
     DOCUMENT_ENDS,
     DOCUMENT_MARKS,
     FORMAT_VERSION,
@@ -30,7 +39,15 @@ from chomp.data.store.token_store import (
     StoreIdentity,
     StoreManifest,
 )
-from chomp.storage import exists, join, make_folder, read_json, remove_tree, write_json_atomic
+from chomp.storage import (
+    exists,
+    join,
+    make_folder,
+    read_json,
+    remove_tree,
+    write_bytes_atomic,
+    write_json_atomic,
+)
 from chomp.tokenize import Tokenizer
 
 # A shard is one file; a chunk is the least that is read. 32 Ki tokens are 64 KiB as uint16.
@@ -77,7 +94,10 @@ class StoreWriter:
         self.next_position = position_of(found["next"])
         self._num_tokens: int = found["num_tokens"]  # on disk
         self._num_ends: int = found["num_documents"]  # on disk
-        self._checksums: dict[str, list[str]] = found["checksums"]
+        self._checksums: dict[str, list[str]] = {}
+        self._chunk_checksums: dict[str, list[UInt32[np.ndarray, " C"]]] = {}
+        if self.is_resumed:
+            self._read_checksums(found["checksums"])
         self._tokens = self._token_array(TOKENS, self._dtype)
         self._weights = self._token_array(LOSS_WEIGHTS, "float32") if has_loss_weights else None
         self._ends = self._document_array(DOCUMENT_ENDS)
@@ -114,17 +134,19 @@ class StoreWriter:
         """Write what is left, the marks and the names of the parts, and last the manifest."""
         self._write_tokens(len(self._pending_tokens))
         self._write_documents()
-        ends = FlatArray.open(self._ends.path)
-        self._document_array(DOCUMENT_MARKS, is_new=True).write(0, marks_of(ends))
-        locations = FlatArray.open(self._locations.path)
-        checksums = {
-            **self._checksums,
-            DOCUMENT_ENDS: shard_checksums(ends, SHARD_DOCUMENTS),
-            LOCATIONS: shard_checksums(locations, SHARD_DOCUMENTS),
-        }
+        marks = marks_of(FlatArray.open(self._ends.path))
+        self._document_array(DOCUMENT_MARKS, is_new=True).write(0, marks)
+        for array in (DOCUMENT_ENDS, DOCUMENT_MARKS, LOCATIONS):
+            shards = FlatArray.open(join(self._path, array)).shards()
+            self._add_checksums(array, shards, CHUNK_DOCUMENTS)
         names = {"names": list(parts), "has_whole_parts": has_whole_parts}
         write_json_atomic(join(self._path, PARTS), names, indent=None)
-        checksums[PARTS] = [fingerprint(names)]
+        checksums = {**self._checksums, PARTS: [fingerprint(names)]}
+        for array, found in self._chunk_checksums.items():
+            content = np.concatenate([np.empty(0, np.uint32), *found]).view(np.uint8)
+            name = join(array, CHUNK_CHECKSUMS)
+            write_bytes_atomic(join(self._path, name), content.tobytes())
+            checksums[name] = [checksum(content)]
         manifest = StoreManifest(
             format_version=FORMAT_VERSION,
             identity=self._identity,
@@ -145,14 +167,20 @@ class StoreWriter:
 
     def _write_tokens(self, count: int) -> None:
         """Put the first `count` pending tokens on disk."""
-        self._add_checksums(TOKENS, self._pending_tokens[:count])
-        self._tokens.write(self._num_tokens, self._pending_tokens[:count])
+        self._write_shards(TOKENS, self._tokens, self._pending_tokens[:count])
         self._pending_tokens = self._pending_tokens[count:]
         if self._weights is not None:
-            self._add_checksums(LOSS_WEIGHTS, self._pending_weights[:count])
-            self._weights.write(self._num_tokens, self._pending_weights[:count])
+            self._write_shards(LOSS_WEIGHTS, self._weights, self._pending_weights[:count])
             self._pending_weights = self._pending_weights[count:]
         self._num_tokens += count
+
+    def _write_shards(
+        self, name: str, array: FlatArrayWriter, values: Num[np.ndarray, " L"]
+    ) -> None:
+        size = self._shard_tokens
+        shards = (values[first : first + size] for first in range(0, len(values), size))
+        self._add_checksums(name, shards, self._chunk_tokens)
+        array.write(self._num_tokens, values)
 
     def _write_documents(self) -> None:
         """Put the ends and locations of documents on disk whose tokens all are."""
@@ -174,6 +202,7 @@ class StoreWriter:
             "next": int(waiting[0]) if len(waiting) else next_location,
             "checksums": self._checksums,
         }
+        progress["own_hash"] = fingerprint(progress)
         write_json_atomic(join(self._path, PROGRESS), progress, indent=None)
 
     def _progress(self) -> dict[str, Any] | None:
@@ -182,6 +211,9 @@ class StoreWriter:
         if not exists(path):
             return None
         found: dict[str, Any] = read_json(path)
+        # Earlier versions wrote none.
+        if found.pop("own_hash", None) not in (None, fingerprint(found)):
+            raise damaged(path, "it was changed after it was written")
         wanted = {
             "format_version": FORMAT_VERSION,
             "identity": asdict(self._identity),
@@ -200,11 +232,26 @@ class StoreWriter:
         last = np.asarray([self.num_documents - 1])
         return int(FlatArray.open(self._ends.path).read(last, np.ones(1, np.int64))[0])
 
-    def _add_checksums(self, array: str, values: Num[np.ndarray, " L"]) -> None:
-        self._checksums.setdefault(array, []).extend(
-            checksum(values[first : first + self._shard_tokens])
-            for first in range(0, len(values), self._shard_tokens)
-        )
+    def _read_checksums(self, noted: dict[str, list[str]]) -> None:
+        """Make the checksums of the shards that an earlier writer has noted, from the shards."""
+        total = sum(map(len, noted.values()))
+        with progress_bar(f"checking {self._path}", total=total, unit="shards") as advance:
+            for name, expected in noted.items():
+                path = join(self._path, name)
+                for shard in islice(FlatArray.open(path).shards(), len(expected)):
+                    self._add_checksums(name, [shard], self._chunk_tokens)
+                    advance(1)
+                if self._checksums[name] != expected:
+                    raise damaged(path, "other numbers than the build has noted the checksums of")
+
+    def _add_checksums(
+        self, name: str, shards: Iterable[Num[np.ndarray, " L"]], chunk_len: int
+    ) -> None:
+        by_shard = self._checksums.setdefault(name, [])
+        by_chunk = self._chunk_checksums.setdefault(name, [])
+        for numbers in shards:
+            by_shard.append(checksum(numbers))
+            by_chunk.append(chunk_checksums(numbers, chunk_len))
 
     def _token_array(self, name: str, dtype: str) -> FlatArrayWriter:
         return FlatArrayWriter(
@@ -228,18 +275,3 @@ class StoreWriter:
 def smallest_dtype(vocab_size: int) -> str:
     """The smallest unsigned dtype that holds every id of a vocabulary."""
     return np.min_scalar_type(vocab_size - 1).name
-
-
-def checksum(values: Num[np.ndarray, " L"]) -> str:
-    """128 bits of BLAKE2b over the numbers as they lie in memory."""
-    return hashlib.blake2b(np.ascontiguousarray(values).data, digest_size=16).hexdigest()
-
-
-def shard_checksums(array: FlatArray, shard_len: int) -> list[str]:
-    """The checksum of each shard, reading one at a time."""
-    size = len(array)
-    firsts = range(0, size, shard_len)
-    return [
-        checksum(array.read(np.asarray([a]), np.asarray([min(shard_len, size - a)])))
-        for a in firsts
-    ]
