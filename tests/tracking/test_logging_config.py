@@ -1,13 +1,15 @@
 """What a run shows and keeps: the settings, the log file, and no secret in either."""
 
 import logging
+import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from chomp.config import config_from_mapping
-from chomp.errors import ConfigError
+from chomp.errors import ConfigError, StorageError
 from chomp.tracking import LoggingConfig, logged_to, redacted, without_secrets
 
 
@@ -64,6 +66,16 @@ def test_the_file_takes_all_from_its_level_on_and_the_terminal_warnings(
     assert {line.partition(": ")[2] for line in lines} == kept
     shown = capsys.readouterr().err
     assert shown == ("a warning\n" if level in ("DEBUG", "INFO", "WARNING") else "")
+
+
+@pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo])
+def test_a_log_that_is_no_file_is_refused_at_once(
+    make: Callable[[Path], None], tmp_path: Path
+) -> None:
+    make(tmp_path / "train.log")
+    with pytest.raises(StorageError) as refused, logged_to(str(tmp_path / "train.log")):
+        pass
+    assert "train.log" in refused.value.given
 
 
 def test_who_listened_before_hears_no_more_while_a_file_is_open_and_all_as_before_after(

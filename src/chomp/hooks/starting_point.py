@@ -82,7 +82,11 @@ def starting_point(
         proof=prove,
     )
     _require_reached(config.optimizer.schedule_start, begun.found)
-    log.info("starting from %s", "step 0" if begun.found is None else begun.found.path)
+    if begun.found is None and folder.attempt > 1:
+        there, at = folder.checkpoints, folder.attempt
+        log.warning("%s has no checkpoint: attempt %d starts at step 0", there, at)
+    else:
+        log.info("starting from %s", "step 0" if begun.found is None else begun.found.path)
     about = replace(about, continues=begun.continues)
     before = about if begun.found is None else begun.found.metadata
     return StartingPoint(begun.state, about, before, folder)

@@ -5,10 +5,13 @@ library that tells of each array it saves would scroll the progress away.
 """
 
 import logging
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from chomp.storage.failures import storage_errors
 from chomp.storage.printable import PlainFormatter
+from chomp.storage.reading import open_regular
 from chomp.storage.secrets import redacted
 
 # Loggers with a level of their own, which that of the root does not reach. Orbax logs by absl.
@@ -54,7 +57,9 @@ class _WithoutSecrets(PlainFormatter):
 
 
 def _file_handler(path: str, level: str) -> logging.Handler:
-    handler = logging.FileHandler(path, encoding="utf-8")
+    with storage_errors(path, "write"):  # a pipe would be waited for
+        os.close(open_regular(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT))
+        handler = logging.FileHandler(path, encoding="utf-8")
     handler.setFormatter(_WithoutSecrets(_FORM))
     handler.setLevel(level)
     return handler
