@@ -24,14 +24,14 @@ def export_place(
     from chomp.checkpoint.export import export_weights, weight_bytes
     from chomp.checkpoint.places import place_of
     from chomp.cli.opened_run import require_template
-    from chomp.storage import join
+    from chomp.storage import is_folder, join
     from chomp.tracking.run_files import TEMPLATE, sources_hash, template_sources
 
     use_the_cpu()
     found, run = chosen(path), place_of(path).run
     # The config is the checkpoint's own; the template is copied from the run folder.
-    if run is not None and (sources := template_sources(join(run, TEMPLATE))):
-        digest = sources_hash(sources)
+    if run is not None and is_folder(join(run, TEMPLATE)):
+        digest = sources_hash(template_sources(join(run, TEMPLATE)))
         require_template(found, digest, Path(run, TEMPLATE), allows_changed=allows_changed)
     with late_bar("exporting", weight_bytes(found, weights)) as on_bytes:
         made = export_weights(found, out, run=run, weights=weights, dtype=dtype, on_bytes=on_bytes)

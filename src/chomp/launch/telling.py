@@ -150,19 +150,21 @@ def tell_done(planned: PlannedStep) -> None:
 
 
 def tell_lost_checkpoints(planned: Sequence[PlannedStep]) -> None:
-    """Say which runs count as done although their checkpoints are gone."""
+    """Say which runs count as done although their last checkpoint, or all of them, are gone."""
     for item in planned:
         if item.action != "skip" or not exists(join(item.path, RESOLVED_CONFIG)):
             continue
         folder = join(item.path, "checkpoints")
         names = list_folder(folder) if is_folder(folder) else []
-        if not any(re.fullmatch(r"step-\d+", name) for name in names):
+        steps = getattr(getattr(item.config, "trainer", None), "steps", r"\d+")
+        what = "checkpoint" if isinstance(steps, str) else f"step-{steps}"
+        if not any(re.fullmatch(rf"step-{steps}", name) for name in names):
             _say(
                 _errors,
                 "yellow",
                 "Note:",
-                f"{item.title} is done, but {folder} has no checkpoint any more: they were deleted "
-                f"or moved.\n  To make the run again: {force_flag(item)}",
+                f"{item.title} is done, but {folder} has no {what} any more: it was deleted or "
+                f"moved.\n  To make the run again: {force_flag(item)}",
             )
 
 
