@@ -1,7 +1,6 @@
 """The exception tree and the messages every refusal is written with."""
 
 import pickle
-from dataclasses import dataclass
 from importlib.metadata import version
 
 import pytest
@@ -20,7 +19,6 @@ from chomp.errors import (
     require,
     require_at_most,
     require_divides,
-    require_positive,
 )
 
 PRIVATE = (
@@ -38,17 +36,6 @@ TREE = {
     "LaunchError": RuntimeError,
     "RunInterrupted": RuntimeError,
 }
-
-
-@dataclass(frozen=True)
-class Sizes:
-    """Numbers and things that are no numbers."""
-
-    width: int = 8
-    rate: float = 0.5
-    window: int | None = None
-    name: str = "a"
-    is_wide: bool = False
 
 
 def test_every_exception_is_a_chomp_error_and_the_builtin_a_caller_expects():
@@ -83,25 +70,6 @@ def test_require_raises_a_config_error_only_when_the_condition_fails():
     require(True, given="a", allowed="b", fix="c")
     with pytest.raises(ConfigError, match=r"^a\. Allowed: b\. Fix: c\.$"):
         require(False, given="a", allowed="b", fix="c")
-
-
-def test_numbers_above_zero_pass_and_what_is_no_number_is_left_alone():
-    require_positive(Sizes())
-    require_positive(Sizes(width=-1), "rate")
-
-
-@pytest.mark.parametrize(
-    ("config", "words"),
-    [
-        (Sizes(width=0), "width=0"),
-        (Sizes(rate=-0.5), "rate=-0.5"),
-        (Sizes(window=0), "window=0"),
-        (Sizes(rate=float("nan")), "rate=nan"),
-    ],
-)
-def test_a_number_that_is_not_above_zero_is_named_with_its_value(config, words):
-    with pytest.raises(ConfigError, match=f"^{words}. Allowed: numbers above 0"):
-        require_positive(config)
 
 
 def test_a_limit_is_named_by_the_field_that_sets_it():

@@ -108,18 +108,6 @@ def require(condition: bool, given: str, *, allowed: str, fix: str) -> None:
         raise ConfigError(given, allowed=allowed, fix=fix)
 
 
-def require_positive(config: object, *names: str) -> None:
-    """Raise `ConfigError` unless the named numbers (default: all) in `config` are above 0."""
-    for name in names or vars(config):
-        value = getattr(config, name)
-        require(
-            isinstance(value, bool) or not isinstance(value, int | float) or value > 0,
-            f"{name}={value}",
-            allowed="numbers above 0",
-            fix=f"set {name} to a positive number",
-        )
-
-
 def require_at_most(name: str, value: int, limit_name: str, limit: int) -> None:
     """Raise `ConfigError` unless `value` is within the limit that another field sets."""
     require(

@@ -110,7 +110,7 @@ def test_what_is_wrong_with_several_fields_together_names_the_file(
     [
         ("train.stps=3", "train.stps is not a known key (did you mean steps?)"),
         ("optim.lr=abc", "optim.lr='abc' (a string)"),
-        ("optim.lr=-1", "optim: optim.lr=-1.0"),
+        ("optim.lr=-1", "overrides: optim.lr=-1.0"),
         ("train.log_every=0", "overrides: train.log_every=0"),
     ],
 )

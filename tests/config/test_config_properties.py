@@ -53,7 +53,8 @@ plain = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(words, inner, max_size=3),
     max_leaves=6,
 )
-paths = words.filter(lambda text: text and "\0" not in text).map(Path)
+names = words.filter(str.strip)  # items of lists are not blank
+paths = names.filter(lambda text: "\0" not in text).map(Path)
 positive = st.floats(1e-300, 1e300)
 
 
@@ -95,7 +96,7 @@ configs = st.builds(
     logging=st.builds(
         LoggingConfig,
         level=st.sampled_from(Level),
-        tags=st.lists(words, max_size=3).map(tuple),
+        tags=st.lists(names, max_size=3).map(tuple),
         log_file=st.none() | paths,
     ),
     fallback=st.none() | optimizers,

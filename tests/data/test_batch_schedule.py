@@ -64,22 +64,27 @@ def test_a_size_holds_from_its_step_on():
 
 
 @pytest.mark.parametrize(
-    ("sizes", "message"),
+    ("sizes", "allowed"),
     [
-        (0, r"^train\.batch_size=0\. Allowed: sizes of 1 row or more"),
-        (-4, r"^train\.batch_size=-4\. Allowed"),
-        ([(0, 8), (5, 0)], r"^train\.batch_size=\[\(0, 8\), \(5, 0\)\]\. Allowed: sizes of 1 row"),
-        ([], r"^train\.batch_size=\[\]\. Allowed: one size, or \[start step, size\] pairs"),
-        ([(1, 8)], r"^train\.batch_size=\[\(1, 8\)\]\. Allowed: one size, or"),
-        ([(0, 8), (5, 4), (5, 2)], r"^train\.batch_size=.*each after the last\. Fix: start"),
-        ([(0, 8), (5, 4), (3, 2)], r"^train\.batch_size=.*each after the last\. Fix: start"),
+        (0, "sizes of at least 1 row"),
+        (-4, "sizes of at least 1 row"),
+        (10**30, "sizes of at least 1 row"),
+        ([(0, 8), (5, 0)], "sizes of at least 1 row"),
+        ([], "one size, or [start step, size] pairs"),
+        ([(1, 8)], "one size, or [start step, size] pairs"),
+        ([(0, 8), (5, 4), (5, 2)], "one size, or [start step, size] pairs"),
+        ([(0, 8), (5, 4), (3, 2)], "one size, or [start step, size] pairs"),
+        ([(0, 8), (2**31, 4)], "one size, or [start step, size] pairs"),
     ],
 )
-def test_schedules_that_make_no_sense_are_refused(sizes, message: str):
-    with pytest.raises(ConfigError, match=message):
+def test_schedules_that_make_no_sense_are_refused(sizes, allowed: str):
+    with pytest.raises(ConfigError) as caught:
         BatchSchedule(sizes)
+    assert caught.value.given == f"train.batch_size={sizes}"
+    assert caught.value.allowed.startswith(allowed)
 
 
 def test_a_step_without_micro_batches_is_refused():
-    with pytest.raises(ConfigError, match=r"^train\.grad_accum=0\. Allowed: 1 or more"):
+    with pytest.raises(ConfigError) as caught:
         BatchSchedule(8, grad_accum=0)
+    assert caught.value.given == "train.grad_accum=0"

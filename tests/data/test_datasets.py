@@ -262,8 +262,10 @@ def test_a_lost_store_shows_before_the_first_step(folder: Path, tmp_path: Path):
 
 @pytest.mark.parametrize("fraction", [0.0, 1.0, -0.1, float("nan")])
 def test_a_split_without_two_sides_is_refused(fraction: float):
-    with pytest.raises(ConfigError, match=r"data\.validation_fraction=.*\. Allowed: between 0 and"):
+    with pytest.raises(ConfigError) as caught:
         LmDataConfig(validation_fraction=fraction)
+    assert caught.value.given == f"validation_fraction={fraction}"
+    assert caught.value.allowed == "above 0 and below 1"
 
 
 @pytest.mark.parametrize("name", ["", " ", "code ", "/code", "code/"])
@@ -274,17 +276,17 @@ def test_a_component_needs_a_name(name: str):
 
 @pytest.mark.parametrize("weight", [-1.0, float("nan"), float("inf")])
 def test_a_weight_that_is_no_share_is_refused(weight: float):
-    with pytest.raises(ConfigError, match=r"weight=.* of a component\. Allowed: finite weights"):
+    with pytest.raises(ConfigError) as caught:
         LmComponentConfig(weight=weight)
+    assert caught.value.given == f"weight={weight}"
 
 
 def test_a_bpe_vocabulary_too_small_for_bytes_is_refused_before_anything_is_built():
-    with pytest.raises(
-        ConfigError, match=r"data\.tokenizer\.vocab_size=256 of a BPE\. Allowed: 257"
-    ):
+    with pytest.raises(ConfigError) as caught:
         TokenizerConfig(vocab_size=256)
-    with pytest.raises(ConfigError, match=r"vocab_size=256 with data\.tokenizer\.kind=byte"):
-        TokenizerConfig(kind="byte", vocab_size=256)
+    assert caught.value.allowed.startswith("at least 257 and below")
+    with pytest.raises(ConfigError, match=r"vocab_size=300 with data\.tokenizer\.kind=byte"):
+        TokenizerConfig(kind="byte", vocab_size=300)
 
 
 def names_served(dataset: TrainDataset, start: int, stop: int) -> list[str]:

@@ -188,10 +188,10 @@ def test_templates_hold_the_role_and_nothing_else(name, template):
     [
         (lambda: ChatFormat(turn_start="<turn>"), "turn_start='<turn>' without {role}"),
         (lambda: ChatFormat(trained_roles=()), "no trained_roles with mask_user_turns=true"),
-        (lambda: ChatFormat(role_key=""), "role_key that is empty"),
-        (lambda: TextFormat(text_key=""), "text_key that is empty"),
-        (lambda: PrebuiltFormat(ids_key=""), "ids_key that is empty"),
-        (lambda: PrebuiltFormat(loss_weights_key=""), "loss_weights_key that is empty"),
+        (lambda: ChatFormat(role_key=""), "role_key=''"),
+        (lambda: TextFormat(text_key=""), "text_key=''"),
+        (lambda: PrebuiltFormat(ids_key=""), "ids_key=''"),
+        (lambda: PrebuiltFormat(loss_weights_key=""), "loss_weights_key=''"),
     ],
 )
 def test_formats_that_can_read_nothing_are_refused(make, said):

@@ -19,7 +19,7 @@ from chomp.data import (
     build_train_dataset,
     build_train_loader,
 )
-from chomp.errors import ConfigError, DataError
+from chomp.errors import DataError
 
 SEQ_LEN = 8
 
@@ -141,8 +141,3 @@ def test_held_out_rows_are_held_to_the_same_limits(data):
         found["b"].read(np.asarray([6, 2]), 4)
     counted = held_out(data, RowLimits(counts_documents=True))
     assert counted["b"].read(np.arange(4), 4).example.attn_mask.max_segments == 12
-
-
-def test_a_limit_of_nothing_is_refused():
-    with pytest.raises(ConfigError, match="vocab_size=0"):
-        RowLimits(vocab_size=0)

@@ -165,5 +165,6 @@ def test_a_row_that_is_not_there_has_no_position():
 
 @pytest.mark.parametrize("field", ["block_rows", "window_blocks"])
 def test_blocks_of_nothing_are_refused(field: str):
-    with pytest.raises(ConfigError, match=rf"^{field}=0\. Allowed: numbers above 0"):
+    with pytest.raises(ConfigError) as caught:
         BlockShuffleConfig(**{field: 0})
+    assert caught.value.given == f"{field}=0"

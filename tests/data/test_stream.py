@@ -382,8 +382,9 @@ def test_a_stream_says_how_little_it_is_shuffled_and_what_to_use_instead(
     ids=str,
 )
 def test_settings_that_cannot_be_right_are_refused(wrong):
-    with pytest.raises(ConfigError, match=f"stream.{next(iter(wrong))}="):
+    with pytest.raises(ConfigError) as caught:
         StreamConfig(**wrong)
+    assert caught.value.given.startswith(f"{next(iter(wrong))}=")
 
 
 def test_rows_in_which_nothing_can_be_predicted_are_refused(source):

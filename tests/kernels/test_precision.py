@@ -16,7 +16,6 @@ from chomp.kernels.precision import Precision
         ("compute=bfloat16, params=bfloat16", "bfloat16", "bfloat16"),
         ("compute=bfloat16", "float32", "bfloat16"),
         ("params=bfloat16,", "bfloat16", "float32"),
-        ("", "float32", "float32"),
     ],
 )
 def test_a_policy_is_read_part_by_part_and_a_part_left_out_is_float32(text, params, compute):
@@ -24,7 +23,11 @@ def test_a_policy_is_read_part_by_part_and_a_part_left_out_is_float32(text, para
 
 
 @pytest.mark.parametrize(
-    "text", ["bfloat16", "params:float32", "output=float32", "params=float32,params=bfloat16", "="]
+    "text",
+    [
+        *("", " ", ",", "="),
+        *("bfloat16", "params:float32", "output=float32", "params=float32,params=bfloat16"),
+    ],
 )
 def test_a_policy_that_cannot_be_read_is_shown_with_one_that_can(text):
     with pytest.raises(ConfigError, match=rf"^precision '{text}'\. Allowed: .* Fix: write for"):

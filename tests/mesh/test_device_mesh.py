@@ -83,8 +83,9 @@ def test_the_sizes_nearest_to_what_was_wanted_are_offered_first():
 @pytest.mark.parametrize("axis", AXES)
 @pytest.mark.parametrize("size", [0, -1])
 def test_an_axis_without_devices_is_refused_by_name(axis, size):
-    with pytest.raises(ConfigError, match=rf"^mesh\.{axis}={size}\. Allowed: .* Fix: "):
+    with pytest.raises(ConfigError) as caught:
         MeshConfig(**{axis: size})
+    assert caught.value.given == f"{axis}={size}"
 
 
 def test_an_abstract_mesh_looks_like_the_real_one(eight_device_mesh):

@@ -298,8 +298,11 @@ def test_logged_hyperparameters_are_those_of_the_step_and_are_plain_numbers():
     ],
 )
 def test_a_knob_of_muon_that_cannot_be_right_is_named_with_what_is_allowed(wrong):
-    with pytest.raises(ConfigError, match=rf"^optim\.muon\.{next(iter(wrong))}=.*Allowed: .*Fix: "):
+    with pytest.raises(ConfigError) as caught:
         MuonConfig(**wrong)
+    (name, value), *_ = wrong.items()
+    assert caught.value.given == f"{name}={value}"
+    assert caught.value.allowed.startswith(("above 0", "from "))
 
 
 def test_knobs_of_muon_without_muon_are_refused():

@@ -183,20 +183,23 @@ def test_decay_steps_end_the_decay_before_the_run_ends():
 
 
 @pytest.mark.parametrize(
-    ("wrong", "words"),
+    ("wrong", "given"),
     [
-        ({"lr": 0.0}, "optim.lr=0.0"),
-        ({"lr": math.nan}, "optim.lr=nan"),
-        ({"weight_decay": -0.1}, "optim.weight_decay=-0.1"),
-        ({"grad_clip_norm": -1.0}, "optim.grad_clip_norm=-1.0"),
+        ({"lr": 0.0}, "lr=0.0"),
+        ({"lr": math.nan}, "lr=nan"),
+        ({"lr": 1e30}, "lr=1e+30"),
+        ({"weight_decay": -0.1}, "weight_decay=-0.1"),
+        ({"grad_clip_norm": -1.0}, "grad_clip_norm=-1.0"),
         ({"warmup_steps": -1}, "optim.warmup_steps=-1"),
-        ({"min_lr_ratio": 1.5}, "optim.min_lr_ratio=1.5"),
+        ({"min_lr_ratio": 1.5}, "min_lr_ratio=1.5"),
         ({"decay_steps": 0}, "optim.decay_steps=0"),
     ],
 )
-def test_a_value_that_cannot_be_right_is_named_with_what_is_allowed(wrong, words):
-    with pytest.raises(ConfigError, match=rf"^{words}\. Allowed: .* Fix: "):
+def test_a_value_that_cannot_be_right_is_named_with_what_is_allowed(wrong, given):
+    with pytest.raises(ConfigError) as caught:
         GrugOptimizerConfig(**wrong)
+    assert caught.value.given == given
+    assert caught.value.allowed
 
 
 @pytest.mark.parametrize("wrong", [{"b1": 1.0}, {"b2": 1.5}, {"b1": 0.0}, {"eps": 0.0}])

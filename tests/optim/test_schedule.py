@@ -200,8 +200,11 @@ def test_an_override_gives_steps_or_a_share_and_both_are_read_back_from_a_file()
     ],
 )
 def test_what_cannot_be_or_would_not_be_used_is_refused_in_three_parts(wrong):
-    with pytest.raises(ConfigError, match=rf"^optim\.{list(wrong)[-1]}=.*\. Allowed: .*\. Fix: "):
+    with pytest.raises(ConfigError) as caught:
         GrugOptimizerConfig(**wrong)
+    assert caught.value.given.removeprefix("optim.").startswith(f"{list(wrong)[-1]}=")
+    assert caught.value.allowed
+    assert caught.value.fix
 
 
 @pytest.mark.parametrize(
@@ -247,5 +250,6 @@ def test_lengths_that_do_not_fit_the_steps_that_are_left_are_refused_with_those(
     wrong = GrugOptimizerConfig(schedule_start=95, warmup_steps=5)
     with pytest.raises(ConfigError, match=r"5 steps from optim\.schedule_start=95.*Fix: "):
         wrong.schedule(STEPS)
-    with pytest.raises(ConfigError, match=r"^optim\.schedule_start=-1\. Allowed: .*Fix: "):
+    with pytest.raises(ConfigError) as caught:
         GrugOptimizerConfig(schedule_start=-1)
+    assert caught.value.given == "schedule_start=-1"

@@ -60,7 +60,7 @@ class GrugModelConfig(Config):
     mlp: Literal["relu2", "swiglu"] = "relu2"  # relu squared, or a SiLU gate: a third product
     qk_norm: bool = True  # of queries and keys, so that attention logits stay bounded
     # Larger: slower turns, which tell longer distances apart.
-    rope_theta: float = setting(default=10_000.0, gt=0, le=1e12)
+    rope_theta: float = setting(default=10_000.0, ge=1, le=1e12)
     document_positions: bool = False  # positions begin again with each document of a row
     # Tokens each query sees; None: the whole prefix.
     sliding_window: int | None = setting(default=None, ge=1, le=2**20)

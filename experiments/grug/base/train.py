@@ -58,7 +58,7 @@ class GrugTrainerConfig(Config):
     steps: int = setting(default=1000, ge=1, lt=2**31, mark="schedule")  # counted in int32
     # Rows of a micro-batch, or [start step, rows] pairs.
     batch_size: int | tuple[tuple[int, int], ...] = setting(default=32, mark="schedule")
-    seq_len: int = setting(default=1024, ge=1, le=2**20)  # tokens of a row
+    seq_len: int = setting(default=1024, ge=2, le=2**20)  # tokens of a row
     grad_accum: int = setting(default=1, ge=1, le=2**20, mark="schedule")
     seed: int = setting(default=0, ge=0, lt=2**32)  # a random key is made of 32 bits
     data_seed: int | None = setting(default=None, ge=0, lt=2**32)  # order of the data; None: `seed`

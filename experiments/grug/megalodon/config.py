@@ -35,7 +35,7 @@ class GrugModelConfig(Config):
     norm_num_groups: int = setting(default=32, ge=1, le=2**20)
     norm_eps: float = setting(default=1e-5, gt=0, lt=1)
     norm_affine: bool = True  # scales and biases of the norms that are not over time
-    rope_base: float = setting(default=10_000.0, gt=0, le=1e12)
+    rope_base: float = setting(default=10_000.0, ge=1, le=1e12)
     swiglu: bool = False  # SiLU(x) * y in the place of SiLU(x)
     rescale_nffn: bool = False  # a learned factor for what each FFN adds, smaller in deeper layers
     scale_emb: bool = False  # embeddings times sqrt(model_dim)

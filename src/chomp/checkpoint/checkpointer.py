@@ -31,29 +31,19 @@ class CheckpointConfig(Config):
     """How often a run saves its state. There is always a permanent checkpoint at the end."""
 
     # Seconds between temporary checkpoints; null: none.
-    save_interval_s: float | None = 600.0
+    save_interval_s: float | None = setting(default=600.0, gt=0, le=1e9)
     # Steps between permanent checkpoints; null: as `keep` says, or only the one at the end.
-    every: int | None = setting(default=None, aliases=("save_every",))
+    every: int | None = setting(default=None, ge=1, lt=2**31, aliases=("save_every",))
     # The same for runs that keep more of their beginning: [{every: 100, until: 1000}, …].
     keep: tuple[KeepPolicy, ...] = ()
     # A temporary checkpoint goes when this many newer ones are there.
-    keep_temporary: int = 2
+    keep_temporary: int = setting(default=2, ge=1, lt=2**31)
     # Permanent checkpoints that stay, the newest so many; null: all of them.
-    keep_permanent: int | None = setting(default=None, aliases=("max_to_keep",))
+    keep_permanent: int | None = setting(default=None, ge=1, lt=2**31, aliases=("max_to_keep",))
     # Host memory for a save; a larger state is saved in parts, and training waits. null: no bound.
-    max_staged_bytes: int | None = None
+    max_staged_bytes: int | None = setting(default=None, ge=1, lt=2**63)
 
     def __post_init__(self) -> None:
-        bounded = ("save_interval_s", "every", "keep_temporary", "keep_permanent")
-        for name in (*bounded, "max_staged_bytes"):
-            value = getattr(self, name)
-            is_optional = name != "keep_temporary"
-            require(
-                value > 0 if value is not None else is_optional,
-                given=f"checkpoint.{name}={value}",
-                allowed="above 0" + (", or null for none" if is_optional else ""),
-                fix=f"set checkpoint.{name}={'null' if is_optional else 2}",
-            )
         require(
             self.every is None or not self.keep,
             given=f"checkpoint.every={self.every} with checkpoint.keep={self.keep}",
@@ -61,6 +51,15 @@ class CheckpointConfig(Config):
             fix="set checkpoint.every=null, and have a policy of that period in checkpoint.keep",
         )
         require_ordered(self.keep)
+        start = 0
+        for policy in self.keep:
+            require(
+                policy.until is None or policy.until // policy.every > start // policy.every,
+                f"checkpoint.keep with every={policy.every} after {start}, until={policy.until}",
+                allowed="policies that keep a step: one at least that `every` divides",
+                fix="lower every, raise until, or leave the policy out",
+            )
+            start = policy.until or start
 
     @property
     def policies(self) -> tuple[KeepPolicy, ...]:

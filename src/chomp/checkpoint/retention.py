@@ -16,7 +16,7 @@ from chomp.checkpoint.layout import (
     remove_checkpoint,
     remove_leftovers,
 )
-from chomp.config import Config
+from chomp.config import Config, setting
 from chomp.errors import CheckpointError, StorageError, require
 
 log = logging.getLogger(__name__)
@@ -26,17 +26,8 @@ log = logging.getLogger(__name__)
 class KeepPolicy(Config):
     """Checkpoints of every so many steps are kept for good, up to and with step `until`."""
 
-    every: int
-    until: int | None = None  # null: to the end of the run
-
-    def __post_init__(self) -> None:
-        for name, value in (("every", self.every), ("until", self.until)):
-            require(
-                value is None or value > 0,
-                given=f"checkpoint.keep with {name}={value}",
-                allowed="steps above 0",
-                fix=f"set {name} to a positive number",
-            )
+    every: int = setting(ge=1, lt=2**31)
+    until: int | None = setting(default=None, ge=1, lt=2**31)  # null: to the end of the run
 
 
 def require_ordered(policies: tuple[KeepPolicy, ...]) -> None:

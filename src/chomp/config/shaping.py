@@ -14,7 +14,9 @@ from typing import Any, Literal, NamedTuple
 from chomp.config.declared import (
     KIND,
     accepts_only_text,
+    allows_none,
     entry_types,
+    is_text,
     item_type,
     kinds_of,
     list_member,
@@ -26,10 +28,11 @@ from chomp.config.declared import (
 )
 from chomp.config.elsewhere import GivenElsewhere, names_elsewhere, taken_elsewhere
 from chomp.config.fields import Setting, is_config, settings_by_spelling, settings_of
-from chomp.config.paths import KeyPath
+from chomp.config.paths import KeyPath, dotted
 from chomp.config.plain import Unquoted, plain_items, plain_value
 from chomp.config.scalars import as_meant, spelled_for
 from chomp.config.words import (
+    allowed_values,
     missing_value,
     no_such_field,
     two_spellings,
@@ -177,9 +180,10 @@ class Shaping:
             else:
                 shaped[item.name] = self.shaped(item.declared, before(item), inner, written)
             for rest, number in item.bounds.outside(shaped.get(item.name)):
-                place = (*inner, *rest)
-                error = item.out_of_bounds(self.places[place].path, number)
-                self.problems.setdefault(place, error)
+                # A list or a mapping where none belongs has no places inside.
+                if (place := self.places.get((*inner, *rest))) is not None:
+                    error = item.out_of_bounds(place.path, number)
+                    self.problems.setdefault((*inner, *rest), error)
         self._refuse_left(waiting)
         return shaped
 
@@ -266,6 +270,15 @@ class Shaping:
             if isinstance(value, bool) and bool not in accepted:
                 self.problems[at] = wrong_value(path, value, declared)
                 return None
+            # A blank name or path would be found out much later.
+            is_item = is_text(declared) and isinstance(at[-1] if at else "", int)
+            is_blank = isinstance(value, str) and not value.strip() and str in accepted
+            if is_blank and (is_item or allows_none(declared)):
+                self.problems[at] = ConfigError(
+                    f"{dotted(path)}={value!r}, which is blank",
+                    allowed=f"{allowed_values(declared)}, and text that says something",
+                    fix=f"leave {dotted(path)} out" if is_item else f"set {dotted(path)} to null",
+                )
         try:
             return plain_value(value, path)
         except ConfigError as error:

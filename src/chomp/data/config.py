@@ -3,7 +3,6 @@
 Until the executor has run, a path here may be a marker: "the output of that step".
 """
 
-import math
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Literal
@@ -16,7 +15,7 @@ from chomp.data.sources.formats import Format, TextFormat
 from chomp.data.sources.source import Source
 from chomp.data.streams.stream import StreamConfig
 from chomp.data.tokenizer_config import TokenizerConfig
-from chomp.errors import require, require_positive
+from chomp.errors import require
 
 PackingMode = Literal["concat", "packed", "sequential", "bin"]
 
@@ -31,7 +30,7 @@ class LmComponentConfig(Config):
     source: Source | None = None  # may be left out where both stores are given
     format: Format = field(default_factory=TextFormat)
     # Share of training examples, unless data.stages says it; 0: never trained on, evaluated whole.
-    weight: float = 1.0
+    weight: float = setting(default=1.0, ge=0, le=1e9)
     # Groups it is also evaluated under, such as "text/web".
     tags: tuple[str, ...] = setting(default=(), mark="cosmetic")
     stream: StreamConfig | None = None  # train straight from the source, without a store
@@ -42,12 +41,6 @@ class LmComponentConfig(Config):
     validation_store: str | None = setting(default=None, mark="cosmetic", is_versioned=True)
 
     def __post_init__(self) -> None:
-        require(
-            math.isfinite(self.weight) and self.weight >= 0,
-            given=f"weight={self.weight} of a component",
-            allowed="finite weights of 0 or more",
-            fix="give each component its share; they need not add up to 1",
-        )
         require(
             self.stream is None or self.train_store is None,
             given="a component with both stream and train_store",
@@ -71,8 +64,8 @@ class LmComponentConfig(Config):
 class MixtureStage(Config):
     """Weights that hold from a step on, until the next stage."""
 
-    start_step: int
-    weights: dict[str, float]
+    start_step: int = setting(ge=0, lt=2**31)
+    weights: dict[str, float] = setting(ge=0, le=1e9)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,11 +73,8 @@ class PackingConfig(Config):
     """How whole documents share rows."""
 
     # None: 64, or one for each 32 tokens of a longer row. With a low bound, rows stay half empty.
-    max_documents_per_row: int | None = None
+    max_documents_per_row: int | None = setting(default=None, ge=1, le=2**20)
     long_documents: LongDocuments = "split"  # than a row: split them, truncate them or drop them
-
-    def __post_init__(self) -> None:
-        require_positive(self, "max_documents_per_row")
 
     def documents_per_row(self, seq_len: int) -> int:
         """The bound for rows of that length."""
@@ -105,7 +95,7 @@ class LmDataConfig(Config):
     packing_mode: PackingMode = "concat"  # windows over the line of documents, or whole documents
     packing: PackingConfig | None = None  # of packed rows; None: its defaults
     # Of the documents of every component that is trained on, by hash.
-    validation_fraction: float = 0.05
+    validation_fraction: float = setting(default=0.05, gt=0, lt=1)
     mask_boundary_loss: bool = True  # a document's end does not predict the next document
     train_on_eos: bool = True  # the end of a document is something to predict
     stream_semantics: bool = False  # attention goes on over the documents of a row
@@ -118,12 +108,6 @@ class LmDataConfig(Config):
             given=f"data.packing with data.packing_mode={mode}",
             allowed="data.packing for packed rows only",
             fix="set data.packing_mode=packed, or leave data.packing out",
-        )
-        require(
-            0.0 < self.validation_fraction < 1.0,
-            given=f"data.validation_fraction={self.validation_fraction}",
-            allowed="between 0 and 1",
-            fix="0.05 holds out one document in twenty",
         )
         _check_names(self.components)
         streams = [name for name, part in self.components.items() if part.stream is not None]

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from jaxtyping import Int, Int32
 
-from chomp.errors import DataError, message, require_positive
+from chomp.errors import DataError, message
 from chomp.kernels.attention.documents import documents_of_rows, max_segments
 
 # Axes: N rows, T tokens of a row.
@@ -29,9 +29,6 @@ class RowLimits:
     counts_documents: bool = False  # whether the kernel's tables have a size
     shards: int = 1  # parts that the mesh cuts a batch into
     _told: set[int] = field(default_factory=set, repr=False, compare=False)
-
-    def __post_init__(self) -> None:
-        require_positive(self, "vocab_size", "shards")
 
     def require_tokens(self, tokens: Int32[np.ndarray, "N T"], where: Callable[[int], str]) -> None:
         """Raise `DataError` unless every id is in the vocabulary; `where` names a row.

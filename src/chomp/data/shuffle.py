@@ -10,9 +10,9 @@ from functools import lru_cache
 import numpy as np
 from jaxtyping import Int
 
-from chomp.config import Config
+from chomp.config import Config, setting
 from chomp.data.permutation import Permutation
-from chomp.errors import DataError, message, require_positive
+from chomp.errors import DataError, message
 
 # Rows worked out at a time. A batch takes a few consecutive positions of each component: one by
 # one they cost up to 20 us each, in pieces of this length about 1 us.
@@ -30,11 +30,8 @@ class BlockShuffleConfig(Config):
     in every epoch, so a window should hold many runs.
     """
 
-    block_rows: int = 256
-    window_blocks: int = 512
-
-    def __post_init__(self) -> None:
-        require_positive(self)
+    block_rows: int = setting(default=256, ge=1, lt=2**31)
+    window_blocks: int = setting(default=512, ge=1, lt=2**31)
 
 
 class RowOrder:

@@ -30,24 +30,21 @@ class TokenizerConfig(Config):
     """
 
     kind: TokenizerKind = "bpe"
-    vocab_size: int = 2048  # of a trained BPE
+    # Of a trained BPE: every byte and the end of a document at least.
+    vocab_size: int = setting(default=2048, ge=MIN_BPE_VOCAB_SIZE, lt=2**24)
     # That a BPE learns from, the first of each component; None: all. A stream may have no end.
-    training_documents: int | None = None
+    training_documents: int | None = setting(default=None, ge=1, lt=2**31)
     file: str | None = None  # of kind json
     name: str | None = None  # of kind hub
     revision: str | None = None  # of kind hub; None: the newest
-    eos: int | str | None = None  # ends a document, by its id or its text; None: the usual one
-    bos: int | str | None = None  # begins it, likewise; None: nothing does
+    # Ends a document, by its id or its text; None: the usual one.
+    eos: int | str | None = setting(default=None, ge=0, lt=2**24)
+    # Begins it, likewise; None: nothing does.
+    bos: int | str | None = setting(default=None, ge=0, lt=2**24)
     # To a run its content counts and not the place; to a step, which does not look, the place.
     path: str | None = setting(default=None, mark="cosmetic", is_versioned=True)
 
     def __post_init__(self) -> None:
-        require(
-            self.kind != "bpe" or self.vocab_size >= MIN_BPE_VOCAB_SIZE,
-            given=f"data.tokenizer.vocab_size={self.vocab_size} of a BPE",
-            allowed=f"{MIN_BPE_VOCAB_SIZE} or more (every byte and the end of a document)",
-            fix="raise data.tokenizer.vocab_size, or set data.tokenizer.kind=byte",
-        )
         for kind, needed in (("json", "file"), ("hub", "name")):
             require(
                 self.kind != kind or bool(getattr(self, needed)) or self.path is not None,

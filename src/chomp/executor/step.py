@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, TypeVar, cast
 
+from chomp.config import validated
 from chomp.config.paths import KeyPath, dotted
 from chomp.errors import ConfigError, require
 from chomp.executor.resources import Resources
@@ -43,7 +44,8 @@ class ExecutorStep:
     def __post_init__(self) -> None:
         require(
             # Paths leave such parts out or refuse them; two names would mean one folder.
-            isinstance(self.name, str) and not {"", ".", ".."} & set(self.name.split("/")),
+            isinstance(self.name, str)
+            and not {"", ".", ".."} & {part.strip() for part in self.name.split("/")},
             f"a step with the name {self.name!r}",
             allowed="text such as 'tokens' or 'grug/base', with something between the slashes",
             fix="name the step for what it makes",
@@ -60,6 +62,8 @@ class ExecutorStep:
             allowed="Resources(...), or None for those of an ordinary step",
             fix="write for example resources=Resources(gpus=1)",
         )
+        if self.resources is not None:
+            validated(self.resources)
 
     def __truediv__(self, sub: str) -> str:
         """A path inside this step's output, for another step's config."""

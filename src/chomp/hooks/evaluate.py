@@ -41,7 +41,7 @@ class GrugEvalConfig(Config):
     def __post_init__(self) -> None:
         words = self.prefix.split("/")
         require(
-            all(words) and words[0] not in _OTHER_METRICS,
+            all(word.strip() for word in words) and words[0] not in _OTHER_METRICS,
             f"eval.prefix={self.prefix!r}",
             allowed="words joined by single slashes, the first none that other metrics begin with",
             fix="leave it at `eval`, or choose a word of your own",

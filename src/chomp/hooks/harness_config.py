@@ -25,9 +25,9 @@ class HarnessConfig(Config):
 
     def __post_init__(self) -> None:
         require(
-            all(self.tasks) and len(self.tasks) > 0,
+            len(self.tasks) > 0,
             f"harness.tasks={list(self.tasks)}",
-            allowed="at least one task, each with a name",
+            allowed="at least one task",
             fix="name a task, or set eval.harness=null for none",
         )
         require(

@@ -43,7 +43,8 @@ class Precision:
     def parse(text: str) -> "Precision":
         """The policy written as `params=float32,compute=bfloat16`; a part left out is float32."""
         parts: dict[str, str] = {}
-        for item in filter(None, (piece.strip() for piece in text.split(","))):
+        pieces = [piece.strip() for piece in text.split(",")]
+        for item in list(filter(None, pieces)) or [""]:
             name, equals, dtype = item.partition("=")
             require(
                 equals == "=" and name in ("params", "compute") and name not in parts,

@@ -25,22 +25,12 @@ BATCH_AXES = ("replica", "data", "expert")
 class MeshConfig(Config):
     """Size of each mesh axis. `data: null` takes every device the other axes leave."""
 
-    replica: int = 1
-    data: int | None = None
-    expert: int = 1
-    model: int = 1
+    replica: int = setting(default=1, ge=1, le=2**20)
+    data: int | None = setting(default=None, ge=1, le=2**20)
+    expert: int = setting(default=1, ge=1, le=2**20)
+    model: int = setting(default=1, ge=1, le=2**20)
     # False: a run that would take the CPU is refused, as where a driver does not load.
     allow_cpu: bool = setting(default=True, also=("train.allow_cpu",), mark="cosmetic")
-
-    def __post_init__(self) -> None:
-        for name in AXES:
-            size = getattr(self, name)
-            require(
-                size is None or size >= 1,
-                f"mesh.{name}={size}",
-                allowed="sizes of 1 or more",
-                fix=f"set mesh.{name}=1 to leave that axis out of use",
-            )
 
     def shape(self, num_devices: int) -> tuple[int, int, int, int]:
         """Axis sizes in the order of `AXES` for that many devices; they must use all of them."""

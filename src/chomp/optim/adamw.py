@@ -12,8 +12,7 @@ from typing import Any
 
 import optax
 
-from chomp.config import Config
-from chomp.errors import require, require_positive
+from chomp.config import Config, setting
 from chomp.optim.groups import decayed_weights
 from chomp.optim.schedule import LearningRate
 
@@ -22,20 +21,10 @@ from chomp.optim.schedule import LearningRate
 class AdamConfig(Config):
     """Moments of Adam."""
 
-    b1: float = 0.9
-    b2: float = 0.999
-    eps: float = 1e-8
+    b1: float = setting(default=0.9, gt=0, lt=1)
+    b2: float = setting(default=0.999, gt=0, lt=1)
+    eps: float = setting(default=1e-8, gt=0, le=1)
     nesterov: bool = False
-
-    def __post_init__(self) -> None:
-        require_positive(self)
-        for name, value in (("b1", self.b1), ("b2", self.b2)):
-            require(
-                value < 1.0,
-                f"optim.adam.{name}={value}",
-                allowed="above 0 and below 1",
-                fix="0.9 and 0.95 are usual for b1 and b2",
-            )
 
 
 def adamw(

@@ -31,51 +31,27 @@ class GrugOptimizerConfig(Config):
 
     name: Literal["adamw", "muon"] = "adamw"
     # What a run may change on its way, if it is told to (`--allow optim.lr`).
-    lr: float = setting(default=3e-4, mark="schedule")
-    weight_decay: float = setting(default=0.01, mark="schedule")
-    grad_clip_norm: float = setting(default=1.0, mark="schedule")  # global norm; 0: no clipping
-    warmup_steps: Duration = setting(default=10, mark="schedule")
+    lr: float = setting(default=3e-4, gt=0, le=1000, mark="schedule")
+    weight_decay: float = setting(default=0.01, ge=0, le=1000, mark="schedule")
+    # Global norm; 0: no clipping.
+    grad_clip_norm: float = setting(default=1.0, ge=0, mark="schedule")
+    warmup_steps: Duration = setting(default=10, lt=2**31, mark="schedule")
     # Of one decay; None: the rest of the run (wsd: its 20%).
-    decay_steps: Duration | None = setting(default=None, mark="schedule")
-    min_lr_ratio: float = setting(default=0.0, mark="schedule")
+    decay_steps: Duration | None = setting(default=None, lt=2**31, mark="schedule")
+    # 0.1 ends the run at a tenth of `lr`.
+    min_lr_ratio: float = setting(default=0.0, ge=0, le=1, mark="schedule")
     lr_schedule: Shape = setting(default="cosine", mark="schedule")
-    cycles: int = setting(default=1, mark="schedule")  # decays, each from the full rate
+    # Decays, each from the full rate.
+    cycles: int = setting(default=1, ge=1, lt=2**31, mark="schedule")
     # The step whose rate is the first of the schedule, warmup included: where a run is continued.
-    schedule_start: int = setting(default=0, mark="schedule", is_added=True)
+    schedule_start: int = setting(default=0, ge=0, lt=2**31, mark="schedule", is_added=True)
     adam: AdamConfig = field(default_factory=AdamConfig)
     muon: MuonConfig = field(default_factory=MuonConfig)
 
     def __post_init__(self) -> None:
-        require(self.lr > 0, f"optim.lr={self.lr}", allowed="above 0", fix="try 3e-4")
-        for name in ("weight_decay", "grad_clip_norm"):
-            value = getattr(self, name)
-            require(
-                value >= 0,
-                f"optim.{name}={value}",
-                allowed="0 or more",
-                fix=f"set optim.{name}=0 to turn it off",
-            )
-        require(
-            0.0 <= self.min_lr_ratio <= 1.0,
-            f"optim.min_lr_ratio={self.min_lr_ratio}",
-            allowed="between 0 and 1",
-            fix="0.1 ends the run at a tenth of optim.lr",
-        )
         require_duration("optim.warmup_steps", self.warmup_steps, least=0)
         if self.decay_steps is not None:
             require_duration("optim.decay_steps", self.decay_steps, least=1)
-        require(
-            self.cycles >= 1,
-            f"optim.cycles={self.cycles}",
-            allowed="1 or more",
-            fix="set optim.cycles=1 for a single decay",
-        )
-        require(
-            self.schedule_start >= 0,
-            f"optim.schedule_start={self.schedule_start}",
-            allowed="0, or the step of the checkpoint that the run continues from",
-            fix="set optim.schedule_start=0 for a schedule over the whole run",
-        )
         self._refuse_unused()
 
     def schedule(self, num_steps: int) -> LearningRate:

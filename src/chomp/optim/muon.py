@@ -20,8 +20,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, DTypeLike, Int
 
-from chomp.config import Config
-from chomp.errors import require
+from chomp.config import Config, setting
 from chomp.optim.groups import Group, decayed_weights
 from chomp.optim.matrix_stacks import map_matrices
 from chomp.optim.newton_schulz import orthogonalized
@@ -32,42 +31,16 @@ from chomp.optim.schedule import LearningRate
 class MuonConfig(Config):
     """Muon's own knobs, and which weights it takes beside the group `matrix`."""
 
-    lr_scale: float = 100.0  # Muon's rate over optim.lr
-    weight_decay_mult: float = 1.0  # Muon's decay over optim.weight_decay
-    momentum: float = 0.95
-    ns_steps: int = 5
+    lr_scale: float = setting(default=100.0, gt=0, le=1e6)  # Muon's rate over optim.lr
+    # Muon's decay over optim.weight_decay: 1 decays as AdamW does, 0 not at all.
+    weight_decay_mult: float = setting(default=1.0, ge=0, le=1e6)
+    momentum: float = setting(default=0.95, gt=0, lt=1)
+    ns_steps: int = setting(default=5, ge=1, le=100)
     nesterov: bool = True
-    consistent_rms: float | None = None  # null: updates of norm sqrt(rows), whatever the columns
+    # 0.2 gives updates the size of AdamW's; null: of norm sqrt(rows), whatever the columns.
+    consistent_rms: float | None = setting(default=None, gt=0, le=1000)
     allow_all_2d: bool = False  # whatever is a table of numbers: embeddings too
     allow_tied_embed: bool = False  # the group `embedding` too
-
-    def __post_init__(self) -> None:
-        for name, least, usual in (("lr_scale", 0, "1"), ("ns_steps", 0, "5")):
-            value = getattr(self, name)
-            require(
-                value > least,
-                f"optim.muon.{name}={value}",
-                allowed="above 0",
-                fix=f"set optim.muon.{name}={usual}",
-            )
-        require(
-            self.weight_decay_mult >= 0,
-            f"optim.muon.weight_decay_mult={self.weight_decay_mult}",
-            allowed="0 or more",
-            fix="set it to 1.0 to decay as AdamW does, to 0 for no decay",
-        )
-        require(
-            0.0 < self.momentum < 1.0,
-            f"optim.muon.momentum={self.momentum}",
-            allowed="above 0 and below 1",
-            fix="0.95 is usual",
-        )
-        require(
-            self.consistent_rms is None or self.consistent_rms > 0,
-            f"optim.muon.consistent_rms={self.consistent_rms}",
-            allowed="above 0, or null for no scaling by shape",
-            fix="0.2 gives updates the size of AdamW's",
-        )
 
     def takes(self, group: Group, num_axes: int) -> bool:
         """Whether Muon updates a weight of that group."""

@@ -5,6 +5,23 @@ from typing import Literal
 
 from chomp.config import Config
 from chomp.errors import require
+from chomp.tracking.run_files import (
+    ARTIFACTS,
+    METRICS_FILE,
+    ORIGINAL_CONFIG,
+    PROFILER,
+    REPORT,
+    RESOLVED_CONFIG,
+    SAMPLES,
+    TEMPLATE,
+    TOKENIZER,
+)
+
+# What a run folder holds beside; `checkpoints` is named in a higher room.
+_TAKEN = (
+    *(RESOLVED_CONFIG, ORIGINAL_CONFIG, METRICS_FILE, SAMPLES, ARTIFACTS, PROFILER, TEMPLATE),
+    *(TOKENIZER, REPORT, "train.log", "tensorboard", "checkpoints"),
+)
 
 Level = Literal["DEBUG", "INFO", "WARNING", "ERROR"]
 
@@ -23,12 +40,6 @@ class WandbConfig(Config):
     mode: Literal["online", "offline", "disabled"] | None = None
     tags: tuple[str, ...] = ()
 
-    def __post_init__(self) -> None:
-        for name in ("project", "entity", "run_name"):
-            _require_text(f"logging.wandb.{name}", getattr(self, name))
-        for tag in self.tags:
-            _require_text("logging.wandb.tags", tag)
-
 
 @dataclass(frozen=True, kw_only=True)
 class TensorBoardConfig(Config):
@@ -38,7 +49,7 @@ class TensorBoardConfig(Config):
     folder: str = "tensorboard"
 
     def __post_init__(self) -> None:
-        _require_inside("logging.tensorboard.folder", self.folder)
+        _require_own("logging.tensorboard.folder", self.folder, "tensorboard")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,33 +66,38 @@ class LoggingConfig(Config):
     tensorboard: TensorBoardConfig = field(default_factory=TensorBoardConfig)
 
     def __post_init__(self) -> None:
-        _require_text("logging.project", self.project)
-        _require_inside("logging.metrics_file", self.metrics_file)
-        if self.log_file is not None:
-            _require_inside("logging.log_file", self.log_file)
         require(
-            self.log_file != self.metrics_file,
-            given=f"logging.log_file and logging.metrics_file both {self.metrics_file}",
-            allowed="two files",
+            bool(self.project.strip()),
+            f"logging.project={self.project!r}",
+            allowed="a text that is not blank",
+            fix="leave it out, or name the project",
+        )
+        _require_own("logging.metrics_file", self.metrics_file, METRICS_FILE)
+        if self.log_file is not None:
+            _require_own("logging.log_file", self.log_file, "train.log")
+        both = [self.metrics_file, *filter(None, [self.log_file])]
+        places = [f"{place}/" for place in (*both, self.tensorboard.folder)]
+        require(
+            not any(a != b and b.startswith(a) for a in places for b in places)
+            and len(set(places)) == len(places),
+            f"logging.metrics_file={self.metrics_file}, logging.log_file={self.log_file} and "
+            f"logging.tensorboard.folder={self.tensorboard.folder}",
+            allowed="three places, none inside another",
             fix="rename one of them",
         )
 
 
-def _require_text(name: str, value: str | None) -> None:
-    require(
-        value is None or bool(value.strip()),
-        given=f"{name}={value!r}",
-        allowed="a text that is not blank",
-        fix=f"give {name} a name, or leave it out",
-    )
+def _require_own(name: str, value: str, usual: str) -> None:
+    """Refuse a path that leaves the run folder, or that is taken there for something else.
 
-
-def _require_inside(name: str, value: str) -> None:
-    """Refuse a path that leaves the run folder: what a run wrote must move and go with it."""
+    What a run writes must move and go with it.
+    """
     parts = value.split("/")
     require(
-        bool(value.strip()) and not any(part in ("", ".", "..") for part in parts),
-        given=f"{name}={value!r}",
-        allowed="a path inside the run folder",
-        fix=f"set {name} to a plain name",
+        bool(value.strip())
+        and not any(part in ("", ".", "..") for part in parts)
+        and (value == usual or not (parts[0] in _TAKEN or parts[0].startswith("."))),
+        f"{name}={value!r}",
+        allowed=f"a path inside the run folder, and none of its own: {', '.join(_TAKEN)}",
+        fix=f"set {name} to a plain name, such as {usual}",
     )

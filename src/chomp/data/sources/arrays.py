@@ -9,12 +9,12 @@ import numpy as np
 from jaxtyping import Integer
 from numpy.lib import format as npy
 
-from chomp.config import Config
+from chomp.config import Config, setting
 from chomp.data.documents import Position
 from chomp.data.sources.file_hashes import hash_of_files
 from chomp.data.sources.record_fields import Record
 from chomp.data.sources.source_files import files_of, records_of_parts, require_paths
-from chomp.errors import DataError, message, require
+from chomp.errors import DataError, message
 from chomp.storage import is_local, read_bytes
 from chomp.storage.failures import storage_errors
 
@@ -36,16 +36,10 @@ class ArraysSource(Config):
 
     kind: Literal["arrays"] = "arrays"
     paths: tuple[str, ...]
-    separator_id: int | None = None  # needed by files with one axis only
+    separator_id: int | None = setting(default=None, ge=0, lt=2**24)  # for files with one axis
 
     def __post_init__(self) -> None:
         require_paths("arrays", self.paths, "tokens/*.npy")
-        require(
-            self.separator_id is None or self.separator_id >= 0,
-            given=f"separator_id={self.separator_id}",
-            allowed="a token id: 0 or more",
-            fix="name the id that ends a document in these files",
-        )
 
     def part_names(self) -> tuple[str, ...]:
         """The files."""

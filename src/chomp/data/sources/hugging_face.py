@@ -43,7 +43,7 @@ class HuggingFaceSource(Config):
 
     def __post_init__(self) -> None:
         require(
-            self.path != "" and self.split != "",
+            bool(self.path.strip() and self.split.strip()),
             given=f"path={self.path!r} and split={self.split!r} of a Hugging Face dataset",
             allowed="the name of a dataset or a folder, and of one of its splits",
             fix="write both, for example path: allenai/c4 and split: train",

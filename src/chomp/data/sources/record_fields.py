@@ -21,10 +21,10 @@ _MAX_KEYS_SHOWN = 12
 
 
 def require_key(name: str, key: str) -> None:
-    """Raise `ConfigError` for a key that is empty."""
+    """Raise `ConfigError` for a key that is blank."""
     require(
-        key != "",
-        given=f"{name} that is empty",
+        bool(key.strip()),
+        given=f"{name}={key!r}",
         allowed="the name of a field of each record",
         fix=f"name the field that {name} stands for",
     )

@@ -16,7 +16,7 @@ def require_paths(kind: str, paths: tuple[str, ...], example: str) -> None:
     """Raise `ConfigError` unless a source of files names some."""
     article = "an" if kind[0] in "aeiou" else "a"
     require(
-        len(paths) > 0 and all(paths),
+        len(paths) > 0 and all(path.strip() for path in paths),
         given=f"{article} {kind} source with{' an empty path' if paths else 'out paths'}",
         allowed="one path or pattern, or more",
         fix=f'name the files, for example paths: ["{example}"]',

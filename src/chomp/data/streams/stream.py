@@ -5,7 +5,6 @@ of its rows were. The state is small, and a stream restored from it goes on with
 """
 
 import logging
-import math
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
@@ -20,7 +19,7 @@ from chomp.data.sources.formats import Format
 from chomp.data.sources.records import RecordSource
 from chomp.data.streams.retries import RetriedDocuments
 from chomp.data.streams.windows import Cursor, StreamSettings, Window, WindowMaker
-from chomp.errors import DataError, message, require
+from chomp.errors import DataError, message
 from chomp.tokenize import Tokenizer
 
 _log = logging.getLogger(__name__)
@@ -32,24 +31,15 @@ _STATE_VERSION = 1
 class StreamConfig(Config):
     """How a component is read that has no token store."""
 
-    window_documents: int = 4096  # shuffled and packed together; two windows are held in memory
+    # Shuffled and packed together; two windows are held in memory.
+    window_documents: int = setting(default=4096, ge=1, lt=2**31)
     shuffle: bool = True  # within each window; a stream has no other shuffle
-    max_retries: int = setting(default=3, mark="cosmetic")  # of a read, before the run fails
+    # Of a read, before the run fails.
+    max_retries: int = setting(default=3, ge=0, le=1000, mark="cosmetic")
     # Before the first retry; doubled for each that follows.
-    retry_delay_s: float = setting(default=1.0, mark="cosmetic")
+    retry_delay_s: float = setting(default=1.0, ge=0, le=3600, mark="cosmetic")
     # Held-out documents to evaluate on: the first of the stream.
-    max_validation_documents: int = setting(default=1000, mark="cosmetic")
-
-    def __post_init__(self) -> None:
-        lowest = {"window_documents": 1, "max_validation_documents": 1}
-        for name, value in vars(self).items():
-            least = lowest.get(name, 0)
-            require(
-                least <= value < math.inf,
-                given=f"stream.{name}={value}",
-                allowed=f"finite numbers of {least} or more",
-                fix=f"set {name} to one",
-            )
+    max_validation_documents: int = setting(default=1000, ge=1, lt=2**31, mark="cosmetic")
 
 
 class StreamRows:
