@@ -28,7 +28,8 @@ from chomp.executor import plan_steps, run_plan
 from chomp.hooks import Hook, LoggingConfig, StepLog
 from chomp.hooks.clock import Phase
 from chomp.mesh import compiler_options, prepare_devices
-from chomp.tracking import Row, Tracker, WandbConfig, latest_rows, names, read_metrics
+from chomp.tracking import Row, Tracker, WandbConfig, latest_rows, read_metrics
+from chomp.tracking.metrics import LOADING_TIME, PEAK_MEMORY_GB
 from chomp.tracking.run_files import record_of
 from experiments.grug.base import launch, train
 from experiments.grug.base.launch import GrugBaseLaunchConfig
@@ -201,7 +202,7 @@ def stretches(rows: Sequence[Row], turns: Turns) -> list[tuple[float, float]]:
     for end in range(turns.period, len(rows) + 1, turns.period):
         before, *counted = rows[end - turns.counted - 1 : end]
         seconds = counted[-1]["time"] - before["time"]
-        loading = sum(row[names.LOADING_TIME] for row in counted)
+        loading = sum(row[LOADING_TIME] for row in counted)
         found.append((seconds / turns.counted, 100 * loading / seconds))
     return found
 
@@ -252,7 +253,7 @@ def _memory_figures(name: str, rows: Sequence[Row], hook: BetweenStretches) -> l
         _mebibytes(f"{name}, memory of a step", used["all"], "the state", used["state"]),
     ]
     # Before the bare steps had states of their own. A state held twice would show here.
-    peak = rows[hook.turns.period - 1].get(names.PEAK_MEMORY_GB)
+    peak = rows[hook.turns.period - 1].get(PEAK_MEMORY_GB)
     if peak is not None:
         what = f"{name}, peak memory of the run"
         figures.append(_mebibytes(what, 1e9 * peak, "a step", used["all"]))

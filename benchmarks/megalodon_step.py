@@ -22,7 +22,7 @@ from benchmarks.training_step import OPTIMIZER, SCHEDULE_STEPS, batch_of
 from chomp.data import GrugLmExample
 from chomp.kernels.precision import Precision
 from chomp.mesh import MeshConfig, compiler_options, create_mesh, place_batch, prepare_cpu_steps
-from chomp.tracking import names
+from chomp.tracking.metrics import TRAIN_LOSS
 from experiments.grug.megalodon.model import GrugModelConfig, Transformer
 from experiments.grug.megalodon.train import _make_train_step, initial_state
 
@@ -89,7 +89,7 @@ class TrainingStep:
         for _ in range(steps):
             self._state, metrics = self._compiled(self._state, self._batch)
         jax.block_until_ready(self._state)
-        return float(metrics[names.TRAIN_LOSS])
+        return float(metrics[TRAIN_LOSS])
 
 
 def told(compiled: Any, seconds: float) -> dict[str, float]:

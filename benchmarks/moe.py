@@ -25,7 +25,7 @@ from chomp.kernels.moe import dispatch
 from chomp.kernels.moe.grouped import grouped_backend, grouped_matmul
 from chomp.kernels.precision import Precision
 from chomp.mesh import MeshConfig, compiler_options, create_mesh, place_batch, prepare_cpu_steps
-from chomp.tracking import names
+from chomp.tracking import metrics
 from experiments.grug.base import train as dense_train
 from experiments.grug.moe import model as moe_model
 from experiments.grug.moe import train as moe_train
@@ -91,7 +91,7 @@ def measured_steps(name: str, *, rounds: int, steps: int) -> tuple[list[Figure],
             dense.take(3)
             sparse.take(WARMUP_STEPS)
         load = float(sparse.metrics["train/router/load_max"])
-        loss = float(sparse.metrics[names.TRAIN_LOSS])
+        loss = float(sparse.metrics[metrics.TRAIN_LOSS])
         note(f"experts: load of the busiest {load:.3f}, loss {loss:.3f}")
         seconds = in_turn(rounds, partial(dense.take, steps), partial(sparse.take, steps))
     dense_s, sparse_s = (total / steps for total in seconds)

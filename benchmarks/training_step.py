@@ -33,7 +33,7 @@ from chomp.mesh import (
     prepare_cpu_steps,
 )
 from chomp.optim import GrugOptimizerConfig
-from chomp.tracking import names
+from chomp.tracking.metrics import TRAIN_LOSS
 from experiments.grug.base import model
 from experiments.grug.base.model import GrugModelConfig, Transformer
 from experiments.grug.base.train import _make_train_step, initial_state
@@ -104,7 +104,7 @@ class Stepper:
         for _ in range(steps):
             self._state, metrics = self._ways[way](self._state)
         jax.block_until_ready((self._state, metrics))
-        self.loss = float(metrics[names.TRAIN_LOSS])
+        self.loss = float(metrics[TRAIN_LOSS])
 
 
 @contextmanager

@@ -123,6 +123,15 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     return LoadFileScheduling(config, log)
 
 
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Print what passed tests have noted with `record_property("note", text)`."""
+    reports = terminalreporter.getreports("passed")
+    for note in [
+        text for report in reports for key, text in report.user_properties if key == "note"
+    ]:
+        terminalreporter.write_line(f"NOTE {note}")
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The files of this folder first: they train whole runs, and the last would be waited for."""
     items.sort(key=lambda item: len(item.path.parts))

@@ -24,7 +24,7 @@ from chomp.kernels.precision import Precision
 from chomp.mesh import MeshConfig, abstract_arrays, create_mesh
 from chomp.optim import GrugOptimizerConfig
 from chomp.optim.groups import grouped_weights
-from chomp.tracking import names
+from chomp.tracking.metrics import TRAIN_LOSS
 from tests.grug_contracts import Checks, Template
 
 ROWS, TOKENS = 8, 16
@@ -233,10 +233,10 @@ def _lowered(template: Template, devices: int) -> Iterator[str]:
         traced = step.trace(jax.tree.map(lambda leaf: _on(mesh, leaf.shape, leaf), state), batch)
         text = traced.lower(lowering_platforms=("cpu",)).as_text()
     after, metrics = traced.out_info
-    loss = metrics.get(names.TRAIN_LOSS)
+    loss = metrics.get(TRAIN_LOSS)
     facts = {
         f"a program for {devices} devices": f"num_partitions = {devices}" in text,
-        f"{names.TRAIN_LOSS} of shape ()": loss is not None and loss.shape == (),
+        f"{TRAIN_LOSS} of shape ()": loss is not None and loss.shape == (),
         "a step counter of shape ()": after.step.shape == (),
         "no averaged weights": after.ema_params is None,
         "a state of the shape it had": jax.tree.structure(after) == jax.tree.structure(state),

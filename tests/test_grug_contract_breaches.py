@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from chomp.tracking import names
+from chomp.tracking import metrics
 from chomp.variants.folders import Variant, variant_folders
 from tests import grug_contracts as contracts
 from tests import grug_run_contracts as run_contracts
@@ -112,7 +112,7 @@ BREACHES = {
     ),
     "a model without default sizes": Breach(
         contracts.has_the_promised_names,
-        ("model.py", "num_layers: int = 1", "num_layers: int"),
+        ("model.py", "num_layers: int = setting(default=6, ", "num_layers: int = setting("),
         ("model.py: GrugModelConfig", "missing a required argument: 'num_layers'"),
     ),
     "a state without an average": Breach(
@@ -176,7 +176,7 @@ BREACHES = {
     ),
     "a loss under another name": Breach(
         traced.lowers_on_abstract_meshes,
-        ("train.py", "{names.TRAIN_LOSS: loss, ", '{"the_loss": loss, '),
+        ("train.py", "{TRAIN_LOSS: loss, ", '{"the_loss": loss, '),
         ("train.py: the step on 4 devices does not give train/loss of shape ()",),
     ),
     "an average that nobody asked for": Breach(
@@ -298,14 +298,14 @@ Rows = list[dict[str, Any]]
 
 def record(folder: Path, *, attempt: int = 1, is_averaged: bool = True) -> tuple[Path, Rows]:
     """The record of a run that keeps every contract, which no run has made."""
-    promised = {key: 1.0 for key in run_contracts.PROMISED if key != names.COMPILE_TIME}
+    promised = {key: 1.0 for key in run_contracts.PROMISED if key != metrics.COMPILE_TIME}
     rows = [
         {
             **promised,
             "step": step,
             "attempt": attempt,
-            names.TRAIN_LOSS: 6.0 - 0.1 * step,
-            names.COMPILE_TIME: 3.0 if step == 0 else 0.0,
+            metrics.TRAIN_LOSS: 6.0 - 0.1 * step,
+            metrics.COMPILE_TIME: 3.0 if step == 0 else 0.0,
         }
         for step in range(STEPS)
     ]
@@ -351,7 +351,7 @@ def say(step: int, **changes: Any) -> Callable[[Rows], None]:
 
 def flat(rows: Rows) -> None:
     for row in rows[:STEPS]:
-        row[names.TRAIN_LOSS] = 6.0
+        row[metrics.TRAIN_LOSS] = 6.0
 
 
 RECORDED = {
@@ -387,11 +387,6 @@ RECORDED = {
         say(-1, throughput__flops_per_token_analytic=None),
         "the summary has no throughput/flops_per_token_analytic",
     ),
-    "a metric that no table has": (
-        run_contracts.logs_what_it_promises,
-        say(3, my__own=1.0),
-        "my/own logged without a name in the table",
-    ),
 }
 
 
@@ -409,18 +404,26 @@ def test_a_record_that_breaks_a_contract_is_told_by_its_run(
     assert words in violation
 
 
+def test_a_metric_of_ones_own_breaks_no_contract_and_is_listed(tmp_path: Path):
+    folder, rows = record(tmp_path / "odd")
+    say(3, my__own=1.0, eval__my__own__loss=1.0)(rows)
+    written(folder, rows)
+    assert run_contracts.logs_what_it_promises(folder) == []
+    assert run_contracts.not_described(folder) == ["my/own"]
+
+
 def test_a_resumed_run_that_differs_is_told_from_the_first_step_on(tmp_path: Path):
     straight, _ = record(tmp_path / "a")
     resumed, rows = record(tmp_path / "b", attempt=2)
     for step in range(12, STEPS):
-        rows[step][names.GRAD_NORM] = 2.0
+        rows[step][metrics.GRAD_NORM] = 2.0
     metadata = resumed / f"checkpoints/step-{STEPS}/metadata.json"
     metadata.write_text(json.dumps({"receipt": {"params/w": "ff", "ema_params/w": "bb"}}))
     logged, saved = run_contracts.resumes_bit_for_bit(straight, written(resumed, rows))
     assert "b: step 12: grad/norm/total is 2.0, in the unbroken run 1.0" in logged
     assert f"step {STEPS} differs in 1 leaves, as params/w" in saved
     # What only the speed of the machine decides may differ.
-    rows[3][names.DURATION] = 99.0
+    rows[3][metrics.DURATION] = 99.0
     assert len(run_contracts.resumes_bit_for_bit(straight, written(resumed, rows))) == 2
 
 

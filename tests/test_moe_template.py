@@ -18,7 +18,7 @@ from chomp.kernels.attention import AttentionMask
 from chomp.kernels.precision import Precision
 from chomp.mesh import MeshConfig, create_mesh, place_batch
 from chomp.optim import GrugOptimizerConfig, MuonConfig, group_table
-from chomp.tracking import names
+from chomp.tracking.metrics import TRAIN_LOSS
 from experiments.grug.moe.model import Experts, GrugModelConfig, Transformer
 from experiments.grug.moe.train import _make_train_step, initial_state, losses_of
 
@@ -125,7 +125,7 @@ def test_micro_batches_give_what_one_batch_gives() -> None:
     wanted, wanted_rows = reference()
     # Counts add up exactly. Only what the routers add to the loss is a mean by micro-batch.
     assert worst(state.params, wanted.params) < 2e-3
-    for name in ("train/router/load_max", "train/router/entropy", names.TRAIN_LOSS):
+    for name in ("train/router/load_max", "train/router/entropy", TRAIN_LOSS):
         assert rows[0][name] == pytest.approx(wanted_rows[0][name], rel=1e-4)
     assert rows[0]["train/router/load_max"] == wanted_rows[0]["train/router/load_max"]
 

@@ -24,7 +24,7 @@ from chomp.hooks import TRAINED_TOKENS
 from chomp.kernels.precision import Precision
 from chomp.mesh import abstract_arrays, place_batch
 from chomp.optim import GrugOptimizerConfig
-from chomp.tracking import names
+from chomp.tracking.metrics import TRAIN_LOSS
 from chomp.variants.folders import variant_folders
 from tests import tiny
 
@@ -181,7 +181,7 @@ def test_a_step_of_every_template_is_compiled_and_run_on_a_gpu(
         state, losses = jax.jit(fresh)(), []
         for _ in range(3):
             state, metrics = step(state, batch)
-            losses.append(float(metrics[names.TRAIN_LOSS]))
+            losses.append(float(metrics[TRAIN_LOSS]))
     assert np.isfinite(losses).all()
     assert losses[-1] < losses[0]
     assert step._cache_size() == 1

@@ -12,7 +12,8 @@ import pytest
 from chomp.checkpoint.layout import read_step_folder, write_metadata
 from chomp.data import TokenStore
 from chomp.tokenize import save_tokenizer, train_bpe
-from chomp.tracking import JsonlTracker, latest_rows, names, read_metrics
+from chomp.tracking import JsonlTracker, latest_rows, read_metrics
+from chomp.tracking.metrics import WANDB_RUN_ID
 from tests.cli.conftest import Chomp, Told
 from tests.tracking.wandb_files import offline_runs
 
@@ -105,7 +106,7 @@ def test_while_a_run_trains_its_record_has_the_row_and_wandb_is_left_to_the_run(
     chomp: Chomp, trained: Path, caplog: pytest.LogCaptureFixture
 ):
     run = JsonlTracker(trained / "metrics.jsonl", attempt=2)
-    run.log_summary({names.WANDB_RUN_ID: "tiny-0"})
+    run.log_summary({WANDB_RUN_ID: "tiny-0"})
     wandb = ["-o", "logging.wandb.enabled=true", "-o", "logging.wandb.mode=offline"]
     evaluated(chomp, "run", "--weights", "params", *wandb)
     run.log({"train/loss": 1.0}, step=12)
@@ -122,7 +123,7 @@ def test_at_wandb_the_row_comes_after_those_of_the_run(
 ):
     monkeypatch.setenv("WANDB_DIR", str(trained))
     run = JsonlTracker(trained / "metrics.jsonl", attempt=1)
-    run.log_summary({names.WANDB_RUN_ID: "tiny-0"})
+    run.log_summary({WANDB_RUN_ID: "tiny-0"})
     run.finish()
     before = [row for row in rows(trained) if "kind" not in row]
     wandb = ["-o", "logging.wandb.enabled=true", "-o", "logging.wandb.mode=offline"]

@@ -8,11 +8,11 @@ import pytest
 
 from chomp.data import BatchSchedule, LmDataConfig, Mixture, TrainDataset, TrainLoader
 from chomp.hooks import LoopClock, Throughput
-from chomp.tracking import names
+from chomp.tracking import metrics
 
 SEQ_LEN, FLOPS_PER_TOKEN, DEVICES = 8, 1e6, 4
 BATCHES = BatchSchedule(((0, 2), (3, 6)))
-PHASES = (names.LOADING_TIME, names.HOOK_TIME, names.CHECKPOINT_TIME, names.COMPILE_TIME)
+PHASES = (metrics.LOADING_TIME, metrics.HOOK_TIME, metrics.CHECKPOINT_TIME, metrics.COMPILE_TIME)
 
 
 class NoTokens(TrainDataset):
@@ -45,15 +45,15 @@ def test_mfu_is_in_percent_of_the_peak_of_all_devices_for_the_dtype_in_use(
 ):
     told = throughput(one_device_mesh, "NVIDIA H200", compute_dtype=dtype, parameter_count=7)
     summary = told.summary()
-    assert summary[names.DEVICE_KIND] == "NVIDIA H200"
-    assert summary[names.THEORETICAL_FLOPS_PER_DEVICE] == peak
-    assert summary[names.THEORETICAL_FLOPS] == peak * DEVICES
-    assert summary[names.PARAMETER_COUNT] == 7
+    assert summary[metrics.DEVICE_KIND] == "NVIDIA H200"
+    assert summary[metrics.THEORETICAL_FLOPS_PER_DEVICE] == peak
+    assert summary[metrics.THEORETICAL_FLOPS] == peak * DEVICES
+    assert summary[metrics.PARAMETER_COUNT] == 7
     row = told.metrics(0, 10)
-    flops = row[names.GFLOPS_PER_SECOND] * 1e9
-    assert row[names.MFU] == pytest.approx(100 * flops / (peak * DEVICES))
+    flops = row[metrics.GFLOPS_PER_SECOND] * 1e9
+    assert row[metrics.MFU] == pytest.approx(100 * flops / (peak * DEVICES))
     assert flops == pytest.approx(
-        3 * FLOPS_PER_TOKEN * SEQ_LEN * row[names.EXAMPLES_PER_SECOND], rel=1e-9
+        3 * FLOPS_PER_TOKEN * SEQ_LEN * row[metrics.EXAMPLES_PER_SECOND], rel=1e-9
     )
 
 
@@ -64,9 +64,9 @@ def test_a_measured_ceiling_has_its_own_mfu(one_device_mesh):
         compute_dtype="bfloat16",
         measured_flops_per_device=989.5e12 / 2,
     )
-    assert told.summary()[names.MEASURED_FLOPS_PER_DEVICE] == 989.5e12 / 2
+    assert told.summary()[metrics.MEASURED_FLOPS_PER_DEVICE] == 989.5e12 / 2
     row = told.metrics(0, 10)
-    assert row[names.MFU_OF_MEASURED] == pytest.approx(2 * row[names.MFU])
+    assert row[metrics.MFU_OF_MEASURED] == pytest.approx(2 * row[metrics.MFU])
 
 
 @pytest.mark.parametrize(
@@ -85,8 +85,8 @@ def test_without_a_known_peak_the_log_says_why_and_nothing_is_made_up(
         found = told.summary() | told.metrics(0, 1) | told.metrics(1, 1) | told.closing_summary()
     assert [reason in record.message for record in caplog.records] == [True]
     assert not any("mfu" in key or "theoretical" in key for key in found)
-    assert found[names.DEVICE_KIND] == (kind or "cpu")
-    assert found[names.GFLOPS_PER_SECOND] > 0
+    assert found[metrics.DEVICE_KIND] == (kind or "cpu")
+    assert found[metrics.GFLOPS_PER_SECOND] > 0
 
 
 def test_tokens_per_wall_second_count_all_the_time_there_was(one_device_mesh):
@@ -98,25 +98,25 @@ def test_tokens_per_wall_second_count_all_the_time_there_was(one_device_mesh):
         with clock.phase("compile"):
             sum(range(20_000))
         row = told.metrics(step, 10)
-        wall = row[names.DURATION] * steps + sum(row[name] for name in PHASES)
-        assert row[names.TOKENS_PER_SECOND_WALL] * wall == pytest.approx(
+        wall = row[metrics.DURATION] * steps + sum(row[name] for name in PHASES)
+        assert row[metrics.TOKENS_PER_SECOND_WALL] * wall == pytest.approx(
             examples * SEQ_LEN, rel=1e-6
         )
-        assert row[names.TOKENS_PER_SECOND] > row[names.TOKENS_PER_SECOND_WALL]
+        assert row[metrics.TOKENS_PER_SECOND] > row[metrics.TOKENS_PER_SECOND_WALL]
 
 
 @pytest.mark.parametrize("rows", [1, 20, 600])
 def test_the_closing_percentiles_are_of_the_last_500_rows(one_device_mesh, rows):
     told = throughput(one_device_mesh, "NVIDIA L4", compute_dtype="bfloat16")
     assert told.closing_summary() == {}
-    seen = [told.metrics(step, 1)[names.MFU] for step in range(rows)][-500:]
+    seen = [told.metrics(step, 1)[metrics.MFU] for step in range(rows)][-500:]
     closing = told.closing_summary()
     low, middle, high = np.percentile(seen, (10, 50, 90))
     assert closing == pytest.approx(
         {
-            names.P10_MFU: low,
-            names.P50_MFU: middle,
-            names.P90_MFU: high,
-            names.MEAN_MFU: np.mean(seen),
+            metrics.P10_MFU: low,
+            metrics.P50_MFU: middle,
+            metrics.P90_MFU: high,
+            metrics.MEAN_MFU: np.mean(seen),
         }
     )

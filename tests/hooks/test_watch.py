@@ -22,8 +22,9 @@ from chomp.hooks.watch import (
     watch_metrics,
     watched_row,
 )
-from chomp.tracking import JsonlTracker, names, read_metrics
+from chomp.tracking import JsonlTracker, read_metrics
 from chomp.tracking.histogram import histograms_of
+from chomp.tracking.metrics import metric_of
 
 ALL = ("grads", "params", "updates", "opt_state")
 # Momentum, and a counter that is no number to watch.
@@ -197,7 +198,7 @@ def test_a_watched_row_can_be_recorded_and_read_back_under_known_names(tmp_path)
     tracker.finish()
     (read,) = read_metrics(tmp_path / "metrics.jsonl")
     assert {key: read[key] for key in row} == row
-    assert all(names.metric_of(key) is not None for key in row)
+    assert all(metric_of(key) is not None for key in row)
     assert sum(json.loads(read["params/hist/w"])) == 16
 
 

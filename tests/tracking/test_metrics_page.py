@@ -16,7 +16,7 @@ def test_the_page_is_made_from_the_names() -> None:
 
 def test_every_name_and_short_key_is_on_the_page_in_a_section_of_its_own() -> None:
     page = metrics_page()
-    for metric in METRICS:
-        assert page.count(f"| `{metric.name}` |") == 1
+    for metric in METRICS.values():
+        assert page.count(f"| `{metric.key}` |") == 1
         assert metric.short is None or f"`{metric.short}`" in page
     assert "## Other" not in page

@@ -41,7 +41,8 @@ from chomp.kernels.precision import Precision
 from chomp.mesh import MeshConfig, create_mesh, prepare_devices, require_fits_mesh
 from chomp.optim import GrugOptimizerConfig
 from chomp.tokenize import Tokenizer
-from chomp.tracking import Tracker, names
+from chomp.tracking import Tracker
+from chomp.tracking.metrics import GRAD_NORM, TRAIN_LOSS
 from experiments.grug.array_stacked.model import GrugModelConfig, Transformer
 
 # Axes: A micro-batches of a step, B rows of a micro-batch, T tokens of a row.
@@ -221,7 +222,7 @@ def _make_train_step(
             (params, opt_state, ema_params),
             (state.params, state.opt_state, state.ema_params),
         )
-        metrics = {names.TRAIN_LOSS: loss, names.GRAD_NORM: norm, hooks.TRAINED_TOKENS: weight}
+        metrics = {TRAIN_LOSS: loss, GRAD_NORM: norm, hooks.TRAINED_TOKENS: weight}
         metrics |= hooks.watch_metrics(
             watch, state.step, grads=gradient, params=params, updates=updates, opt_state=opt_state
         )

@@ -39,7 +39,8 @@ from chomp.kernels.precision import Precision
 from chomp.mesh import MeshConfig, create_mesh, prepare_devices, require_fits_mesh
 from chomp.optim import GrugOptimizerConfig
 from chomp.tokenize import Tokenizer
-from chomp.tracking import Tracker, names
+from chomp.tracking import Tracker
+from chomp.tracking.metrics import GRAD_NORM, TRAIN_LOSS
 from experiments.grug.moe.model import GrugModelConfig, Transformer
 
 # Axes: A micro-batches of a step, B rows of a micro-batch, T tokens of a row.
@@ -228,7 +229,7 @@ def _make_train_step(
             (params, opt_state, ema_params),
             (state.params, state.opt_state, state.ema_params),
         )
-        metrics = {names.TRAIN_LOSS: loss, names.GRAD_NORM: norm, hooks.TRAINED_TOKENS: weight}
+        metrics = {TRAIN_LOSS: loss, GRAD_NORM: norm, hooks.TRAINED_TOKENS: weight}
         metrics |= router_metrics(routing)
         metrics |= hooks.watch_metrics(
             watch, state.step, grads=gradient, params=params, updates=updates, opt_state=opt_state
@@ -245,7 +246,7 @@ def router_metrics(routing: moe.RouterSums) -> dict[str, Float[Array, ""]]:
     for name, by_layer in moe.router_metrics(routing).items():
         found[f"train/router/{name}"] = jnp.mean(by_layer)
         for index in range(by_layer.shape[0]):
-            found[names.name_from(names.ROUTER_LAYER, str(index), name)] = by_layer[index]
+            found[f"train/router/layer_{index}/{name}"] = by_layer[index]
     return found
 
 

@@ -39,7 +39,7 @@ from chomp.storage import (
     read_json,
     write_json_atomic,
 )
-from chomp.tracking import Row, latest_rows, names, read_metrics, summary_of
+from chomp.tracking import Row, latest_rows, metrics, read_metrics, summary_of
 from chomp.variants.git_history import head_commit, uncommitted
 from experiments.grug.base import launch as base
 from experiments.grug.base.model import GrugModelConfig
@@ -228,8 +228,8 @@ def result_of(config: SpeedrunConfig) -> dict[str, Any]:
         "training_seconds": training_seconds(rows, completed),
         "wall_seconds": wall_seconds(rows, end),
         "attempts": end["attempt"],
-        "parameters": summary[names.PARAMETER_COUNT],
-        "device": summary[names.DEVICE_KIND],
+        "parameters": summary[metrics.PARAMETER_COUNT],
+        "device": summary[metrics.DEVICE_KIND],
         "seed": trainer.seed,
         "commit": config.entry.commit,
         "held_out_hashes": hooks.derived_values(config)["data"]["held_out_hashes"],
@@ -244,9 +244,9 @@ def training_seconds(rows: Sequence[Row], completed: int) -> float:
     """
     seconds, before = 0.0, 0
     for row in latest_rows(rows):
-        if names.DURATION in row and before < completed:
+        if metrics.DURATION in row and before < completed:
             # The mean of the steps since the line before, which may go beyond the last counted.
-            seconds += row[names.DURATION] * (min(row["step"] + 1, completed) - before)
+            seconds += row[metrics.DURATION] * (min(row["step"] + 1, completed) - before)
             before = row["step"] + 1
     return seconds
 
@@ -261,7 +261,7 @@ def wall_seconds(rows: Sequence[Row], end: Row) -> float:
     for attempt in {row["attempt"] for row in rows if row["attempt"] <= end["attempt"]}:
         own = [row for row in rows if row["attempt"] == attempt]
         # Lines of a later `chomp eval` belong to the last attempt before it, and are no work of it.
-        worked = [row for row in own if names.TRAIN_LOSS in row or names.RUN_OUTCOME in row]
+        worked = [row for row in own if metrics.TRAIN_LOSS in row or metrics.RUN_OUTCOME in row]
         last = end if attempt == end["attempt"] else (worked or own[:1])[-1]
         seconds += last["time"] - own[0]["time"]
     return seconds

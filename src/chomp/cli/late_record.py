@@ -56,7 +56,7 @@ def _can_append(record: str) -> bool:
 
 def _sinks(run: OpenedRun, record: str, attempt: int) -> list[Tracker]:
     """TensorBoard where it is enabled, and W&B where the run is there and has ended."""
-    from chomp.tracking import names, open_sinks, read_metrics
+    from chomp.tracking import metrics, open_sinks, read_metrics
 
     rows = read_metrics(record)
     try:
@@ -76,17 +76,17 @@ def _sinks(run: OpenedRun, record: str, attempt: int) -> list[Tracker]:
     for sink in sinks:
         # W&B marks a run by how the last one who wrote to it says it ended.
         if outcome is not None:
-            sink.log_summary({names.RUN_OUTCOME: outcome})
+            sink.log_summary({metrics.RUN_OUTCOME: outcome})
     return sinks
 
 
 def _facts(run: OpenedRun, rows: list[Row], attempt: int) -> RunFacts:
     from chomp.storage import exists, join, read_json
-    from chomp.tracking import RunFacts, names, summary_of, wants_wandb
+    from chomp.tracking import RunFacts, metrics, summary_of, wants_wandb
     from chomp.tracking.jsonl import is_step_row
     from chomp.tracking.run_files import RESOLVED_CONFIG
 
-    known = summary_of(rows).get(names.WANDB_RUN_ID)
+    known = summary_of(rows).get(metrics.WANDB_RUN_ID)
     # As the run wrote it: an override of this command is none of the run's settings.
     location = join(str(run.folder), RESOLVED_CONFIG)
     settings = read_json(location) if exists(location) else {}
@@ -103,7 +103,7 @@ def _facts(run: OpenedRun, rows: list[Row], attempt: int) -> RunFacts:
 
 def _outcome(rows: list[Row], attempt: int) -> str | None:
     """How the attempt ended, as it has said itself; None: it has not."""
-    from chomp.tracking import names
+    from chomp.tracking import metrics
 
-    said = [row.get(names.RUN_OUTCOME) for row in rows if row.get("attempt") == attempt]
+    said = [row.get(metrics.RUN_OUTCOME) for row in rows if row.get("attempt") == attempt]
     return next((outcome for outcome in reversed(said) if isinstance(outcome, str)), None)

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from chomp.cli.verify_forks import RunFacts, Started
-from chomp.tracking import names
+from chomp.tracking import metrics
 
 Kind = Literal["start", "step", "save"]
 # In this order, so that a single kill is one inside a save.
@@ -201,7 +201,7 @@ class _Watch:
         self._read += len(whole)
         for line in whole.splitlines():
             row = _row(line)
-            if names.TRAIN_LOSS in row:
+            if metrics.TRAIN_LOSS in row:
                 yield int(row["step"])
 
     def _unfinished(self) -> Iterator[tuple[int, int]]:

@@ -20,12 +20,12 @@ from typing import Any
 from chomp.cli.verify_forks import RunFacts
 from chomp.cli.verify_lives import Life, newest_checkpoint
 from chomp.storage import read_json
-from chomp.tracking import names, read_metrics
+from chomp.tracking import metrics, read_metrics
 
 _LOSS = re.compile(r".+/(?:\w+_)?loss")
 # Counted, not summed: the same on any number of devices.
-_EXACT = (names.TOKENS_SEEN,)
-_COMPARED = (names.GRAD_NORM, *_EXACT)
+_EXACT = (metrics.TOKENS_SEEN,)
+_COMPARED = (metrics.GRAD_NORM, *_EXACT)
 # A moved run crosses between numbers of devices several times, at other steps than the runs it is
 # measured by: a different sample of the same noise. A forgotten moment or batch is a thousandfold.
 MOVED_FACTOR = 10.0

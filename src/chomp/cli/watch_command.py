@@ -58,7 +58,7 @@ def watch_run(
     from chomp.launch.telling import tell_stop
     from chomp.report.watch.loops import watch
     from chomp.storage import is_folder, is_local
-    from chomp.tracking import names
+    from chomp.tracking.metrics import SHORT_KEYS, TRAIN_LOSS
     from chomp.tracking.run_files import is_run_folder, run_folders_in
 
     require(
@@ -74,8 +74,8 @@ def watch_run(
         allowed="the folder of one run",
         fix=f"name one of them, such as {others[-1]}" if others else "",
     )
-    long_names = {short: name for name, short in names.SHORT_KEYS.items()}
-    drawn = [long_names.get(name, name) for name in metrics] or [names.TRAIN_LOSS]
+    long_names = {short: name for name, short in SHORT_KEYS.items()}
+    drawn = [long_names.get(name, name) for name in metrics] or [TRAIN_LOSS]
     try:
         watch(run, metrics=drawn, every_s=every_s, is_once=is_once, last_steps=last_steps)
     except KeyboardInterrupt:

@@ -7,7 +7,7 @@ import tensorstore as ts
 
 from chomp.data import TrainLoader
 from chomp.errors import require
-from chomp.tracking import names
+from chomp.tracking import metrics
 
 _EVERY_VARIABLE = "LEVANTER_LOG_TENSORSTORE_METRICS_EVERY"
 
@@ -17,18 +17,18 @@ def data_metrics(loader: TrainLoader, step: int) -> dict[str, Any]:
     dataset, last = loader.dataset, loader.batches.examples_before(step + 1) - 1
     mixture = dataset.mixture
     row: dict[str, Any] = {
-        names.MIXTURE_STAGE: mixture.stage_at(last),
-        names.PACKING_MODE: dataset.config.packing_mode,
+        metrics.MIXTURE_STAGE: mixture.stage_at(last),
+        metrics.PACKING_MODE: dataset.config.packing_mode,
     }
     if (utilization := loader.utilization(step)) is not None:
-        row[names.PACKING_UTILIZATION] = utilization
+        row[metrics.PACKING_UTILIZATION] = utilization
     for name, weight in mixture.weights_at(last).items():
-        row[names.name_from(names.MIXTURE_WEIGHT, name)] = weight
+        row[metrics.name_from(metrics.MIXTURE_WEIGHT, name)] = weight
     for name, count in zip(mixture.names, mixture.counts_before(last + 1), strict=True):
-        row[names.name_from(names.MIXTURE_EXAMPLES, name)] = count
-        row[names.name_from(names.MIXTURE_TOKENS, name)] = count * dataset.seq_len
+        row[metrics.name_from(metrics.MIXTURE_EXAMPLES, name)] = count
+        row[metrics.name_from(metrics.MIXTURE_TOKENS, name)] = count * dataset.seq_len
     for name, epochs in dataset.epochs(last + 1).items():
-        row[names.name_from(names.MIXTURE_EPOCH, name)] = epochs
+        row[metrics.name_from(metrics.MIXTURE_EPOCH, name)] = epochs
     return row
 
 
@@ -59,6 +59,6 @@ class TensorStoreCounters:
             name = metric["name"].removeprefix("/tensorstore/")
             for value in metric["values"]:
                 if isinstance(number := value.get("value", value.get("count")), int | float):
-                    key = names.name_from(names.TENSORSTORE, name)
+                    key = metrics.name_from(metrics.TENSORSTORE, name)
                     found[key] = found.get(key, 0.0) + number
         return found

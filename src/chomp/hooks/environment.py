@@ -10,7 +10,7 @@ import jax
 
 import chomp
 from chomp.errors import ConfigError
-from chomp.tracking import names
+from chomp.tracking import metrics
 from chomp.variants.checkout import checkout_root
 from chomp.variants.git_history import described_head
 
@@ -34,7 +34,7 @@ def environment_summary() -> dict[str, Any]:
     """The environment of an attempt as values of its record, with the commit it ran."""
     found = {**environment(), "commit": _commit()}
     return {
-        names.name_from(names.ENVIRONMENT, what): value
+        metrics.name_from(metrics.ENVIRONMENT, what): value
         for what, value in found.items()
         if value is not None
     }

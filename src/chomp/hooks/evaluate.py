@@ -16,7 +16,7 @@ from chomp.tokenize import Tokenizer, bytes_per_token
 from chomp.tracking import METRICS, Tracker, with_short_keys
 
 # What evaluation under such a prefix would write over.
-_OTHER_METRICS = {metric.name.split("/")[0] for metric in METRICS} - {"eval"}
+_OTHER_METRICS = {key.split("/")[0] for key in METRICS} - {"eval"}
 
 EvalCallback = Callable[[Mapping[str, Any], int], dict[str, float]]
 

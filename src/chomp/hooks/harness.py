@@ -31,8 +31,9 @@ from chomp.kernels.precision import Precision
 from chomp.mesh import all_or_none, is_first
 from chomp.storage import join, make_folder, write_json_atomic
 from chomp.tokenize import Tokenizer
-from chomp.tracking import Tracker, names
+from chomp.tracking import Tracker
 from chomp.tracking.lines import strict_json
+from chomp.tracking.metrics import LM_EVAL_TOTAL_TIME
 from chomp.tracking.run_files import ARTIFACTS
 
 # What services are told of the file of results.
@@ -175,7 +176,7 @@ def log_results(
     completed_steps: int,
 ) -> None:
     """Log the results at the last completed step, and their file where they have one."""
-    metrics = {**results.metrics(), names.LM_EVAL_TOTAL_TIME: seconds}
+    metrics = {**results.metrics(), LM_EVAL_TOTAL_TIME: seconds}
     tracker.log(metrics, step=completed_steps - 1)
     if path is not None:
         tracker.log_artifact(path, name=results_name(completed_steps), kind=ARTIFACT_KIND)

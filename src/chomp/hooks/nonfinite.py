@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from chomp.errors import NonFiniteError
-from chomp.tracking import names
+from chomp.tracking import metrics
 
 # raise: the run ends with an error. skip: it goes on with the next batch. stop: it saves the last
 # good state, then ends with the error.
@@ -22,7 +22,7 @@ NonFinitePolicy = Literal["raise", "skip", "stop"]
 
 # A spike passes in a few steps; after so many in a row the weights are what is wrong.
 MAX_SKIPS_IN_A_ROW = 50
-_JUDGED = (names.TRAIN_LOSS, names.GRAD_NORM)
+_JUDGED = (metrics.TRAIN_LOSS, metrics.GRAD_NORM)
 
 log = logging.getLogger(__name__)
 

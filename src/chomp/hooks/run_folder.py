@@ -55,7 +55,7 @@ from chomp.tracking import (
     last_attempt,
     latest_rows,
     logged_to,
-    names,
+    metrics,
     new_wandb_id,
     open_sinks,
     read_metrics,
@@ -204,7 +204,7 @@ class RunFolder:
         finally:
             # Where the record cannot be written, it is that which ended the run.
             with suppress(StorageError):
-                tracker.log_summary({names.RUN_OUTCOME: outcome})
+                tracker.log_summary({metrics.RUN_OUTCOME: outcome})
             tracker.finish()
             if outcome == FINISHED:
                 _write_page(self.path)
@@ -216,10 +216,11 @@ class RunFolder:
         wandb_id, rows_before = None, 0
         if wants_wandb(config.wandb):
             path = join(self.path, config.metrics_file)
-            known, rows_before = recorded_summary(path).get(names.WANDB_RUN_ID), recorded_rows(path)
+            known = recorded_summary(path).get(metrics.WANDB_RUN_ID)
+            rows_before = recorded_rows(path)
             wandb_id = known or new_wandb_id(name)
             if known is None:  # in the record, so that the next attempt continues the same
-                record.log_summary({names.WANDB_RUN_ID: wandb_id})
+                record.log_summary({metrics.WANDB_RUN_ID: wandb_id})
         run = RunFacts(
             folder=self.path,
             name=name,
@@ -331,7 +332,7 @@ def _facts(path: str, steps: list[Row], summary: Row) -> Table:
         table.add_row("train loss", _number(last["train/loss"]))
         table.add_row("steps", f"{int(last['step']) + 1:,}")
         table.add_row("tokens trained on", f"{int(last['tokens_seen']):,}")
-    speed = summary.get(names.RUN_TOKENS_PER_SEC)
+    speed = summary.get(metrics.RUN_TOKENS_PER_SEC)
     if speed is not None:
         table.add_row(
             "tokens/s",

@@ -17,7 +17,7 @@ from chomp.kernels.self_check import KernelReport, attention_choice, check_kerne
 from chomp.mesh import batch_shards, bytes_per_device, memory_table, told_bytes
 from chomp.optim import GrugOptimizerConfig, group_table
 from chomp.storage.printable import PlainConsole
-from chomp.tracking import LoggingConfig, names
+from chomp.tracking import LoggingConfig, metrics
 
 log = logging.getLogger(__name__)
 
@@ -98,8 +98,8 @@ def start_report(
     log.info("how weights are updated\n%s", groups)
     told = [f"{told_bytes(on_all)} of state per device, {told_bytes(on_params)} of it parameters"]
     summary: dict[str, Any] = {
-        names.MEMORY_PARAMS_BYTES: on_params,
-        names.MEMORY_STATE_BYTES: on_all,
+        metrics.MEMORY_PARAMS_BYTES: on_params,
+        metrics.MEMORY_STATE_BYTES: on_all,
         **environment_summary(),
     }
     if steps:  # a run that is done has no batch to look at

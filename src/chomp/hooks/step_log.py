@@ -20,12 +20,27 @@ from chomp.hooks.nonfinite import NonFiniteGuard
 from chomp.hooks.throughput import Throughput
 from chomp.hooks.watch import WatchConfig, is_watched, watched_row
 from chomp.mesh.device_memory import peak_memory_gb
-from chomp.tracking import Tracker, names, with_short_keys
+from chomp.tracking import Tracker, with_short_keys
+from chomp.tracking.metrics import (
+    CHECKPOINT_BLOCKED_SECONDS,
+    CHECKPOINT_BYTES,
+    CHECKPOINT_SECONDS,
+    CHECKPOINT_STEP,
+    LEARNING_RATE,
+    PEAK_MEMORY_GB,
+    RUN_PROGRESS,
+    RUN_SECONDS,
+    RUN_TOKENS_PER_SEC,
+    RUN_TOKENS_PER_SECOND,
+    SKIPPED_STEPS,
+    TOKENS_SEEN,
+    TRAIN_LOSS,
+)
 
 # What a train step returns besides what is logged as it is: the weight its loss was divided by.
 TRAINED_TOKENS = "trained_tokens"
 # What is told of every step that is evaluated.
-_OF_A_STEP = (names.TRAIN_LOSS, names.LEARNING_RATE, names.TOKENS_SEEN)
+_OF_A_STEP = (TRAIN_LOSS, LEARNING_RATE, TOKENS_SEEN)
 
 
 @runtime_checkable
@@ -124,9 +139,9 @@ class StepLog:
         seconds = time.perf_counter() - self._started
         tokens = examples * self._loader.dataset.seq_len
         speed = {
-            names.RUN_SECONDS: seconds,
-            names.RUN_TOKENS_PER_SECOND: tokens / seconds,
-            names.RUN_TOKENS_PER_SEC: (self.tokens_seen - self._tokens_before) / seconds,
+            RUN_SECONDS: seconds,
+            RUN_TOKENS_PER_SECOND: tokens / seconds,
+            RUN_TOKENS_PER_SEC: (self.tokens_seen - self._tokens_before) / seconds,
         }
         self._tracker.log_summary(speed | self._throughput.closing_summary())
 
@@ -147,7 +162,7 @@ class StepLog:
             self._unlogged = {}
             self._log_row(step, values, {**watched, **hyperparameters})
             return
-        row = {**values, **hyperparameters, names.TOKENS_SEEN: self.tokens_seen}
+        row = {**values, **hyperparameters, TOKENS_SEEN: self.tokens_seen}
         self._unlogged = {name: row[name] for name in _OF_A_STEP if name in row}
         if watched:  # has a period of its own
             with self._clock.phase("hook"):
@@ -160,11 +175,11 @@ class StepLog:
         self._window_tokens = 0
         with self._clock.phase("hook"):
             row |= more
-            row[names.RUN_PROGRESS] = (step + 1) / self._steps.stop
-            row[names.TOKENS_SEEN] = self.tokens_seen
-            row[names.SKIPPED_STEPS] = self._guard.skipped_steps
+            row[RUN_PROGRESS] = (step + 1) / self._steps.stop
+            row[TOKENS_SEEN] = self.tokens_seen
+            row[SKIPPED_STEPS] = self._guard.skipped_steps
             if (peak := peak_memory_gb()) is not None:
-                row[names.PEAK_MEMORY_GB] = peak
+                row[PEAK_MEMORY_GB] = peak
             row |= data_metrics(self._loader, step) | self._counters.metrics(step)
             row |= _saves_row(self._saves())
             self._tracker.log(with_short_keys(row), step=step)
@@ -175,10 +190,10 @@ def _saves_row(reports: Iterable[SaveReport]) -> dict[str, float | int]:
     row: dict[str, float | int] = {}
     for report in reports:
         row = {
-            names.CHECKPOINT_STEP: report.step,
-            names.CHECKPOINT_BLOCKED_SECONDS: report.blocked_seconds,
-            names.CHECKPOINT_SECONDS: report.seconds,
-            names.CHECKPOINT_BYTES: report.num_bytes,
+            CHECKPOINT_STEP: report.step,
+            CHECKPOINT_BLOCKED_SECONDS: report.blocked_seconds,
+            CHECKPOINT_SECONDS: report.seconds,
+            CHECKPOINT_BYTES: report.num_bytes,
         }
     return row
 

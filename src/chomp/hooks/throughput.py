@@ -14,7 +14,35 @@ import numpy as np
 from chomp.data import TrainLoader
 from chomp.hooks.clock import LoopClock, Phase
 from chomp.hooks.device_peak import DevicePeak, device_peak
-from chomp.tracking import names
+from chomp.tracking.metrics import (
+    CHECKPOINT_TIME,
+    COMPILE_TIME,
+    DEVICE_KIND,
+    DURATION,
+    EXAMPLES_PER_SECOND,
+    FIRST_STEP_COMPILE_TIME_S,
+    FLOPS_PER_EXAMPLE,
+    FLOPS_PER_EXAMPLE_ANALYTIC,
+    FLOPS_PER_TOKEN_ANALYTIC,
+    GFLOPS_PER_SECOND,
+    HOOK_TIME,
+    LOADING_TIME,
+    MEAN_MFU,
+    MEASURED_FLOPS_PER_DEVICE,
+    MFU,
+    MFU_OF_MEASURED,
+    P10_MFU,
+    P50_MFU,
+    P90_MFU,
+    PARAMETER_COUNT,
+    THEORETICAL_FLOPS,
+    THEORETICAL_FLOPS_PER_DEVICE,
+    TOKENS_PER_SEC,
+    TOKENS_PER_SECOND,
+    TOKENS_PER_SECOND_WALL,
+    TOTAL_GFLOPS,
+    TOTAL_TOKENS,
+)
 
 # Rows that the closing percentiles look back on: enough that one slow row is no tenth of them,
 # few enough that they tell of the run as it ended.
@@ -55,19 +83,19 @@ class Throughput:
         self._parameter_count = parameter_count
         self._mfu: deque[float] = deque(maxlen=_ROLLING_ROWS)
         if self._peak.flops is None:
-            log.info("no %s and no throughput/theoretical_*: %s", names.MFU, self._peak.reason)
+            log.info("no %s and no throughput/theoretical_*: %s", MFU, self._peak.reason)
 
     def summary(self) -> dict[str, float | str]:
         """Constants of the run and its devices; those that are not known are left out."""
         known: dict[str, float | str | None] = {
-            names.FLOPS_PER_TOKEN_ANALYTIC: self._flops_per_example / (3 * self._seq_len),
-            names.FLOPS_PER_EXAMPLE_ANALYTIC: self._flops_per_example,
-            names.FLOPS_PER_EXAMPLE: self._flops_per_example,
-            names.DEVICE_KIND: self._device_kind,
-            names.THEORETICAL_FLOPS_PER_DEVICE: self._peak.flops,
-            names.THEORETICAL_FLOPS: self._of_all_devices(self._peak.flops),
-            names.MEASURED_FLOPS_PER_DEVICE: self._measured,
-            names.PARAMETER_COUNT: self._parameter_count,
+            FLOPS_PER_TOKEN_ANALYTIC: self._flops_per_example / (3 * self._seq_len),
+            FLOPS_PER_EXAMPLE_ANALYTIC: self._flops_per_example,
+            FLOPS_PER_EXAMPLE: self._flops_per_example,
+            DEVICE_KIND: self._device_kind,
+            THEORETICAL_FLOPS_PER_DEVICE: self._peak.flops,
+            THEORETICAL_FLOPS: self._of_all_devices(self._peak.flops),
+            MEASURED_FLOPS_PER_DEVICE: self._measured,
+            PARAMETER_COUNT: self._parameter_count,
         }
         return {name: value for name, value in known.items() if value is not None}
 
@@ -83,18 +111,18 @@ class Throughput:
         # Everything counts here, compiling too: what a researcher waits for.
         wall = max(sum(seconds.values()), 1e-9)
         metrics = {
-            names.DURATION: duration,
-            names.EXAMPLES_PER_SECOND: examples_per_second,
-            names.TOKENS_PER_SECOND: examples_per_second * self._seq_len,
-            names.TOKENS_PER_SECOND_WALL: examples * self._seq_len / wall,
-            names.TOTAL_TOKENS: float(total_examples * self._seq_len),
-            names.TOTAL_GFLOPS: total_examples * self._flops_per_example / 1e9,
-            names.TOKENS_PER_SEC: trained_tokens / duration / steps,
+            DURATION: duration,
+            EXAMPLES_PER_SECOND: examples_per_second,
+            TOKENS_PER_SECOND: examples_per_second * self._seq_len,
+            TOKENS_PER_SECOND_WALL: examples * self._seq_len / wall,
+            TOTAL_TOKENS: float(total_examples * self._seq_len),
+            TOTAL_GFLOPS: total_examples * self._flops_per_example / 1e9,
+            TOKENS_PER_SEC: trained_tokens / duration / steps,
             **self._flops_metrics(examples_per_second * self._flops_per_example),
             **_phase_metrics(seconds),
         }
         if self._is_first_row:
-            metrics[names.FIRST_STEP_COMPILE_TIME_S] = seconds["compile"]
+            metrics[FIRST_STEP_COMPILE_TIME_S] = seconds["compile"]
         self._is_first_row = False
         return metrics
 
@@ -105,24 +133,24 @@ class Throughput:
         rows = np.asarray(self._mfu)
         low, middle, high = (float(value) for value in np.percentile(rows, (10, 50, 90)))
         return {
-            names.P10_MFU: low,
-            names.P50_MFU: middle,
-            names.P90_MFU: high,
-            names.MEAN_MFU: float(rows.mean()),
+            P10_MFU: low,
+            P50_MFU: middle,
+            P90_MFU: high,
+            MEAN_MFU: float(rows.mean()),
         }
 
     def _flops_metrics(self, flops_per_second: float) -> dict[str, float]:
         """The model's operations per second, and in percent of each ceiling that is known."""
-        metrics = {names.GFLOPS_PER_SECOND: flops_per_second / 1e9}
+        metrics = {GFLOPS_PER_SECOND: flops_per_second / 1e9}
         for name, ceiling in (
-            (names.MFU, self._peak.flops),
-            (names.MFU_OF_MEASURED, self._measured),
+            (MFU, self._peak.flops),
+            (MFU_OF_MEASURED, self._measured),
         ):
             of_all = self._of_all_devices(ceiling)
             if of_all is not None:
                 metrics[name] = 100.0 * flops_per_second / of_all
-        if names.MFU in metrics:
-            self._mfu.append(metrics[names.MFU])
+        if MFU in metrics:
+            self._mfu.append(metrics[MFU])
         return metrics
 
     def _of_all_devices(self, per_device: float | None) -> float | None:
@@ -137,8 +165,8 @@ def _peak(device_kind: str, compute_dtype: str | None) -> DevicePeak:
 
 def _phase_metrics(seconds: Mapping[Phase, float]) -> dict[str, float]:
     return {
-        names.LOADING_TIME: seconds["loading"],
-        names.HOOK_TIME: seconds["hook"],
-        names.CHECKPOINT_TIME: seconds["checkpoint"],
-        names.COMPILE_TIME: seconds["compile"],
+        LOADING_TIME: seconds["loading"],
+        HOOK_TIME: seconds["hook"],
+        CHECKPOINT_TIME: seconds["checkpoint"],
+        COMPILE_TIME: seconds["compile"],
     }

@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Float
 
 from chomp.report.record import RunRecord, Series
-from chomp.tracking import names
+from chomp.tracking import metrics
 
 # Axes: N points of a curve.
 
@@ -100,12 +100,12 @@ def curve_of(record: RunRecord, metric: str, budget: Budget) -> Curve:
 def spent_by(record: RunRecord, budget: Budget) -> Series:
     """What had been spent after each logged step: tokens, FLOPs or seconds."""
     if budget == "tokens":
-        return _finite(record.series(names.TOTAL_TOKENS))
+        return _finite(record.series(metrics.TOTAL_TOKENS))
     if budget == "flops":
-        found = record.series(names.TOTAL_GFLOPS)
+        found = record.series(metrics.TOTAL_GFLOPS)
         return _finite(Series(found.steps, 1e9 * found.values, found.times))
-    each = _finite(record.series(names.DURATION))
-    waited = record.series(names.LOADING_TIME)
+    each = _finite(record.series(metrics.DURATION))
+    waited = record.series(metrics.LOADING_TIME)
     loading = dict(zip(waited.steps.tolist(), waited.values.tolist(), strict=True))
     # A row tells the time of one step, and all the waiting since the row before.
     steps_done = np.diff(each.steps, prepend=_step_before(record, each))

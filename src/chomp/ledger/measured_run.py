@@ -18,7 +18,7 @@ from chomp.executor.status import StepInfo, read_info
 from chomp.report.record import RunRecord, read_record
 from chomp.storage import exists, is_folder, join, list_folder, name_of, read_bytes, read_json
 from chomp.storage.reading import MAX_TEXT_BYTES
-from chomp.tracking import names
+from chomp.tracking import metrics
 from chomp.tracking.run_files import DERIVED, TEMPLATE
 from chomp.variants.last_run import variant_of
 
@@ -85,7 +85,7 @@ class MeasuredRun:
         """Versions, devices and commit, by its newest checkpoint and its record, which is newer."""
         found = self.checkpoint.get("environment")
         kept = found if isinstance(found, Mapping) else {}
-        start = names.name_from(names.ENVIRONMENT, "x").removesuffix("x")
+        start = metrics.name_from(metrics.ENVIRONMENT, "x").removesuffix("x")
         told = self.record.summary.items()
         return {**kept, **{key[len(start) :]: each for key, each in told if key.startswith(start)}}
 
@@ -98,7 +98,7 @@ class MeasuredRun:
     @property
     def device(self) -> str | None:
         """What its seconds are seconds of. Of CPUs the host tells more than the kind."""
-        kind = self.record.summary.get(names.DEVICE_KIND)
+        kind = self.record.summary.get(metrics.DEVICE_KIND)
         if not isinstance(kind, str):
             return None
         count = self.environment.get("devices")

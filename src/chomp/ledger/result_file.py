@@ -20,7 +20,7 @@ from chomp.ledger.shareable import shareable, side_name
 from chomp.ledger.statistics import PairedStatistics
 from chomp.ledger.verdict import Word
 from chomp.storage import json_text, make_folder, write_text_atomic
-from chomp.tracking import names
+from chomp.tracking import metrics
 
 RESULTS = "docs/reports/results"
 FORMAT = 1
@@ -141,7 +141,9 @@ def result_of(comparison: Comparison, around: Circumstances) -> Result:
         at=question.at,
         confidence=question.confidence,
         smallest_percent=question.smallest_percent,
-        device=", ".join(sorted({str(run.record.summary.get(names.DEVICE_KIND)) for run in runs})),
+        device=", ".join(
+            sorted({str(run.record.summary.get(metrics.DEVICE_KIND)) for run in runs})
+        ),
         versions=_versions([run.environment for run in runs]),
         seeds=tuple(
             SeedFacts(
@@ -203,8 +205,8 @@ def _side(side: Side, overrides: Sequence[str]) -> SideFacts:
         overrides=tuple(map(shareable, overrides)),
         settings_hash=run.settings_hash,
         template_hash=run.template_hash,
-        parameter_count=_number(summary.get(names.PARAMETER_COUNT), int),
-        flops_per_token=_number(summary.get(names.FLOPS_PER_TOKEN_ANALYTIC), float),
+        parameter_count=_number(summary.get(metrics.PARAMETER_COUNT), int),
+        flops_per_token=_number(summary.get(metrics.FLOPS_PER_TOKEN_ANALYTIC), float),
     )
 
 

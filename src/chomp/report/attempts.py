@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from chomp.report.columns import MAX_TIME_S, Columns, Logged
-from chomp.tracking import Row, names, summary_of
+from chomp.tracking import Row, metrics, summary_of
 
 # Axes: N rows.
 
@@ -37,7 +37,7 @@ def attempts_of(
     `log_every` is how many steps a row is taken to be of in an attempt that has only one.
     """
     rows = columns.logged("step")
-    saves = columns.logged(names.CHECKPOINT_STEP)
+    saves = columns.logged(metrics.CHECKPOINT_STEP)
     training = _training(columns)
     others = [
         (line, row)
@@ -51,7 +51,7 @@ def attempts_of(
         times = _times(own, said)
         trained = training.at((training.attempts == number) & np.isin(training.lines, own.lines))
         earlier = saves.values[saves.attempts < number]
-        outcome = summary_of(row for _, row in said).get(names.RUN_OUTCOME)
+        outcome = summary_of(row for _, row in said).get(metrics.RUN_OUTCOME)
         found.append(
             Attempt(
                 number,
@@ -72,7 +72,7 @@ def late_lines(columns: Columns) -> Int[np.ndarray, " N"]:
     nothing of training. (A result of the very last step cannot be told from the attempt's own.)
     """
     rows = columns.logged("step")
-    is_training = np.isin(rows.lines, columns.logged(names.DURATION).lines)
+    is_training = np.isin(rows.lines, columns.logged(metrics.DURATION).lines)
     is_late = np.zeros(rows.lines.size, bool)
     ends = dict(_ends(zip(columns.other_lines, columns.others, strict=True)))
     for number in np.unique(rows.attempts).tolist():
@@ -113,17 +113,17 @@ def _training(columns: Columns) -> Logged:
 
     A foreign record may have losses alone: then the seconds are unknown.
     """
-    rows = columns.logged(names.DURATION)
+    rows = columns.logged(metrics.DURATION)
     if rows.lines.size:
         return rows
-    losses = columns.logged(names.TRAIN_LOSS)
+    losses = columns.logged(metrics.TRAIN_LOSS)
     return replace(losses, values=np.full(losses.lines.size, np.nan))
 
 
 def _ends(lines: Iterable[tuple[int, Row]]) -> Iterator[tuple[int, int]]:
     """Each attempt's number, and the line in which it told its outcome."""
     for line, row in lines:
-        if row.get("kind") == "summary" and names.RUN_OUTCOME in row:
+        if row.get("kind") == "summary" and metrics.RUN_OUTCOME in row:
             number = row.get("attempt")
             yield (number if isinstance(number, int) else 0), line
 

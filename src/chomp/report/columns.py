@@ -19,7 +19,7 @@ from jaxtyping import Bool, Float, Int
 
 from chomp.tracking import Row
 from chomp.tracking.lines import MAX_STEP, row_of_line
-from chomp.tracking.names import SHORT_KEYS
+from chomp.tracking.metrics import SHORT_KEYS
 
 # Axes: N rows, M some of them, K columns.
 
@@ -29,8 +29,6 @@ _BLOCK_BYTES = 1 << 17
 
 # The year 10000, after which no calendar of a computer has a date.
 MAX_TIME_S = 253402300800.0
-
-_SHORTENED = {name: short for name, short in SHORT_KEYS.items() if short != name}
 
 _Layout = tuple[str, ...]
 _NUMBERS = {int, float}
@@ -222,7 +220,7 @@ def _block(rows: Sequence[Row], lines: Int[np.ndarray, " N"]) -> Block:
 
 def _numeric_names(row: Row) -> _Layout:
     """The names of numbers in a row, each once: a short key says what its long name says."""
-    twice = {short for name, short in _SHORTENED.items() if name in row}
+    twice = {short for name, short in SHORT_KEYS.items() if name in row}
     # The step and the attempt are among them, whatever they are.
     return tuple(
         name

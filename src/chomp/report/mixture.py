@@ -7,8 +7,8 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from chomp.report.record import RunRecord, Series
-from chomp.tracking import names
-from chomp.tracking.names import name_from
+from chomp.tracking import metrics
+from chomp.tracking.metrics import name_from
 from chomp.tracking.run_files import section_in
 
 # Axes: S stages.
@@ -22,9 +22,9 @@ def mixture(record: RunRecord) -> dict[str, Any] | None:
 
     At most `MAX_STAGES`, the first; `note` says in words how many more there were.
     """
-    start = name_from(names.MIXTURE_WEIGHT, "x").removesuffix("x")
+    start = name_from(metrics.MIXTURE_WEIGHT, "x").removesuffix("x")
     components = [name.removeprefix(start) for name in record.names if name.startswith(start)]
-    stages = record.series(names.MIXTURE_STAGE)
+    stages = record.series(metrics.MIXTURE_STAGE)
     if not components or not stages.steps.size:
         return None
     changes = np.append(0, np.flatnonzero(np.diff(stages.values)) + 1)
@@ -83,7 +83,7 @@ def _epochs(
     A stage may begin between two rows. What was read there is shared by the stages as their steps
     times their weights are: an epoch is as many examples in one as in the other.
     """
-    series = record.series(name_from(names.MIXTURE_EPOCH, name))
+    series = record.series(name_from(metrics.MIXTURE_EPOCH, name))
     is_there = np.isfinite(series.values)
     if not is_there.any():
         return np.full(firsts.size, np.nan)

@@ -8,7 +8,7 @@ from typing import Any
 import chomp
 from chomp.report.page import PAYLOAD_VERSION
 from chomp.report.run_facts import COLUMNS
-from chomp.tracking import metric_of, names
+from chomp.tracking import metric_of, metrics
 from chomp.tracking.run_files import AVERAGED
 
 _OF_EVAL, _OF_EMA = "eval/", "eval/ema/"
@@ -94,7 +94,7 @@ def _content(key: str, value: str | None) -> str | None:
 
 def _unevaluated(runs: Sequence[Mapping[str, Any]]) -> list[str]:
     """Which runs have no evaluation to compare, where others have one, and why."""
-    without = [run for run in runs if run["numbers"].get(names.EVAL_LOSS) is None]
+    without = [run for run in runs if run["numbers"].get(metrics.EVAL_LOSS) is None]
     if len(without) == len(runs):
         return []
     never = [run["name"] for run in without if not run["eval_tags"]]
@@ -117,7 +117,7 @@ def _metrics(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         # Metrics of the averaged weights have the units of the others.
         plain = name.replace(_OF_EMA, _OF_EVAL, 1)
         metric = metric_of(plain)
-        meaning = "" if metric is None else metric.meaning
+        meaning = "" if metric is None else metric.description
         described[name] = {
             "unit": (metric and metric.unit) or None,
             "meaning": meaning if plain == name else f"{meaning}, of the averaged weights",

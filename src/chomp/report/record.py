@@ -30,7 +30,7 @@ from chomp.storage import (
 )
 from chomp.storage.reading import MAX_TEXT_BYTES
 from chomp.tracking import Row, summary_of
-from chomp.tracking.names import SHORT_KEYS
+from chomp.tracking.metrics import SHORT_KEYS
 from chomp.tracking.run_files import (
     METRICS_FILE,
     ORIGINAL_CONFIG,
@@ -83,7 +83,7 @@ class RunRecord:
         blocks = sorted(self.columns.blocks, key=lambda block: int(block.lines[0]))
         found = dict.fromkeys(name for block in blocks for name in block.names)
         # A short key stays where it stands alone: its value would be nowhere else.
-        shortened = {short for name, short in SHORT_KEYS.items() if name in found and short != name}
+        shortened = {short for name, short in SHORT_KEYS.items() if name in found}
         return tuple(name for name in found if name not in shortened and name not in _LINE_KEYS)
 
     @cached_property

@@ -10,8 +10,8 @@ import numpy as np
 
 from chomp.report.record import RunRecord
 from chomp.report.timeline import paused_seconds, told_seconds, trained_seconds
-from chomp.tracking import names
-from chomp.tracking.names import name_from
+from chomp.tracking import metrics
+from chomp.tracking.metrics import name_from
 from chomp.tracking.run_files import (
     AVERAGED,
     DERIVED,
@@ -25,20 +25,20 @@ _LAST_ROWS = 50
 
 # The columns of the table of runs: key, label, and which way is good.
 COLUMNS: tuple[tuple[str, str, str | None], ...] = (
-    (names.EVAL_LOSS, "eval loss", "lower"),
-    (names.EVAL_BPB, "eval bits/byte", "lower"),
-    (names.TRAIN_LOSS, "train loss (median)", "lower"),
+    (metrics.EVAL_LOSS, "eval loss", "lower"),
+    (metrics.EVAL_BPB, "eval bits/byte", "lower"),
+    (metrics.TRAIN_LOSS, "train loss (median)", "lower"),
     ("steps", "steps", None),
     ("tokens", "tokens processed", None),
-    (names.TOKENS_SEEN, "tokens trained on", None),
+    (metrics.TOKENS_SEEN, "tokens trained on", None),
     ("flops", "FLOPs", None),
     ("seconds", "time trained [s]", None),
-    (names.TOKENS_PER_SECOND, "positions/s", "higher"),
-    (names.MFU, "MFU [%]", "higher"),
-    (names.MFU_OF_MEASURED, "MFU of measured [%]", "higher"),
-    (names.PEAK_MEMORY_GB, "peak memory [GB]", "lower"),
-    (names.PARAMETER_COUNT, "parameters", None),
-    (names.SKIPPED_STEPS, "skipped steps", "lower"),
+    (metrics.TOKENS_PER_SECOND, "positions/s", "higher"),
+    (metrics.MFU, "MFU [%]", "higher"),
+    (metrics.MFU_OF_MEASURED, "MFU of measured [%]", "higher"),
+    (metrics.PEAK_MEMORY_GB, "peak memory [GB]", "lower"),
+    (metrics.PARAMETER_COUNT, "parameters", None),
+    (metrics.SKIPPED_STEPS, "skipped steps", "lower"),
 )
 
 
@@ -49,20 +49,20 @@ def numbers(record: RunRecord) -> dict[str, float | None]:
     """
     prefix = _evaluated(record)
     found = {
-        names.EVAL_LOSS: _last(record, f"{prefix}/loss"),
-        names.EVAL_BPB: _last(record, f"{prefix}/bpb"),
-        names.TRAIN_LOSS: _settled(record, names.TRAIN_LOSS),
+        metrics.EVAL_LOSS: _last(record, f"{prefix}/loss"),
+        metrics.EVAL_BPB: _last(record, f"{prefix}/bpb"),
+        metrics.TRAIN_LOSS: _settled(record, metrics.TRAIN_LOSS),
         "steps": _num_steps(record),
-        "tokens": _last(record, names.TOTAL_TOKENS),
-        names.TOKENS_SEEN: _last(record, names.TOKENS_SEEN),
-        "flops": _times(_last(record, names.TOTAL_GFLOPS), 1e9),
+        "tokens": _last(record, metrics.TOTAL_TOKENS),
+        metrics.TOKENS_SEEN: _last(record, metrics.TOKENS_SEEN),
+        "flops": _times(_last(record, metrics.TOTAL_GFLOPS), 1e9),
         "seconds": trained_seconds(record) or None,
-        names.TOKENS_PER_SECOND: _settled(record, names.TOKENS_PER_SECOND),
-        names.MFU: _settled(record, names.MFU),
-        names.MFU_OF_MEASURED: _settled(record, names.MFU_OF_MEASURED),
-        names.PEAK_MEMORY_GB: _last(record, names.PEAK_MEMORY_GB),
-        names.PARAMETER_COUNT: _number(record.summary.get(names.PARAMETER_COUNT)),
-        names.SKIPPED_STEPS: _last(record, names.SKIPPED_STEPS),
+        metrics.TOKENS_PER_SECOND: _settled(record, metrics.TOKENS_PER_SECOND),
+        metrics.MFU: _settled(record, metrics.MFU),
+        metrics.MFU_OF_MEASURED: _settled(record, metrics.MFU_OF_MEASURED),
+        metrics.PEAK_MEMORY_GB: _last(record, metrics.PEAK_MEMORY_GB),
+        metrics.PARAMETER_COUNT: _number(record.summary.get(metrics.PARAMETER_COUNT)),
+        metrics.SKIPPED_STEPS: _last(record, metrics.SKIPPED_STEPS),
     }
     # JSON has no infinity, which a product of two large numbers is.
     return {
@@ -77,12 +77,12 @@ def facts(
     """Short facts for the head of a page, `cells` among them; what is not known is left out."""
     found: list[tuple[str, str | None]] = [
         ("template", template),
-        ("parameters", _count(cells[names.PARAMETER_COUNT])),
+        ("parameters", _count(cells[metrics.PARAMETER_COUNT])),
         ("steps", _progress(record, cells["steps"])),
         # All that went through the model, and those of them that a loss was asked of.
         ("tokens processed", _count(cells["tokens"])),
-        ("tokens trained on", _count(cells[names.TOKENS_SEEN])),
-        ("device", _text(record.summary.get(names.DEVICE_KIND))),
+        ("tokens trained on", _count(cells[metrics.TOKENS_SEEN])),
+        ("device", _text(record.summary.get(metrics.DEVICE_KIND))),
         ("started", _started(record)),
         ("evaluated", AVERAGED if is_of_averaged(_evaluated(record)) else None),
         ("time trained", _time(cells["seconds"])),
@@ -96,7 +96,7 @@ def facts(
 
 def environment(record: RunRecord) -> list[tuple[str, str]]:
     """Software and hardware that the last attempt ran with, and the kernels it chose."""
-    start = name_from(names.ENVIRONMENT, "x").removesuffix("x")
+    start = name_from(metrics.ENVIRONMENT, "x").removesuffix("x")
     found = [
         (name.removeprefix(start), str(value))
         for name, value in record.summary.items()
@@ -121,10 +121,10 @@ def config_leaves(config: Mapping[str, Any] | None) -> dict[str, str]:
 
 def ceiling(record: RunRecord) -> dict[str, float | None]:
     """FLOPs per second that all devices could reach: by their makers, and as a product measured."""
-    whole = _number(record.summary.get(names.THEORETICAL_FLOPS))
-    each = _number(record.summary.get(names.THEORETICAL_FLOPS_PER_DEVICE))
-    measured = _number(record.summary.get(names.MEASURED_FLOPS_PER_DEVICE))
-    told = _number(record.summary.get(name_from(names.ENVIRONMENT, "devices")))
+    whole = _number(record.summary.get(metrics.THEORETICAL_FLOPS))
+    each = _number(record.summary.get(metrics.THEORETICAL_FLOPS_PER_DEVICE))
+    measured = _number(record.summary.get(metrics.MEASURED_FLOPS_PER_DEVICE))
+    told = _number(record.summary.get(name_from(metrics.ENVIRONMENT, "devices")))
     devices = whole / each if whole and each else told
     return {
         "theoretical_flops": whole,

@@ -22,7 +22,7 @@ from chomp.report.run_texts import samples, template_part
 from chomp.report.spikes import spikes
 from chomp.report.timeline import axes, counted, resumes, waterfall
 from chomp.storage import exists, is_local
-from chomp.tracking import names, without_secrets
+from chomp.tracking import metrics, without_secrets
 from chomp.tracking.run_files import eval_prefix_in, section_in
 from chomp.tracking.run_paths import is_relative, path_above
 
@@ -32,11 +32,11 @@ PAGE_POINTS = 220_000
 # More than this no chart can show: it is three to a pixel of a wide window.
 MAX_POINTS = 4000
 MIN_POINTS = 100
-_WEIGHTS = {names.TRAIN_LOSS: 4.0, names.GRAD_NORM: 2.0, names.LEARNING_RATE: 2.0}
+_WEIGHTS = {metrics.TRAIN_LOSS: 4.0, metrics.GRAD_NORM: 2.0, metrics.LEARNING_RATE: 2.0}
 # What a schedule or a counter made is of straight pieces: the corners and a few rows in between are
 # all there is to see of it, as of what never changes. What was measured may look so for a while,
 # but each of its rows is news.
-_DRAWN_BY_CORNERS = (names.LEARNING_RATE, names.TOTAL_TOKENS, names.TOTAL_GFLOPS, "mixture/")
+_DRAWN_BY_CORNERS = (metrics.LEARNING_RATE, metrics.TOTAL_TOKENS, metrics.TOTAL_GFLOPS, "mixture/")
 _MAX_CORNERS = 40
 _MAX_NAMED = 5  # metrics, in one sentence
 
@@ -55,7 +55,7 @@ def run_payload(record: RunRecord, *, points: int = PAGE_POINTS) -> dict[str, An
     Without `id` and `profile`, which the page as a whole gives it.
     """
     all_series = {name: record.series(name) for name in record.names}
-    losses = all_series.get(names.TRAIN_LOSS, record.series(names.TRAIN_LOSS))
+    losses = all_series.get(metrics.TRAIN_LOSS, record.series(metrics.TRAIN_LOSS))
     template = template_part(record.folder)
     cells = run_facts.numbers(record)
     where = _where_command(record)

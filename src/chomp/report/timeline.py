@@ -11,7 +11,7 @@ from chomp.report.attempts import Attempt
 from chomp.report.columns import Logged
 from chomp.report.packed import LARGEST, packed_steps, packed_values
 from chomp.report.record import RunRecord, Series
-from chomp.tracking import names
+from chomp.tracking import metrics
 from chomp.tracking.run_files import FINISHED, PIECE_FINISHED, eval_prefix_in
 
 # Axes: N rows, M of them that are kept.
@@ -20,12 +20,12 @@ from chomp.tracking.run_files import FINISHED, PIECE_FINISHED, eval_prefix_in
 # time a pause shorter than a 300th of the run is smeared over that.
 _KNOTS = 300
 # Any of them is on every row that a loop logs; a foreign record may have only the loss.
-_ROWS = (names.DURATION, names.TRAIN_LOSS)
+_ROWS = (metrics.DURATION, metrics.TRAIN_LOSS)
 _PHASES = {
-    "loading": names.LOADING_TIME,
-    "hooks": names.HOOK_TIME,
-    "checkpoint": names.CHECKPOINT_TIME,
-    "compile": names.COMPILE_TIME,
+    "loading": metrics.LOADING_TIME,
+    "hooks": metrics.HOOK_TIME,
+    "checkpoint": metrics.CHECKPOINT_TIME,
+    "compile": metrics.COMPILE_TIME,
 }
 _AFTER = "after the last row"
 
@@ -42,8 +42,8 @@ def axes(record: RunRecord) -> dict[str, Any]:
     reached = np.append(steps, last[last > steps[-1:]]) if steps.size else steps
     return {
         "step": packed_steps(reached),
-        "tokens": _on_axis(record.series(names.TOTAL_TOKENS), reached, 1.0),
-        "flops": _on_axis(record.series(names.TOTAL_GFLOPS), reached, 1e9),
+        "tokens": _on_axis(record.series(metrics.TOTAL_TOKENS), reached, 1.0),
+        "flops": _on_axis(record.series(metrics.TOTAL_GFLOPS), reached, 1e9),
         "seconds": _on_axis(Series(steps, seconds[knots], seconds[knots]), reached, 1.0),
     }
 
@@ -108,7 +108,9 @@ def _rows_in_time(record: RunRecord) -> tuple[Logged, Float[np.ndarray, " N"]]:
     Every row counts from the line before it in its attempt, the first from the attempt's beginning,
     before it compiles. So neither pauses between attempts nor steps that were done again count.
     """
-    name = next((name for name in (*_ROWS, *record.names) if name in record.names), names.DURATION)
+    name = next(
+        (name for name in (*_ROWS, *record.names) if name in record.names), metrics.DURATION
+    )
     rows, every = record.newest(name), record.logged(name)
     seconds = np.zeros(rows.steps.size)
     for attempt in record.attempts:
@@ -144,7 +146,7 @@ def _on_axis(series: Series, steps: Int[np.ndarray, " M"], unit: float) -> str |
 
 def _eval_times(record: RunRecord) -> tuple[str, ...]:
     prefix = eval_prefix_in(record.config)
-    return f"{prefix}/total_time", f"{prefix}/ema/total_time", names.LM_EVAL_TOTAL_TIME
+    return f"{prefix}/total_time", f"{prefix}/ema/total_time", metrics.LM_EVAL_TOTAL_TIME
 
 
 def _told(record: RunRecord, name: str) -> Logged:
@@ -173,7 +175,7 @@ def _sum(rows: Logged) -> float:
 
 def _step_seconds(record: RunRecord) -> float:
     """Seconds per step times the steps of each row."""
-    rows = _told(record, names.DURATION)
+    rows = _told(record, metrics.DURATION)
     counts = np.zeros(rows.steps.size)
     for attempt in record.attempts:
         if attempt.first_step is not None:
@@ -185,7 +187,7 @@ def _step_seconds(record: RunRecord) -> float:
 
 def _seconds_after(record: RunRecord, evals: Sequence[Logged]) -> float:
     """Seconds from the last row of training of each attempt to its last line, without `evals`."""
-    training = record.in_time(names.DURATION)
+    training = record.in_time(metrics.DURATION)
     seconds = 0.0
     for attempt in record.attempts:
         ends = training.times[training.attempts == attempt.number]

@@ -2,7 +2,7 @@
 
 `metrics.jsonl` is the record and is always written first; the console and remote services are sinks
 that may fail without hurting the run. Values are flat and plain; nothing here imports JAX. The
-metric names are in `chomp.tracking.names`.
+metric names are in `chomp.tracking.metrics`.
 """
 
 from chomp.storage.secrets import redacted, without_secrets
@@ -21,7 +21,7 @@ from chomp.tracking.jsonl import (
 )
 from chomp.tracking.lines import Row
 from chomp.tracking.log_file import logged_to
-from chomp.tracking.names import METRICS, Metric, metric_of, name_from, with_short_keys
+from chomp.tracking.metrics import METRICS, Metric, metric_of, name_from, with_short_keys
 from chomp.tracking.noop import NoopTracker
 from chomp.tracking.protocol import MetricValue, PlainValue, Tracker, flat_metrics
 from chomp.tracking.replay import replay, replay_rows

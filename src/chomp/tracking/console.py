@@ -19,8 +19,16 @@ from rich.text import Text
 from chomp.storage import read_text
 from chomp.storage.printable import PlainConsole, printable
 from chomp.storage.reading import MAX_TEXT_BYTES
-from chomp.tracking import names
 from chomp.tracking.bar import TrainingBar
+from chomp.tracking.metrics import (
+    DURATION,
+    GRAD_NORM,
+    LEARNING_RATE,
+    PACKING_UTILIZATION,
+    PEAK_MEMORY_GB,
+    TOKENS_PER_SEC,
+    TRAIN_LOSS,
+)
 from chomp.tracking.pace import Pace
 from chomp.tracking.protocol import MetricValue
 from chomp.tracking.run_files import AVERAGED, held_out_prefix, is_of_averaged
@@ -100,22 +108,22 @@ class ConsoleTracker:
 
     def _texts(self, metrics: Mapping[str, MetricValue]) -> dict[str, str]:
         """What the row has to show, by label, in the order of the line."""
-        loss = _number(metrics, names.TRAIN_LOSS, "loss")
-        step_time = _number(metrics, names.DURATION)
+        loss = _number(metrics, TRAIN_LOSS, "loss")
+        step_time = _number(metrics, DURATION)
         if step_time is None and loss is not None:  # an evaluation has no step time of its own
             step_time = self._pace.seconds_per_step
         prefix = held_out_prefix(self._eval_prefix, metrics)
         weights = f" ({AVERAGED})" if is_of_averaged(prefix) else ""
         numbers = {
             "loss": (loss, "{:.4f}"),
-            "grad norm": (_number(metrics, names.GRAD_NORM, "grad_norm"), "{:.3g}"),
-            "lr": (_number(metrics, names.LEARNING_RATE, "lr"), "{:.2e}"),
+            "grad norm": (_number(metrics, GRAD_NORM, "grad_norm"), "{:.3g}"),
+            "lr": (_number(metrics, LEARNING_RATE, "lr"), "{:.2e}"),
             "time": (step_time, "{:.3f} s"),
-            "tokens/s": (_number(metrics, names.TOKENS_PER_SEC), ""),
+            "tokens/s": (_number(metrics, TOKENS_PER_SEC), ""),
             f"eval loss{weights}": (_number(metrics, f"{prefix}/loss", "eval_loss"), "{:.4f}"),
             f"eval bpb{weights}": (_number(metrics, f"{prefix}/bpb"), "{:.4f}"),
-            "packing": (_number(metrics, names.PACKING_UTILIZATION), "{:.1%}"),
-            "memory": (_number(metrics, names.PEAK_MEMORY_GB), "{:.1f} GB"),
+            "packing": (_number(metrics, PACKING_UTILIZATION), "{:.1%}"),
+            "memory": (_number(metrics, PEAK_MEMORY_GB), "{:.1f} GB"),
         }
         texts = {
             label: form.format(number) if form else compact(number)

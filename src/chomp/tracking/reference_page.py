@@ -1,13 +1,13 @@
-"""The page docs/references/metrics.md, made from the table of names.
+"""The page docs/references/metrics.md, made from the known metrics.
 
 uv run python -m chomp.tracking.reference_page > docs/references/metrics.md
 """
 
-from chomp.tracking.names import METRICS, Metric
+from chomp.tracking.metrics import METRICS, Metric
 
 _INTRODUCTION = """# Metrics
 
-Made from `chomp.tracking.names` by `python -m chomp.tracking.reference_page`; do not edit by hand.
+Made by `python -m chomp.tracking.reference_page` from `chomp.tracking.metrics`; do not edit.
 
 The record of a run is `metrics.jsonl` in its folder (`logging.metrics_file`): strict JSON, one flat
 object a line. It is written first; the console, W&B and TensorBoard show what it holds.
@@ -51,11 +51,13 @@ _SECTIONS = (
 def metrics_page() -> str:
     """The whole page, each metric in the first section that fits, the rest under `Other`."""
     sections: dict[str, list[Metric]] = {title: [] for title, _ in _SECTIONS}
-    for metric in METRICS:
-        sections.setdefault(_section_of(metric.name), []).append(metric)
+    for metric in METRICS.values():
+        sections.setdefault(_section_of(metric.key), []).append(metric)
     parts = [_INTRODUCTION]
     for title, metrics in sections.items():
-        lines = [f"| `{m.name}` | {_short(m)} | {m.unit or '-'} | {m.meaning} |" for m in metrics]
+        lines = [
+            f"| `{m.key}` | {_short(m)} | {m.unit or '-'} | {m.description} |" for m in metrics
+        ]
         head = ["| name | short key | unit | meaning |", "|---|---|---|---|"]
         parts.append("\n".join([f"## {title}", "", *head, *lines, ""]))
     return "\n".join(parts)
@@ -69,7 +71,7 @@ def _section_of(name: str) -> str:
 
 
 def _short(metric: Metric) -> str:
-    return f"`{metric.short}`" if metric.short not in (None, metric.name) else "-"
+    return f"`{metric.short}`" if metric.short else "-"
 
 
 if __name__ == "__main__":

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from chomp.errors import LaunchError, message
-from chomp.tracking import names
 from chomp.tracking.histogram import histograms_of
+from chomp.tracking.metrics import GLOBAL_STEP, RUN_OUTCOME
 from chomp.tracking.protocol import MetricValue, flat_metrics
 from chomp.tracking.run_files import FINISHED, PIECE_FINISHED
 
@@ -70,8 +70,8 @@ class WandbSink:
             allow_val_change=True,  # a resumed run may have other cosmetic settings
             settings=settings,
         )
-        self._run.define_metric(names.GLOBAL_STEP, hidden=True)
-        self._run.define_metric("*", step_metric=names.GLOBAL_STEP)
+        self._run.define_metric(GLOBAL_STEP, hidden=True)
+        self._run.define_metric("*", step_metric=GLOBAL_STEP)
 
     @property
     def url(self) -> str | None:
@@ -83,7 +83,7 @@ class WandbSink:
         import wandb  # noqa: PLC0415
 
         plain = flat_metrics(metrics)
-        row: dict[str, Any] = {"attempt": self._attempt, **plain, names.GLOBAL_STEP: step}
+        row: dict[str, Any] = {"attempt": self._attempt, **plain, GLOBAL_STEP: step}
         for name, found in histograms_of(plain).items():
             bins: Any = (found.counts, found.edges)  # lists do as well as the arrays it declares
             row[name] = wandb.Histogram(np_histogram=bins)
@@ -94,7 +94,7 @@ class WandbSink:
     def log_summary(self, metrics: Mapping[str, MetricValue]) -> None:
         """Set values of the run's summary."""
         values = flat_metrics(metrics)
-        self._outcome = values.get(names.RUN_OUTCOME, self._outcome)
+        self._outcome = values.get(RUN_OUTCOME, self._outcome)
         self._run.summary.update(values)
 
     def log_artifact(self, path: str | PathLike[str], *, name: str, kind: str) -> None:

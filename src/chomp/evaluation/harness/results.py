@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from chomp.evaluation.requests import Cuts
-from chomp.tracking.names import (
+from chomp.tracking.metrics import (
     LM_EVAL_MACRO_AVERAGE,
     LM_EVAL_METRIC,
     LM_EVAL_MICRO_AVERAGE,

@@ -18,21 +18,21 @@ from chomp.report.watch.text_canvas import STYLES, Signs
 from chomp.report.watch.text_chart import Points, chart_lines, is_smoothed, spark
 from chomp.report.watch.watched_run import WatchedRun, number_in
 from chomp.storage.printable import printable
-from chomp.tracking import Row, names
+from chomp.tracking import Row, metrics
 from chomp.tracking.console import clock, compact
 from chomp.tracking.run_files import FINISHED, STOPS, held_out_prefix
 
 # Label, metric, and how its value is written; `compact` where there is no form.
 SPARKS = (
-    ("grad norm", names.GRAD_NORM, "{:.3g}"),
-    ("learning rate", names.LEARNING_RATE, "{:.2e}"),
-    ("tokens/s", names.TOKENS_PER_SEC, ""),
-    ("MFU", names.MFU, "{:.1f} %"),
+    ("grad norm", metrics.GRAD_NORM, "{:.3g}"),
+    ("learning rate", metrics.LEARNING_RATE, "{:.2e}"),
+    ("tokens/s", metrics.TOKENS_PER_SEC, ""),
+    ("MFU", metrics.MFU, "{:.1f} %"),
 )
 # The same without a curve: these stay or grow.
 _NUMBERS = (
-    ("memory", names.PEAK_MEMORY_GB, "{:.1f} GB"),
-    ("tokens trained on", names.TOKENS_SEEN, ""),
+    ("memory", metrics.PEAK_MEMORY_GB, "{:.1f} GB"),
+    ("tokens trained on", metrics.TOKENS_SEEN, ""),
 )
 _LABEL_COLUMNS, _VALUE_COLUMNS = 18, 10
 _TAG_COLUMNS = 24
@@ -107,7 +107,7 @@ def chart_part(run: WatchedRun, name: str, page: Page, *, width: int, height: in
     curve, points, legend = Points(steps, values), None, []
     if is_smoothed(curve):
         legend += [Text("raw", STYLES["raw"]), Text("smoothed", STYLES["smooth"])]
-    if name == names.TRAIN_LOSS:
+    if name == metrics.TRAIN_LOSS:
         points = Points(*run.eval_loss.since(page.first_step))
     if points is not None and len(points.steps):
         legend += [Text(f"{page.signs.point} {run.eval_prefix}", STYLES["points"])]
@@ -234,12 +234,12 @@ def one_line(run: WatchedRun, page: Page) -> str:
     """The newest numbers on one line, for where nothing can be drawn."""
     total = run.total_steps
     parts = [f"step {run.completed_steps or 0}" + ("" if total is None else f"/{total}")]
-    loss = number_in(run.latest, names.TRAIN_LOSS)
+    loss = number_in(run.latest, metrics.TRAIN_LOSS)
     prefix = held_out_prefix(run.eval_prefix, set().union(*run.evaluations))
     evaluated = _newest(run.evaluations, f"{prefix}/loss")
     parts += [] if loss is None else [f"loss {loss:.4f}"]
     parts += [] if evaluated is None else [f"{prefix} loss {evaluated:.4f}"]
-    speed = number_in(run.latest, names.TOKENS_PER_SEC)
+    speed = number_in(run.latest, metrics.TOKENS_PER_SEC)
     parts += [] if speed is None else [f"{compact(speed)} tokens/s"]
     parts += [f"ETA {clock(run.seconds_left(page.now_s))}"] if run.outcome is None else []
     return " | ".join(

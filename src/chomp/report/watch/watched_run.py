@@ -17,7 +17,7 @@ from chomp.report.watch.followed_file import FollowedFile
 from chomp.report.watch.series import GrowingSeries
 from chomp.storage import join, name_of, read_text
 from chomp.storage.reading import MAX_TEXT_BYTES
-from chomp.tracking import Row, names, redacted
+from chomp.tracking import Row, metrics, redacted
 from chomp.tracking.lines import NONFINITE_SUFFIX
 from chomp.tracking.pace import Pace
 from chomp.tracking.run_files import (
@@ -184,7 +184,7 @@ class WatchedRun:
             told.append(f"{self.record_name}: {lines} {are} left out")
         if self._file.torn_bytes and (self.is_killed or self.is_quiet(now_s)):
             told.append(f"{self.record_name} ends within a line, as a killed run leaves it")
-        skipped = number_in(self.latest, names.SKIPPED_STEPS)
+        skipped = number_in(self.latest, metrics.SKIPPED_STEPS)
         if skipped is not None and skipped > 0:
             told.append(f"steps that were not finite and left out: {skipped:.0f}")
         return told + self._config_problems
@@ -201,7 +201,7 @@ class WatchedRun:
         elif number >= self.attempt:
             self.latest.update(row)
         if kind == "summary" and number == self.attempt:
-            outcome = row.get(names.RUN_OUTCOME)
+            outcome = row.get(metrics.RUN_OUTCOME)
             self.outcome = outcome if isinstance(outcome, str) else self.outcome
         if kind is None and step is not None:
             self._take_step(row, step, number)
@@ -210,15 +210,15 @@ class WatchedRun:
         """Whether a line is a result that came afterwards, and no sign of life."""
         if self.outcome is not None or step is None:
             return self.outcome is not None
-        return step + 1 < (self.completed_steps or 0) and names.DURATION not in row
+        return step + 1 < (self.completed_steps or 0) and metrics.DURATION not in row
 
     def _take_step(self, row: Row, step: int, attempt: int) -> None:
-        if names.DURATION in row or names.TRAIN_LOSS in row:
+        if metrics.DURATION in row or metrics.TRAIN_LOSS in row:
             self._take_training(step, attempt)
         is_older = attempt < self.attempt
         if is_older and self._first_step is not None and step >= self._first_step:
             return  # of a process that was forgotten: the run went another way
-        if (save := _count_in(row, names.CHECKPOINT_STEP)) is not None:
+        if (save := _count_in(row, metrics.CHECKPOINT_STEP)) is not None:
             self._own_saves.append(save)
         for name, series in self.series.items():
             value = number_in(row, name)
@@ -254,7 +254,7 @@ class WatchedRun:
             self._step_s = written_s
             self._pace.observe(step + 1, written_s)
         self.completed_steps = step + 1
-        progress = number_in(row, names.RUN_PROGRESS)
+        progress = number_in(row, metrics.RUN_PROGRESS)
         if progress is not None and _LEAST_PROGRESS <= progress <= 1:
             self._total_steps = round((step + 1) / progress)
 
