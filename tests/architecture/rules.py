@@ -24,6 +24,7 @@ LAYERS = {
     "errors": -1,
     "step_options": -1,
     "config": 0,
+    "screen": 0,
     "storage": 1,
     "mesh": 1,
     "tokenize": 2,
@@ -45,6 +46,7 @@ LAYERS = {
 NO_JAX_ROOMS = (
     "errors",
     "step_options",
+    "screen",
     "config",
     "storage",
     "tracking",

@@ -8,6 +8,7 @@ from functools import partial
 from chomp.cli import compare_arguments as given
 from chomp.cli.config_arguments import Action, Prefix
 from chomp.errors import require
+from chomp.screen import outliving_the_screen
 
 # The mark is typer's: it leaves the lines of the paragraph after it as they are.
 EXAMPLES = """\b
@@ -73,7 +74,8 @@ def compare(
             is_forced=force,
         ),
     )
-    return partial(compared, asked)
+    action = partial(compared, asked)
+    return action if seeds is None or plan else outliving_the_screen()(action)
 
 
 def _require_seeds(seeds: int | None, running: dict[str, object]) -> None:

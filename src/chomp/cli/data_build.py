@@ -14,6 +14,7 @@ from chomp.cli.run_data import RunData, data_of_steps, run_data
 from chomp.cli.stores import require_built, store_places, store_table
 from chomp.cli.terminal import print_table
 from chomp.errors import ConfigError, message
+from chomp.screen import outliving_the_screen
 
 if TYPE_CHECKING:  # for annotations alone
     from chomp.executor import ExecutorStep, PlannedStep
@@ -34,9 +35,10 @@ def build_data(given: GivenConfig, only: Sequence[str]) -> int:
         run = data_of_steps(given, steps)
         _require_components(run, only)
         planned = _data_steps(steps, given.outputs, only)
-        tell_differences(planned)
-        if code := run_planned(planned, prefix=given.outputs):
-            return code
+        with outliving_the_screen():
+            tell_differences(planned)
+            if code := run_planned(planned, prefix=given.outputs):
+                return code
     places = store_places(run.data)
     print_table(store_table(item for item in places if not only or item.component in only))
     return 0

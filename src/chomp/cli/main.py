@@ -33,6 +33,7 @@ from chomp.cli.launch_command import launch_app
 from chomp.cli.metrics_commands import metrics_app
 from chomp.cli.variant_commands import variant_app
 from chomp.errors import ChompError, ConfigError, RunInterrupted, message
+from chomp.screen import NO_READER_EXIT_CODE, checked_screen, is_reader_gone
 
 app = typer.Typer(
     add_completion=False,
@@ -92,15 +93,17 @@ def main() -> None:
 
 def exit_code(arguments: Sequence[str]) -> int:
     """Do what the arguments say, and tell what goes wrong; the exit code."""
+    with checked_screen():
+        return _exit_code(arguments)
+
+
+def _exit_code(arguments: Sequence[str]) -> int:
     try:
         action = _parsed(arguments)
         code = 0 if action is None else _done(action)
         sys.stdout.flush()
         return code
     except (BrokenPipeError, SystemExit) as error:
-        from chomp.launch.main import NO_READER_EXIT_CODE
-        from chomp.launch.telling import is_reader_gone
-
         if not is_reader_gone(error):
             raise
         return NO_READER_EXIT_CODE

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -27,6 +27,7 @@ from chomp.cli.resume import (
 from chomp.cli.template_folder import LAUNCH_FILE
 from chomp.cli.terminal import say
 from chomp.errors import LaunchError, message, require
+from chomp.screen import outliving_the_screen
 
 if TYPE_CHECKING:  # for annotations alone
     from chomp.executor import ExecutorStep, PlannedStep
@@ -64,7 +65,7 @@ def train_run(given: GivenConfig, asked: TrainOptions) -> int:
     wish = resume_wish(asked.resume)
     _require_stoppable(asked)
     _require_trainable(given)
-    with _no_bytecode() if asked.is_dry_run else nullcontext():
+    with _no_bytecode() if asked.is_dry_run else outliving_the_screen():
         overrides = (*given.overrides, *allowed_overrides(asked.allow))
         launch = loaded_launch(replace(given, overrides=overrides))
         if asked.is_dry_run:

@@ -10,6 +10,7 @@ import typer
 
 from chomp.cli.config_arguments import Action, Prefix, Template, given_config
 from chomp.errors import require
+from chomp.screen import outliving_the_screen
 from chomp.step_options import Overrides
 
 # The mark is typer's: it leaves the lines of the paragraph after it as they are.
@@ -51,7 +52,8 @@ def verify_resume(
     from chomp.cli.verify_resume import Asked, verified_resume
 
     asked = Asked(steps=steps, kills=kills, seed=seed, devices=_counts(devices), keep=keep)
-    return partial(verified_resume, given_config(config, overrides, prefix, template), asked)
+    given = given_config(config, overrides, prefix, template)
+    return outliving_the_screen()(partial(verified_resume, given, asked))
 
 
 def _counts(text: str | None) -> tuple[int, ...]:

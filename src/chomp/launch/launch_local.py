@@ -24,6 +24,7 @@ from chomp.launch.stop_wish import StopWish
 from chomp.launch.telling import tell_stop
 from chomp.launch.tether import tethered
 from chomp.launch.visible_gpus import PLATFORMS, VISIBLE, is_on_cpu, visible_gpus
+from chomp.screen import outliving_the_screen
 
 _log = logging.getLogger(__name__)
 _printing = threading.Lock()
@@ -46,7 +47,11 @@ def launched_locally(
     _require_sensible(command, processes, devices_per_process, restarts)
     shares = _device_shares(processes, devices_per_process)
     words = _with_this_python(command)
-    with StopWish() as stop, tempfile.TemporaryDirectory(prefix="chomp-launch-") as folder:
+    with (
+        outliving_the_screen(),
+        StopWish() as stop,
+        tempfile.TemporaryDirectory(prefix="chomp-launch-") as folder,
+    ):
         told = {_TAKEN_FILE: str(Path(folder, "address-taken"))}
         end = run_gang(
             lambda index, given: _Command(words, index, {**given, **shares[index], **told}),

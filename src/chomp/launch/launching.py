@@ -10,7 +10,6 @@ from chomp.errors import ChompError, require
 from chomp.executor import PlannedStep, Runner, read_status, run_plan
 from chomp.launch.runners import ChosenRunner, chosen_name, runner_named
 from chomp.launch.telling import (
-    outliving_the_screen,
     refuse_differences,
     tell_differences,
     tell_done,
@@ -80,17 +79,15 @@ def launched(
                 dry_run(last.config, is_data_ready(planned))
             tell_nothing_run("a dry run" if options.is_dry_run else "the plan")
         return 0
-    # A run that has trained for days must not end because nobody reads what it prints.
-    with outliving_the_screen():
-        code = run_planned(
-            planned, prefix=options.prefix, on=options.on, max_concurrent=options.max_concurrent
-        )
-        if code or not is_spokesman():
-            return code
-        if last.action == "skip":
-            tell_done(last)
-        if report is not None:
-            report(last.path)
+    code = run_planned(
+        planned, prefix=options.prefix, on=options.on, max_concurrent=options.max_concurrent
+    )
+    if code or not is_spokesman():
+        return code
+    if last.action == "skip":
+        tell_done(last)
+    if report is not None:
+        report(last.path)
     return 0
 
 

@@ -20,15 +20,20 @@ from chomp.launch.launching import DryRun, Report, launched, require_dry_run
 from chomp.launch.restarts import require_restartable, restarted, this_command
 from chomp.launch.sweep import Point, Sweep, grid_of, points_in_file, sweep_of
 from chomp.launch.sweep_table import DEFAULT_METRIC, LOWEST, require_order, tell_sweep
-from chomp.launch.telling import is_reader_gone, tell_error, tell_stop, tell_warnings_only
+from chomp.launch.telling import tell_error, tell_stop, tell_warnings_only
 from chomp.launch.together import is_spokesman
+from chomp.screen import (
+    NO_READER_EXIT_CODE,
+    checked_screen,
+    is_reader_gone,
+    outliving_the_screen,
+)
 from chomp.storage import join
 
 L = TypeVar("L", bound=ConfigClass)
 
-# What a shell reports for a command ended by Ctrl-C, and for one whose reader has gone.
+# What a shell reports for a command ended by Ctrl-C.
 INTERRUPTED_EXIT_CODE = 130
-NO_READER_EXIT_CODE = 141
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,14 +65,23 @@ def executor_main(
     file = _LaunchFile(
         steps_of=steps_of, config=config, description=description, report=report, dry_run=dry_run
     )
-    sys.exit(_exit_code(file))
+    with checked_screen():
+        code = _exit_code(file)
+    sys.exit(code)
 
 
 def _exit_code(file: _LaunchFile[L]) -> int:
     tell_warnings_only()
     try:
         asked = parsed_command_line(file.description)
-        code = _launched(file, asked) if asked else 0
+        if asked is None:
+            code = 0
+        elif asked.options.is_plan or asked.options.is_dry_run:
+            code = _launched(file, asked)
+        else:
+            # A run that has trained for days must not end because nobody reads what it prints.
+            with outliving_the_screen():
+                code = _launched(file, asked)
         sys.stdout.flush()
         return code
     except (BrokenPipeError, SystemExit) as error:

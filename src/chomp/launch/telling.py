@@ -4,16 +4,12 @@ Results go to stdout, notes and errors to stderr. Nothing is wrapped: a path or 
 broken over two lines cannot be copied.
 """
 
-import io
 import logging
-import os
 import re
-import select
 import sys
 import traceback
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
-from typing import Any, TextIO, cast
+from collections.abc import Sequence
+from contextlib import suppress
 
 from rich.console import Console
 from rich.text import Text
@@ -29,71 +25,8 @@ from chomp.tracking.run_files import RESOLVED_CONFIG
 
 _console = PlainConsole(soft_wrap=True)
 _errors = PlainConsole(stderr=True, soft_wrap=True)
-_STDOUT = 1  # its file descriptor
 _ACTION_STYLES = {"run": "bold", "skip": "green", "wait": "yellow"}
 _VERBS = {"run": "continued", "skip": "reused", "wait": "waited for"}
-
-
-def is_reader_gone(error: BaseException) -> bool:
-    """Whether a command ends because nobody reads its output any more, as after `| head`.
-
-    What it has left to print then goes nowhere.
-    """
-    if isinstance(error, SystemExit):  # as rich does it
-        return isinstance(error.__context__, BrokenPipeError)
-    # A socket or another pipe may be what broke.
-    out = select.poll()
-    out.register(_STDOUT, 0)
-    if not out.poll(0):
-        return False
-    os.dup2(os.open(os.devnull, os.O_WRONLY), _STDOUT)
-    return True
-
-
-class _Screen:
-    """An output stream that never fails: what cannot be written any more goes nowhere."""
-
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")  # for a terminal that knows only ASCII
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
-
-    def write(self, text: str) -> int:
-        try:
-            return self._stream.write(text)
-        except OSError as error:
-            self._lose(error)
-            return len(text)
-
-    def flush(self) -> None:
-        try:
-            self._stream.flush()
-        except OSError as error:
-            self._lose(error)
-
-    def _lose(self, error: OSError) -> None:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
-        self._stream.flush()  # what could not be written is still in its buffer
-        logging.getLogger(__name__).warning(
-            "%s cannot be written any more (%s); the run goes on", self._stream.name, error
-        )
-
-
-@contextmanager
-def outliving_the_screen() -> Iterator[None]:
-    """Go on where stdout or stderr fails: no reader, a full disk, an ASCII terminal."""
-    before = sys.stdout, sys.stderr
-    out, err = _Screen(sys.stdout), _Screen(sys.stderr)
-    sys.stdout, sys.stderr = cast(TextIO, out), cast(TextIO, err)
-    try:
-        yield
-    finally:
-        out.flush()
-        err.flush()
-        sys.stdout, sys.stderr = before
 
 
 def tell_warnings_only() -> None:
