@@ -29,12 +29,12 @@ from chomp.data import GrugLmExample, iter_from_step
 from chomp.evaluation import TaggedEvaluator
 from chomp.evaluation.request_scores import RequestScorer
 from chomp.executor import plan_steps, run_plan
-from chomp.hooks import LoopClock, StepPrograms, open_data
-from chomp.hooks.open_data import OpenData
-from chomp.hooks.start_report import row_limits
 from chomp.kernels.precision import Precision
 from chomp.mesh import create_mesh, prepare_devices
 from chomp.tokenize import bytes_per_token
+from chomp.training import LoopClock, StepPrograms, open_data
+from chomp.training.open_data import OpenData
+from chomp.training.start_report import row_limits
 from experiments.grug.base import launch, train
 from experiments.grug.base.launch import GrugBaseLaunchConfig
 from experiments.grug.base.train import GrugRunConfig

@@ -25,12 +25,12 @@ from benchmarks.training_step import model_config
 from chomp.checkpoint import CheckpointConfig
 from chomp.data import GrugLmExample
 from chomp.executor import plan_steps, run_plan
-from chomp.hooks import Hook, LoggingConfig, StepLog
-from chomp.hooks.clock import Phase
 from chomp.mesh import compiler_options, prepare_devices
 from chomp.tracking import Row, Tracker, WandbConfig, latest_rows, read_metrics
 from chomp.tracking.metrics import LOADING_TIME, PEAK_MEMORY_GB
 from chomp.tracking.run_files import record_of
+from chomp.training import Hook, LoggingConfig, StepLog
+from chomp.training.clock import Phase
 from experiments.grug.base import launch, train
 from experiments.grug.base.launch import GrugBaseLaunchConfig
 from experiments.grug.base.train import Run

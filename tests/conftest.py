@@ -84,7 +84,7 @@ settings.load_profile("steady")
 # Shapes and types are checked at every call of the code that handles arrays; runs outside of tests
 # do not pay for it. The rooms without arrays check their input themselves, and are tested with
 # wrong types on purpose.
-ARRAY_ROOMS = "mesh tokenize kernels optim data checkpoint evaluation hooks"
+ARRAY_ROOMS = "mesh tokenize kernels optim data checkpoint evaluation training"
 jaxtyping.install_import_hook(
     [*(f"chomp.{room}" for room in ARRAY_ROOMS.split()), "experiments"], "beartype.beartype"
 )

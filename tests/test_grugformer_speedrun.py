@@ -26,9 +26,9 @@ from chomp.errors import ConfigError
 from chomp.executor import ExecutorStep, PlannedStep, plan_steps, run_plan
 from chomp.executor.identity import Identities
 from chomp.executor.source import source_hashes
-from chomp.hooks import HarnessConfig
 from chomp.launch.local_runner import local_runner
 from chomp.tracking import latest_rows, read_metrics
+from chomp.training import HarnessConfig
 from experiments.grug.base import launch as base
 from experiments.grug.base.model import Transformer
 from experiments.speedrun.grugformer_20260129 import grugformer_speedrun as speedrun

@@ -17,10 +17,10 @@ import pytest
 
 from chomp.checkpoint import CheckpointConfig, KeepPolicy
 from chomp.config import Config
-from chomp.hooks import GrugEvalConfig, LoggingConfig, ProfilerConfig, SamplesConfig, WatchConfig
 from chomp.optim import GrugOptimizerConfig, MuonConfig
 from chomp.tracking import metric_of
 from chomp.tracking.config import TensorBoardConfig, WandbConfig
+from chomp.training import GrugEvalConfig, LoggingConfig, ProfilerConfig, SamplesConfig, WatchConfig
 from experiments.grug.base.train import GrugRunConfig, run_grug
 from tests import tiny
 

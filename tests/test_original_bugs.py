@@ -55,7 +55,7 @@ BUGS: dict[int, tuple[str, ...]] = {
     ),
     8: (
         f"{STEPS}::test_tokens_seen_are_those_that_a_loss_was_asked_of",
-        "tests/hooks/test_step_log.py::test_tokens_of_every_step_count_whether_it_is_logged_or_not",
+        "tests/training/test_step_log.py::test_tokens_of_every_step_count_whether_it_is_logged_or_not",
     ),
     9: (
         "tests/test_megalodon.py::test_a_packed_document_equals_the_document_alone",
@@ -82,7 +82,7 @@ BUGS: dict[int, tuple[str, ...]] = {
         "tests/cli/test_eval_command.py::test_another_tokenizer_is_refused_with_both_hashes",
     ),
     14: (
-        "tests/hooks/test_step_log.py::"
+        "tests/training/test_step_log.py::"
         "test_a_loss_that_is_not_finite_ends_the_run_and_leaves_no_row",
         "tests/test_training.py::test_a_bad_step_leaves_the_state_as_it_was_to_the_bit",
     ),
@@ -93,9 +93,9 @@ BUGS: dict[int, tuple[str, ...]] = {
         "test_iterating_gives_the_batches_of_the_steps_from_anywhere",
     ),
     16: (
-        "tests/hooks/test_step_log.py::test_times_of_rows_sum_to_the_wall_clock",
+        "tests/training/test_step_log.py::test_times_of_rows_sum_to_the_wall_clock",
         "tests/test_instruments.py::test_the_phases_of_a_run_sum_to_its_wall_clock",
-        "tests/hooks/test_throughput.py::"
+        "tests/training/test_throughput.py::"
         "test_mfu_is_in_percent_of_the_peak_of_all_devices_for_the_dtype_in_use",
     ),
     17: (f"{STEPS}::test_a_step_takes_the_memory_of_the_state_it_replaces",),
@@ -156,7 +156,7 @@ BUGS: dict[int, tuple[str, ...]] = {
     ),
     31: (
         "tests/cli/test_train_resume.py::test_a_step_is_a_number_and_zero_is_one",
-        "tests/hooks/test_original_config.py::"
+        "tests/training/test_original_config.py::"
         "test_another_file_is_the_original_and_those_that_trained_before_are_kept",
         f"{STEPS}::test_another_run_is_told_before_an_array_is_read",
         "tests/cli/test_checkpoint_commands.py::"
@@ -177,7 +177,7 @@ BUGS: dict[int, tuple[str, ...]] = {
         "tests/test_training.py::"
         "test_a_signal_that_comes_while_a_step_is_decided_on_saves_that_step",
         "tests/checkpoint/test_checkpointer.py::test_temporary_checkpoints_are_due_by_the_clock",
-        "tests/hooks/test_run_folder.py::test_the_summary_says_how_an_attempt_ended",
+        "tests/training/test_run_folder.py::test_the_summary_says_how_an_attempt_ended",
     ),
     35: ("tests/checkpoint/test_save.py::test_leaving_waits_for_the_save_and_raises_its_error",),
     36: (

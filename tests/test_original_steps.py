@@ -20,11 +20,11 @@ from chomp.checkpoint import CheckpointMetadata, save_step_checkpoint
 from chomp.checkpoint.restore import restore_latest_or_initialize
 from chomp.data import GrugLmExample, LmDataConfig
 from chomp.errors import CheckpointError
-from chomp.hooks import TRAINED_TOKENS
 from chomp.kernels.precision import Precision
 from chomp.mesh import abstract_arrays, place_batch
 from chomp.optim import GrugOptimizerConfig
 from chomp.tracking.metrics import TRAIN_LOSS
+from chomp.training import TRAINED_TOKENS
 from chomp.variants.folders import variant_folders
 from tests import tiny
 

@@ -14,10 +14,10 @@ from chomp.checkpoint.metadata import signed
 from chomp.data import LmDataConfig, MixtureStage
 from chomp.errors import CheckpointError, RunInterrupted
 from chomp.executor.status import StepInfo, write_info
-from chomp.hooks import check_run
-from chomp.hooks.stop_after import VARIABLE
 from chomp.tracking import latest_rows, read_metrics
 from chomp.tracking.run_files import sources_hash, template_sources
+from chomp.training import check_run
+from chomp.training.stop_after import VARIABLE
 from experiments.grug.base.train import GrugRunConfig, run_grug
 from tests import tiny
 from tests.well_compiled import well_compiled

@@ -17,11 +17,11 @@ import pytest
 from chomp.checkpoint import CheckpointConfig, Checkpointer, list_checkpoints
 from chomp.data import GrugLmExample, LmDataConfig, MixtureStage, StreamConfig, TrainLoader
 from chomp.errors import CheckpointError, ConfigError, NonFiniteError, RunInterrupted
-from chomp.hooks import HarnessConfig, SamplesConfig
 from chomp.kernels.precision import Precision
 from chomp.mesh import place_batch
 from chomp.tracking import JsonlTracker, MetricValue
 from chomp.tracking.config import WandbConfig
+from chomp.training import HarnessConfig, SamplesConfig
 from experiments.grug.base.model import GrugModelConfig
 from experiments.grug.base.train import (
     GrugEvalConfig,

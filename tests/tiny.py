@@ -17,8 +17,8 @@ from chomp.data import (
     build_tokenizer,
     source_fingerprint,
 )
-from chomp.hooks import LoggingConfig, SamplesConfig
 from chomp.optim import AdamConfig, GrugOptimizerConfig
+from chomp.training import LoggingConfig, SamplesConfig
 from experiments.grug.base.model import GrugModelConfig
 from experiments.grug.base.train import GrugEvalConfig, GrugRunConfig, GrugTrainerConfig
 

@@ -38,7 +38,7 @@ LAYERS = {
     "variants": 3,
     "evaluation": 4,
     "report": 4,
-    "hooks": 5,
+    "training": 5,
     "ledger": 5,
     "cli": 6,
     "__main__": 7,

@@ -80,7 +80,7 @@ def built(built_once: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 def trained_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of 12 steps with averaged weights, its checkpoints at 6 and 12, evaluated at both."""
     from chomp.checkpoint import CheckpointConfig
-    from chomp.hooks import GrugEvalConfig, SamplesConfig
+    from chomp.training import GrugEvalConfig, SamplesConfig
     from experiments.grug.base.train import run_grug
     from tests import tiny
 

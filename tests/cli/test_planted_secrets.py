@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from chomp.cli.given_config import GivenConfig
 from chomp.cli.given_text import given_text
 from chomp.executor import ExecutorStep, plan_steps, run_plan, this_output_path, versioned
-from chomp.hooks.run_folder import RunFolder
 from chomp.storage.secrets import is_secret_name, redacted, without_passwords_of, without_secrets
 from chomp.tokenize import ByteTokenizer
 from chomp.tracking import WandbConfig
+from chomp.training.run_folder import RunFolder
 from experiments.grug.base.launch import GrugBaseLaunchConfig, run_config
 from tests.cli.conftest import Chomp
 
@@ -304,7 +304,7 @@ def test_names_of_special_tokens_are_told_from_those_of_secrets(
         "sk_live_" + "a1" * 12,
         "npm_" + "a1" * 18,
         "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0In0.c2lnbmF0dXJl",
-        "https://hooks.slack.com/services/T0/B0/planted0123",
+        "https://training.slack.com/services/T0/B0/planted0123",
         "postgresql://me:planted0123@host/db",
     ],
 )

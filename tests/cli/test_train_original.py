@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from chomp.hooks.original_config import VARIABLE
+from chomp.training.original_config import VARIABLE
 from tests.cli.conftest import Chomp
 from tests.launch.allowing_launch import LAUNCH_FILE
 
@@ -39,7 +39,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     text = LAUNCH_FILE[:begin] + DESCRIBING.lstrip() + LAUNCH_FILE[end:]
     imports = [
         "from pathlib import Path",
-        "from chomp.hooks import RunFolder",
+        "from chomp.training import RunFolder",
         "from chomp.tokenize import ByteTokenizer",
         "from dataclasses",
     ]

@@ -12,7 +12,7 @@ from chomp.checkpoint.layout import write_metadata
 from chomp.cli.resume import resume_wish
 from chomp.errors import ConfigError
 from chomp.executor.status import read_status, write_status
-from chomp.hooks.stop_after import VARIABLE
+from chomp.training.stop_after import VARIABLE
 from tests import tiny
 from tests.checkpoint.checkpoint_samples import about
 from tests.cli.conftest import Chomp

@@ -74,7 +74,7 @@ from dataclasses import replace
 from pathlib import Path
 from chomp.config import config_from_mapping
 from chomp.data import LmDataConfig
-from chomp.hooks import GrugEvalConfig, HarnessConfig
+from chomp.training import GrugEvalConfig, HarnessConfig
 from chomp.mesh import MeshConfig
 from experiments.grug.base.train import run_grug
 from tests import tiny

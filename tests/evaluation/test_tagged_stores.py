@@ -20,9 +20,9 @@ from chomp.data import (
 from chomp.data.store.writer import StoreWriter
 from chomp.errors import DataError
 from chomp.evaluation import TaggedEvaluator
-from chomp.hooks import build_tagged_eval_callback
 from chomp.kernels.precision import Precision
 from chomp.tracking import JsonlTracker
+from chomp.training import build_tagged_eval_callback
 from experiments.grug.base.train import losses_of as template_losses
 from tests.data.number_stores import FRACTION, NUMBERS, number_identity, write_store
 from tests.evaluation.harness_model import model_on

@@ -8,10 +8,10 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from chomp.hooks.profiler import Profiler, ProfilerConfig, loop_clock, profiler_folder
 from chomp.kernels.attention import AttentionMask, attention
 from chomp.kernels.loss import linear_cross_entropy
 from chomp.report.trace.summary import TraceSummary, summary_of_run
+from chomp.training.profiler import Profiler, ProfilerConfig, loop_clock, profiler_folder
 
 STEPS = range(2, 5)
 

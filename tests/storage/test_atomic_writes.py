@@ -17,11 +17,11 @@ from hypothesis import strategies as st
 
 from chomp import storage
 from chomp.errors import StorageError
-from chomp.hooks import RunFolder
 from chomp.launch.step_logs import appended_log
 from chomp.report.written_page import write_run_page
 from chomp.storage import join
 from chomp.tracking import JsonlTracker
+from chomp.training import RunFolder
 
 WRITE_FOREVER = """
 import itertools, sys

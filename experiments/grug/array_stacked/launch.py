@@ -14,7 +14,7 @@ import os
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from chomp import hooks
+from chomp import training
 from chomp.checkpoint import CheckpointConfig
 from chomp.config import Config, setting, validated
 from chomp.data import (
@@ -28,10 +28,10 @@ from chomp.data import (
 )
 from chomp.errors import require, require_at_most
 from chomp.executor import ExecutorStep, Resources, this_output_path, versioned
-from chomp.hooks import LoggingConfig, SamplesConfig
 from chomp.launch import executor_main
 from chomp.mesh import MeshConfig
 from chomp.optim import AdamConfig, GrugOptimizerConfig
+from chomp.training import LoggingConfig, SamplesConfig
 from experiments.grug.array_stacked.model import GrugModelConfig
 from experiments.grug.array_stacked.train import (
     GrugEvalConfig,
@@ -157,14 +157,14 @@ def check(launch: GrugArrayStackedLaunchConfig, is_here: bool = True) -> None:
     """Raise what would end the run later; the executor asks before it builds any data."""
     config = run_config(launch)
     state, step = partial(fresh_state, config), partial(train_step_of, config)
-    hooks.check_run(config, state, step, is_here=is_here)
+    training.check_run(config, state, step, is_here=is_here)
 
 
 def dry_run(launch: GrugArrayStackedLaunchConfig, is_data_ready: bool = False) -> None:
     """Show what the run would take, and compile its step; nothing is made."""
     config = run_config(launch)
     state, step = partial(fresh_state, config), partial(train_step_of, config)
-    hooks.dry_run(config, state, step, is_data_ready=is_data_ready)
+    training.dry_run(config, state, step, is_data_ready=is_data_ready)
 
 
 def steps(launch: GrugArrayStackedLaunchConfig) -> list[ExecutorStep]:
@@ -202,6 +202,6 @@ if __name__ == "__main__":
         steps,
         GrugArrayStackedLaunchConfig(),
         description="Train the model with stacked layers on Python's standard library.",
-        report=hooks.print_run_table,
+        report=training.print_run_table,
         dry_run=dry_run,
     )

@@ -18,7 +18,7 @@ import optax
 from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
-from chomp import hooks
+from chomp import training
 from chomp.checkpoint import CheckpointConfig, Checkpointer
 from chomp.config import Config, setting, validated
 from chomp.data import (
@@ -29,14 +29,6 @@ from chomp.data import (
     TrainLoader,
     iter_from_step,
 )
-from chomp.hooks import (
-    GrugEvalConfig,
-    LoggingConfig,
-    NonFinitePolicy,
-    ProfilerConfig,
-    SamplesConfig,
-    WatchConfig,
-)
 from chomp.kernels.loss import Scores
 from chomp.kernels.precision import Precision
 from chomp.mesh import MeshConfig, create_mesh, prepare_devices, require_fits_mesh
@@ -44,6 +36,14 @@ from chomp.optim import GrugOptimizerConfig
 from chomp.tokenize import Tokenizer
 from chomp.tracking import Tracker
 from chomp.tracking.metrics import GRAD_NORM, TRAIN_LOSS
+from chomp.training import (
+    GrugEvalConfig,
+    LoggingConfig,
+    NonFinitePolicy,
+    ProfilerConfig,
+    SamplesConfig,
+    WatchConfig,
+)
 from experiments.grug.base.model import GrugModelConfig, Transformer
 
 # Axes: A micro-batches of a step, B rows of a micro-batch, T tokens of a row.
@@ -116,7 +116,7 @@ class GrugRunConfig(Config):
     def __post_init__(self) -> None:
         if self.model.document_positions:
             self.data.require_documents_apart("model.document_positions")
-        hooks.require_rows(self.model, self.trainer)
+        training.require_rows(self.model, self.trainer)
         self.samples.resolved_for(self.model, seq_len=self.trainer.seq_len)  # refuses too long ones
 
 
@@ -217,13 +217,13 @@ def _make_train_step(
         if ema_beta is not None:
             averaged = Precision().for_params(params)  # float32
             ema_params = optax.incremental_update(averaged, ema_params, 1.0 - ema_beta)
-        params, opt_state, ema_params = hooks.new_if_finite(
-            hooks.are_finite(loss, norm),
+        params, opt_state, ema_params = training.new_if_finite(
+            training.are_finite(loss, norm),
             (params, opt_state, ema_params),
             (state.params, state.opt_state, state.ema_params),
         )
-        metrics = {TRAIN_LOSS: loss, GRAD_NORM: norm, hooks.TRAINED_TOKENS: weight}
-        metrics |= hooks.watch_metrics(
+        metrics = {TRAIN_LOSS: loss, GRAD_NORM: norm, training.TRAINED_TOKENS: weight}
+        metrics |= training.watch_metrics(
             watch, state.step, grads=gradient, params=params, updates=updates, opt_state=opt_state
         )
         state = GrugTrainState(state.step + 1, params, opt_state, ema_params, training_key)
@@ -260,7 +260,7 @@ def train_step_of(config: GrugRunConfig) -> Callable[..., Any]:
         Precision.parse(trainer.precision),
         z_loss_weight=trainer.z_loss_weight,
         ema_beta=trainer.ema_beta,
-        is_stochastic=hooks.is_stochastic(trainer.deterministic, config.model),
+        is_stochastic=training.is_stochastic(trainer.deterministic, config.model),
         watch=trainer.watch,
     )
 
@@ -272,7 +272,7 @@ class Run:
     config: GrugRunConfig
     mesh: Mesh
     mp: Precision
-    folder: hooks.RunFolder
+    folder: training.RunFolder
     tokenizer: Tokenizer
     loader: TrainLoader
     eval_datasets: list[EvalDataset]
@@ -282,12 +282,12 @@ class Run:
 class Instruments:
     """What watches the loop and keeps its results."""
 
-    clock: hooks.LoopClock
-    step_log: hooks.StepLog
-    guard: hooks.NonFiniteGuard
-    between_steps: list[hooks.Hook]  # evaluation, tasks, samples: when they are due
+    clock: training.LoopClock
+    step_log: training.StepLog
+    guard: training.NonFiniteGuard
+    between_steps: list[training.Hook]  # evaluation, tasks, samples: when they are due
     checkpointer: Checkpointer
-    stop: hooks.StopSignal
+    stop: training.StopSignal
 
 
 def run_grug(config: GrugRunConfig) -> None:
@@ -295,9 +295,9 @@ def run_grug(config: GrugRunConfig) -> None:
     config = validated(config)  # whoever made it, and however
     prepare_devices()  # before JAX looks for them
     mesh = create_mesh(config.mesh)
-    config = hooks.with_sums_in_one_order(config, mesh)
-    opened = hooks.RunFolder.open(config.output_path, config.logging)
-    with jax.set_mesh(mesh), opened as folder, hooks.StopSignal() as stop:
+    config = training.with_sums_in_one_order(config, mesh)
+    opened = training.RunFolder.open(config.output_path, config.logging)
+    with jax.set_mesh(mesh), opened as folder, training.StopSignal() as stop:
         run = open_run(config, mesh, folder)
         with closing(run.loader):
             begun = build_or_restore(run)
@@ -305,18 +305,18 @@ def run_grug(config: GrugRunConfig) -> None:
             train(run, begun, stop)
 
 
-def open_run(config: GrugRunConfig, mesh: Mesh, folder: hooks.RunFolder) -> Run:
+def open_run(config: GrugRunConfig, mesh: Mesh, folder: training.RunFolder) -> Run:
     """Everything the run reads, opened."""
     mp = Precision.parse(config.trainer.precision)
-    data = hooks.open_data(config.model, config.data, config.trainer, mp=mp, mesh=mesh)
+    data = training.open_data(config.model, config.data, config.trainer, mp=mp, mesh=mesh)
     require_fits_mesh(partial(fresh_state, config), mesh)  # before anything is allocated
     return Run(config, mesh, mp, folder, data.tokenizer, data.loader, data.eval_datasets)
 
 
-def build_or_restore(run: Run) -> hooks.StartingPoint[GrugTrainState]:
+def build_or_restore(run: Run) -> training.StartingPoint[GrugTrainState]:
     """The state to go on from, with what is known of the steps behind it."""
     config = run.config
-    start = hooks.starting_point(
+    start = training.starting_point(
         config,
         partial(fresh_state, config),
         folder=run.folder,
@@ -325,17 +325,19 @@ def build_or_restore(run: Run) -> hooks.StartingPoint[GrugTrainState]:
         mesh=run.mesh,
     )
     # Only now: a config that was refused must not describe what the folder holds.
-    template, derived = Path(__file__).parent, hooks.derived_values(config)
+    template, derived = Path(__file__).parent, training.derived_values(config)
     run.folder.describe(config, template=template, tokenizer=run.tokenizer, derived=derived)
     return start
 
 
-def train(run: Run, begun: hooks.StartingPoint[GrugTrainState], stop: hooks.StopSignal) -> None:
+def train(
+    run: Run, begun: training.StartingPoint[GrugTrainState], stop: training.StopSignal
+) -> None:
     """The run from where it begins to its end, with its record open."""
     config, trainer, state = run.config, run.config.trainer, begun.state
-    start, clock = int(state.step), hooks.loop_clock(trainer.profiler)
+    start, clock = int(state.step), training.loop_clock(trainer.profiler)
     to_do = range(start, trainer.steps)  # empty for a run that only has to finish
-    about = hooks.start_report(config, run.loader, state, mp=run.mp, steps=to_do)
+    about = training.start_report(config, run.loader, state, mp=run.mp, steps=to_do)
     checkpointer = Checkpointer(run.folder.checkpoints, config.checkpoint, begun.about)
     record = run.folder.tracker(
         config.logging,
@@ -344,8 +346,8 @@ def train(run: Run, begun: hooks.StartingPoint[GrugTrainState], stop: hooks.Stop
     )
     with record as tracker, checkpointer:
         tracker.log_summary(about)
-        guard = hooks.NonFiniteGuard(trainer.nonfinite_policy, begun.before.skipped_steps)
-        step_log = hooks.StepLog(
+        guard = training.NonFiniteGuard(trainer.nonfinite_policy, begun.before.skipped_steps)
+        step_log = training.StepLog(
             tracker,
             clock,
             run.loader,
@@ -369,12 +371,12 @@ def step_loop(run: Run, tools: Instruments, state: GrugTrainState, start: int) -
     """Every step from `start` on: batch, step, and between steps whatever is due."""
     config, trainer = run.config, run.config.trainer
     clock, step_log, guard = tools.clock, tools.step_log, tools.guard
-    programs = hooks.StepPrograms(
+    programs = training.StepPrograms(
         train_step_of(config), run.mesh, clock, is_reproducible=trainer.reproducible
     )
     batches = iter_from_step(run.loader, start, trainer.steps)
-    profiler = hooks.run_profiler(config, clock, start_step=start)
-    agreement = hooks.Agreement()
+    profiler = training.run_profiler(config, clock, start_step=start)
+    agreement = training.Agreement()
     clock.read()  # the time of setting up belongs to no step
     with closing(batches), profiler:
         for step in range(start, trainer.steps):
@@ -428,16 +430,16 @@ def save(run: Run, tools: Instruments, state: GrugTrainState, completed: int) ->
         step=completed,
         data_offset=loader.batches.examples_before(completed),
         stream_states=streams,
-        next_batches=partial(hooks.next_batch_hashes, loader, completed, steps, streams),
+        next_batches=partial(training.next_batch_hashes, loader, completed, steps, streams),
         tokens_seen=tools.step_log.tokens_seen,
         skipped_steps=tools.guard.skipped_steps,
         is_final=completed == steps,  # permanent, whatever the interval says
     )
 
 
-def _between_steps(run: Run, tracker: Tracker, step_log: hooks.StepLog) -> list[hooks.Hook]:
+def _between_steps(run: Run, tracker: Tracker, step_log: training.StepLog) -> list[training.Hook]:
     losses, scores = partial(losses_of, run.mp), partial(scores_of, run.mp)
-    return hooks.between_steps(run, tracker, step_log, losses_of=losses, scores_of=scores)
+    return training.between_steps(run, tracker, step_log, losses_of=losses, scores_of=scores)
 
 
 def _models(state: GrugTrainState) -> dict[str, Any]:

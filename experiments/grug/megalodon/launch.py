@@ -14,7 +14,7 @@ import os
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from chomp import hooks
+from chomp import training
 from chomp.checkpoint import CheckpointConfig
 from chomp.config import Config, setting, validated
 from chomp.data import (
@@ -28,10 +28,10 @@ from chomp.data import (
 )
 from chomp.errors import require
 from chomp.executor import ExecutorStep, Resources, this_output_path, versioned
-from chomp.hooks import LoggingConfig, SamplesConfig
 from chomp.launch import executor_main
 from chomp.mesh import MeshConfig
 from chomp.optim import AdamConfig, GrugOptimizerConfig
+from chomp.training import LoggingConfig, SamplesConfig
 from experiments.grug.megalodon.model import GrugModelConfig
 from experiments.grug.megalodon.train import (
     GrugEvalConfig,
@@ -158,14 +158,14 @@ def check(launch: GrugMegalodonLaunchConfig, is_here: bool = True) -> None:
     """Raise what would end the run later; the executor asks before it builds any data."""
     config = run_config(launch)
     state, step = partial(fresh_state, config), partial(train_step_of, config)
-    hooks.check_run(config, state, step, is_here=is_here)
+    training.check_run(config, state, step, is_here=is_here)
 
 
 def dry_run(launch: GrugMegalodonLaunchConfig, is_data_ready: bool = False) -> None:
     """Show what the run would take, and compile its step; nothing is made."""
     config = run_config(launch)
     state, step = partial(fresh_state, config), partial(train_step_of, config)
-    hooks.dry_run(config, state, step, is_data_ready=is_data_ready)
+    training.dry_run(config, state, step, is_data_ready=is_data_ready)
 
 
 def steps(launch: GrugMegalodonLaunchConfig) -> list[ExecutorStep]:
@@ -203,6 +203,6 @@ if __name__ == "__main__":
         steps,
         GrugMegalodonLaunchConfig(),
         description="Train a small Megalodon on Python's standard library.",
-        report=hooks.print_run_table,
+        report=training.print_run_table,
         dry_run=dry_run,
     )

@@ -36,7 +36,7 @@ from chomp.errors import require
 if TYPE_CHECKING:  # for annotations alone
     from chomp.checkpoint.weights_alone import WeightsAlone, WeightsName
     from chomp.data import EvalDataset
-    from chomp.hooks import GrugEvalConfig
+    from chomp.training import GrugEvalConfig
 
 # What may be said otherwise of a run that is trained, and has an effect here. All else is part of
 # what the numbers mean, or of the loop.
@@ -135,7 +135,7 @@ def _weights(run: OpenedRun, weights: Sequence[WeightsName] | None) -> WeightsAl
 
 def _config(run: OpenedRun, weights: Sequence[WeightsName] | None) -> GrugEvalConfig:
     """The run's own, for the weights that are asked for; without one, the defaults."""
-    from chomp.hooks import GrugEvalConfig
+    from chomp.training import GrugEvalConfig
 
     config: GrugEvalConfig = run.config.eval or GrugEvalConfig()
     if weights is None:
@@ -169,7 +169,7 @@ def _metrics(
     """The metrics of each model that is evaluated, by the name that the loop has for it."""
     import jax
 
-    from chomp.hooks import evaluators_of
+    from chomp.training import evaluators_of
 
     evaluators = evaluators_of(
         config,

@@ -29,7 +29,7 @@ from chomp.launch.telling import tell_error
 
 if TYPE_CHECKING:  # for annotations alone
     from chomp.checkpoint.weights_alone import WeightsAlone, WeightsName
-    from chomp.hooks.samples import SampleLengths
+    from chomp.training.samples import SampleLengths
 
 MAY_CHANGE = ("samples.*", "mesh.*", "model.attention", "data.components.*.validation_store")
 # Texts at once; more would not fit where one text has a cache of gigabytes.

@@ -30,8 +30,8 @@ from chomp.errors import ChompError, require
 if TYPE_CHECKING:  # for annotations alone
     from chomp.checkpoint.weights_alone import WeightsAlone, WeightsName
     from chomp.evaluation.harness import HarnessResults
-    from chomp.hooks import HarnessConfig
-    from chomp.hooks.harness import Harness
+    from chomp.training import HarnessConfig
+    from chomp.training.harness import Harness
 
 # What may be said otherwise and has an effect here: all of the tasks but when the loop runs them.
 MAY_CHANGE = (
@@ -97,7 +97,7 @@ def harness_run(
 
 
 def _harness(run: OpenedRun, config: HarnessConfig) -> Harness:
-    from chomp.hooks.harness import Harness
+    from chomp.training.harness import Harness
 
     return Harness(
         config,
@@ -122,7 +122,7 @@ def _require_folder(include_path: str | None) -> None:
 
 def _config(run: OpenedRun, tasks: Sequence[str] | None, asked: Mapping[str, Any]) -> HarnessConfig:
     """What is asked for, on top of what the run's own config says of tasks."""
-    from chomp.hooks import HarnessConfig
+    from chomp.training import HarnessConfig
 
     own = None if run.config.eval is None else run.config.eval.harness
     require(
@@ -166,9 +166,9 @@ def _about(
 
 def _file_name(run: OpenedRun, about: Mapping[str, Any]) -> str:
     """The loop's own name for results, unless they are others or that file has others."""
-    from chomp.hooks.harness import results_name
     from chomp.storage import exists, join
     from chomp.tracking.run_files import ARTIFACTS
+    from chomp.training.harness import results_name
 
     stem, asked = results_name(about["step"]), _defined(about)
     there = None if run.folder is None else join(run.folder, ARTIFACTS, f"{stem}.json")
@@ -198,7 +198,7 @@ def _log(
     run: OpenedRun, about: Mapping[str, Any], results: HarnessResults, path: str | None
 ) -> None:
     """The results at the last completed step of the run's record, if they are the run's own."""
-    from chomp.hooks.harness import log_results
+    from chomp.training.harness import log_results
 
     step: int = about["step"]
     if step == 0 or about["differs_from_run"]:

@@ -69,7 +69,7 @@ class OpenedRun:
 
     def limits(self) -> RowLimits:
         """What the model and its attention kernel take of rows, in this run's batches."""
-        from chomp.hooks import row_limits
+        from chomp.training import row_limits
 
         config = self.config
         return row_limits(
@@ -110,10 +110,10 @@ class OpenedRun:
 def opened_run(given: GivenRun, *, may_change: Sequence[str]) -> OpenedRun:
     """The run around a path. `may_change` are patterns of fields that overrides may change."""
     from chomp.checkpoint.places import place_of
-    from chomp.hooks import with_sums_in_one_order
     from chomp.kernels.precision import Precision
     from chomp.mesh import prepare_devices, require_fits_mesh
     from chomp.tokenize import load_tokenizer
+    from chomp.training import with_sums_in_one_order
 
     prepare_devices()  # before JAX looks for them
     place = place_of(given.path)

@@ -15,7 +15,7 @@ from chomp.cli.opened_run import OpenedRun
 
 if TYPE_CHECKING:  # for annotations alone
     from chomp.checkpoint import StepFolder
-    from chomp.hooks import HarnessConfig
+    from chomp.training import HarnessConfig
 
 _INDEX = re.compile(r"(\.\d+)+$")  # of an item in a list
 _STORE = "data.components.*.validation_store"

@@ -84,7 +84,7 @@ def encoded_prompts(run: OpenedRun, texts: Sequence[str]) -> list[Prompt]:
 def own_prompt(run: OpenedRun, step: int, num_tokens: int) -> Prompt:
     """What the run's own sample of a step went on from."""
     from chomp.data import TrainedTexts
-    from chomp.hooks.samples import prompt_of_step
+    from chomp.training.samples import prompt_of_step
 
     every = run.config.samples.every
     held_out = [dataset for dataset in held_out_datasets(run) if dataset.num_rows > 0]

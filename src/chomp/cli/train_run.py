@@ -156,7 +156,7 @@ def _stopping_after(max_steps: int | None) -> Iterator[None]:
     if max_steps is None:
         yield
         return
-    from chomp.hooks.stop_after import stopping_after
+    from chomp.training.stop_after import stopping_after
 
     with stopping_after(max_steps):
         yield
@@ -165,7 +165,7 @@ def _stopping_after(max_steps: int | None) -> Iterator[None]:
 @contextmanager
 def _keeping(text: str | None) -> Iterator[None]:
     """Let the run keep the file that it is made of."""
-    from chomp.hooks.original_config import handed_on
+    from chomp.training.original_config import handed_on
 
     with handed_on(text):
         yield
@@ -229,9 +229,9 @@ def _refuse_other_files(planned: PlannedStep) -> None:
 
 def _report(path: str) -> None:
     """What came of a run, if it has a record: a launch file may end with another kind of step."""
-    from chomp.hooks.run_folder import print_run_table
     from chomp.storage import exists
     from chomp.tracking.run_files import record_of
+    from chomp.training.run_folder import print_run_table
 
     if exists(record_of(path)):
         print_run_table(path)

@@ -16,6 +16,6 @@ def compiler_options(mesh: Mesh, *, is_reproducible: bool = False) -> dict[str, 
     options: dict[str, str | bool] = {"xla_gpu_enable_triton_gemm": False}
     if is_reproducible:
         # No sums in whatever order threads arrive, and no choice of algorithm by a stopwatch. The
-        # attention kernel has to fit (`hooks.with_sums_in_one_order`): cuDNN's fails under this.
+        # attention kernel has to fit (`training.with_sums_in_one_order`): cuDNN's fails under this.
         options["xla_gpu_deterministic_ops"] = True
     return options

@@ -1,4 +1,4 @@
-"""What a run folder holds, and under which names: written by `chomp.hooks`, read by many rooms.
+"""What a run folder holds, and under which names: written by `chomp.training`, read by many rooms.
 
 config_original.yaml config_resolved.json template/ tokenizer/
 metrics.jsonl train.log samples/ artifacts/ profiler/ checkpoints/ report/
