@@ -1,8 +1,9 @@
 """The architecture as functions: each takes a repository's root and returns its violations.
 
-A violation has three parts (given, allowed, fix) and starts with `file:line`. Source is read, never
-run, except in `rooms_that_load_jax`. A room is what lies directly under `src/chomp`, a folder or a
-file; a variant is a folder under `experiments/grug`. Either may be absent.
+A violation has three parts (given, allowed, fix) and starts with `file:line`. Source is only read,
+except in `commands_that_load_jax`, which runs commands. A room is what lies directly under
+`src/chomp`, a folder or a file; a variant is a folder under `experiments/grug`. Either may be
+absent.
 """
 
 import ast
@@ -10,7 +11,7 @@ import os
 import subprocess
 import sys
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -43,36 +44,58 @@ LAYERS = {
     "cli": 6,
     "__main__": 7,
 }
-NO_JAX_ROOMS = (
-    "errors",
-    "step_options",
-    "screen",
-    "config",
-    "storage",
-    "tracking",
-    "executor",
-    "launch",
-    "variants",
-    "report",
-    "ledger",
-    "cli",
-)
-# jax, and what imports jax as soon as it is imported itself.
-JAX_LIBRARIES = frozenset(
-    {"chex", "equinox", "flax", "jax", "jaxlib", "megalodon_jax", "optax", "orbax", "tokamax"}
-)
 OUTSIDE_THE_LIBRARY = ("experiments", "tests", "benchmarks")
 FORBIDDEN_NAMES = ("utils", "common", "helpers", "misc", "core", "components")
+
+# What must answer at once, and so without JAX: the module that is run and its arguments.
+QUICK_COMMANDS = {
+    "chomp --help": ("chomp.cli.main", "--help"),
+    "launch.py --plan": ("chomp.launch.main", "--plan"),
+    "ray_run --help": ("chomp.launch.ray_run", "--help"),
+}
+# Runs one of them in a fresh interpreter. Ends with code 3 at the first import of JAX, and prints
+# the chain of imports that leads there.
+_PROBE = """
+import os, runpy, sys, traceback
+
+source, module, argument = sys.argv[1:]
+
+class Watch:
+    def find_spec(self, name, path=None, target=None):
+        if name == "jax":
+            frames = [f for f in traceback.extract_stack() if f.filename.startswith(source)]
+            chain = [f"{os.path.relpath(f.filename, source)}:{f.lineno}" for f in frames]
+            print(" -> ".join(chain), flush=True)
+            os._exit(3)
+
+sys.meta_path.insert(0, Watch())
+sys.argv = ["command", argument]
+if argument == "--plan":
+    from dataclasses import dataclass
+
+    from chomp.executor import ExecutorStep
+    from chomp.launch import executor_main
+
+    @dataclass(frozen=True)
+    class Greeting:
+        text: str = "hello"
+
+    def steps(config):
+        return [ExecutorStep(name="greeting", fn=print, config=config)]
+
+    executor_main(steps, Greeting())
+else:
+    runpy.run_module(module, run_name="__main__")
+"""
 
 
 @dataclass(frozen=True)
 class Import:
-    """One imported module, by its absolute name, and how the statement stands in its file."""
+    """One imported module, by its absolute name, and where its file imports it."""
 
     target: str
     line: int
     is_relative: bool
-    runs_on_import: bool  # neither inside a function nor under `if TYPE_CHECKING:`
 
 
 @dataclass(frozen=True)
@@ -196,49 +219,41 @@ def imports_across_variants(root: Path) -> list[str]:
     return violations
 
 
-def jax_imports_of_no_jax_rooms(root: Path) -> list[str]:
-    """Module-level chains of imports that lead from a no-JAX room to JAX, by reading the source."""
-    modules = {module.name: module for module in _library(root)}
-    violations = []
-    for module in modules.values():
-        if module.room not in NO_JAX_ROOMS:
-            continue
-        chain = _chain_to_jax(module, modules)
-        if chain:
-            violations.append(_loads_jax(", ".join(chain), module.room))
-    return violations
+def commands_that_load_jax(root: Path) -> list[str]:
+    """Commands that must answer at once and import JAX, or fail.
 
-
-def rooms_that_load_jax(root: Path) -> list[str]:
-    """No-JAX rooms that have JAX in `sys.modules` once imported, or that cannot be imported.
-
-    Each is imported in a fresh interpreter, which also sees what third parties import.
+    Measured: each is run in a fresh interpreter, which also sees what third parties import.
     """
+    source = root / "src"
     violations = []
-    for room in NO_JAX_ROOMS:
-        path = root / "src" / "chomp" / room
-        if not (path / "__init__.py").is_file() and not path.with_suffix(".py").is_file():
+    for command, (module, argument) in QUICK_COMMANDS.items():
+        if not source.joinpath(*module.split(".")).with_suffix(".py").is_file():
             continue
-        probe = f"import sys, chomp.{room}; print('jax' in sys.modules)"
         done = subprocess.run(
-            [sys.executable, "-c", probe],
+            [sys.executable, "-c", _PROBE, str(source), module, argument],
             cwd=root,
-            env={**os.environ, "PYTHONPATH": str(root / "src")},
+            env={**os.environ, "PYTHONPATH": str(source)},
             capture_output=True,
             text=True,
         )
-        where = f"src/chomp/{room}:1: `import chomp.{room}`"
-        if done.returncode != 0:
+        if done.returncode == 3:
+            chain = done.stdout.strip().rpartition("\n")[2]
+            violations.append(
+                message(
+                    given=f"{chain}: `{command}` imports jax",
+                    allowed=f"`{command}` without JAX, so that it answers at once",
+                    fix="import the module inside the function that starts the command",
+                )
+            )
+        elif done.returncode != 0:
             last_line = done.stderr.strip().rpartition("\n")[2]
             violations.append(
                 message(
-                    given=f"{where} fails with {last_line}",
-                    allowed="rooms that can be imported on their own",
-                    fix=f"run python -c 'import chomp.{room}' and read the traceback",
+                    given=f"{module}: `{command}` fails with {last_line}",
+                    allowed="a command that can be run",
+                    fix="run it and read the traceback",
                 )
             )
-        elif done.stdout.split()[-1] == "True":
-            violations.append(_loads_jax(f"{where} loads jax", room))
     return violations
 
 
@@ -251,7 +266,7 @@ def drawer_names(root: Path) -> list[str]:
         message(
             given=f"{path.relative_to(root).as_posix()}:1: the name {path.stem}",
             allowed=f"any name but {', '.join(FORBIDDEN_NAMES)}",
-            fix="name it for the one idea it holds",
+            fix="name it for what it holds",
         )
         for path in sorted(named)
         if path.stem.strip("_") in FORBIDDEN_NAMES
@@ -264,8 +279,7 @@ RULES = (
     outside_imports,
     relative_imports,
     imports_across_variants,
-    jax_imports_of_no_jax_rooms,
-    rooms_that_load_jax,
+    commands_that_load_jax,
     drawer_names,
 )
 
@@ -283,14 +297,6 @@ def _unknown_room(where: str, room: str) -> str:
         given=f"{where}: chomp.{room} is a room without a layer",
         allowed=", ".join(name for name in LAYERS if name != "__init__"),
         fix="add it to the table LAYERS in tests/architecture/rules.py, or correct the name",
-    )
-
-
-def _loads_jax(given: str, room: str) -> str:
-    return message(
-        given=given,
-        allowed=f"chomp.{room} without JAX, so that a command answers at once",
-        fix="import it inside the one function that needs it",
     )
 
 
@@ -329,35 +335,9 @@ def _shortest_circle(start: str, edges: dict[str, dict[str, int]]) -> list[str]:
     return []
 
 
-def _chain_to_jax(module: Module, modules: dict[str, Module]) -> list[str]:
-    """The shortest chain of module-level imports to a JAX library, as `file:line imports name`."""
-    ways: deque[tuple[Module, list[str]]] = deque([(module, [])])
-    visited = {module.name}
-    while ways:
-        here, chain = ways.popleft()
-        # Importing a.b.c runs a and a.b first, so they are steps as well.
-        steps = [
-            (name, f"{here.path}:{entry.line} imports {entry.target}")
-            for entry in here.imports
-            if entry.runs_on_import
-            for name in [*_packages_above(entry.target), entry.target]
-        ]
-        steps += [(name, f"{here.path}:1 runs {name} first") for name in _packages_above(here.name)]
-        for name, step in steps:
-            if name.split(".")[0] in JAX_LIBRARIES:
-                return [*chain, step]
-            if name in modules and name not in visited:
-                visited.add(name)
-                ways.append((modules[name], [*chain, step]))
-    return []
-
-
-def _packages_above(name: str) -> list[str]:
-    parts = name.split(".")
-    return [".".join(parts[:length]) for length in range(1, len(parts))]
-
-
 # --- reading source -----------------------------------------------------------------------------
+
+_IMPORTING = (ast.Import, ast.ImportFrom, ast.Call)
 
 
 def _library(root: Path) -> list[Module]:
@@ -375,36 +355,13 @@ def _module(root: Path, import_root: Path, path: Path) -> Module:
     name = ".".join(package if parts[-1] == "__init__" else parts)
     tree = ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
     is_module = partial(_is_module, import_root)
+    nodes = [node for node in ast.walk(tree) if isinstance(node, _IMPORTING)]
     found = [
-        Import(target, node.lineno, is_relative, runs_on_import)
-        for node, runs_on_import in _nodes(tree, runs_on_import=True)
+        Import(target, node.lineno, is_relative)
+        for node in sorted(nodes, key=lambda node: node.lineno)
         for target, is_relative in _targets(node, package, is_module)
     ]
     return Module(name, path.relative_to(root).as_posix(), tuple(found))
-
-
-def _nodes(
-    tree: ast.AST, *, runs_on_import: bool
-) -> Iterator[tuple[ast.Import | ast.ImportFrom | ast.Call, bool]]:
-    """Every import statement and every call, with whether importing the module executes it."""
-    for field, value in ast.iter_fields(tree):
-        for child in value if isinstance(value, list) else [value]:
-            if not isinstance(child, ast.AST):
-                continue
-            runs = runs_on_import
-            if field == "body" and _body_waits(tree):
-                runs = False
-            if isinstance(child, ast.Import | ast.ImportFrom | ast.Call):
-                yield child, runs
-            yield from _nodes(child, runs_on_import=runs)
-
-
-def _body_waits(tree: ast.AST) -> bool:
-    """Whether importing the module leaves the body of this node unexecuted."""
-    if isinstance(tree, ast.If):
-        test = tree.test  # TYPE_CHECKING, or typing.TYPE_CHECKING
-        return "TYPE_CHECKING" in (getattr(test, "id", None), getattr(test, "attr", None))
-    return isinstance(tree, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
 
 
 def _targets(
