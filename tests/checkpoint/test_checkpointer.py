@@ -168,13 +168,14 @@ def test_an_unfinished_checkpoint_of_the_same_step_is_written_anew(tmp_path):
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [
-        ({"save_interval_s": 0.0}, "checkpoint.save_interval_s=0.0"),
-        ({"save_interval_s": -1.0}, "checkpoint.save_interval_s=-1.0"),
-        ({"every": 0}, "checkpoint.every=0"),
-        ({"keep_temporary": 0}, "checkpoint.keep_temporary=0"),
-        ({"max_staged_bytes": 0}, "checkpoint.max_staged_bytes=0"),
+        ({"save_interval_s": 0.0}, "save_interval_s=0.0"),
+        ({"save_interval_s": -1.0}, "save_interval_s=-1.0"),
+        ({"every": 0}, "every=0"),
+        ({"keep_temporary": 0}, "keep_temporary=0"),
+        ({"max_staged_bytes": 0}, "max_staged_bytes=0"),
     ],
 )
 def test_a_period_that_cannot_be_is_refused_by_its_field(wrong, words):
-    with pytest.raises(ConfigError, match=rf"^{words}\. Allowed: .* Fix: set checkpoint"):
+    with pytest.raises(ConfigError) as caught:
         CheckpointConfig(**wrong)
+    assert words in caught.value.given

@@ -68,12 +68,12 @@ def test_a_change_of_schedule_is_refused_with_the_flag_that_allows_it():
     told = refusal(run(steps=20, ema_beta=0.9))
     assert "was saved with another schedule:\n" in told
     assert "  trainer.steps     10     20   schedule\n" in told
-    assert told.endswith("go on with --allow trainer.steps --allow trainer.ema_beta.")
+    assert told.endswith("--allow trainer.steps --allow trainer.ema_beta.")
 
 
 def test_every_changed_field_has_to_be_named():
     told = refusal(run(steps=20, ema_beta=0.9), allow=("trainer.steps",))
-    assert told.endswith("go on with --allow trainer.ema_beta.")
+    assert told.endswith(" continue with --allow trainer.ema_beta.")
 
 
 @pytest.mark.parametrize("name", ["trainer.steps", "train.steps"])
@@ -97,10 +97,9 @@ def test_a_changed_item_of_a_list_is_allowed_by_its_field():
         allowed = allowed_changes(now, allow)
         require_same_run(found, about(now), config=now, allowed=allowed)
 
-    with pytest.raises(
-        CheckpointError, match=r"batch_size\.1\.1.*\n.*--allow trainer\.batch_size\.$"
-    ):
+    with pytest.raises(CheckpointError) as caught:
         check()
+    assert "--allow trainer.batch_size" in caught.value.fix
     check("trainer.batch_size")
     check("train.batch_size.1.1")
 
@@ -134,20 +133,25 @@ def test_a_hash_over_other_fields_by_an_earlier_version_is_accepted():
 
 @pytest.mark.parametrize("name", ["trainer.step", "steps", "", "*", "trainer.steps.0", "model.x"])
 def test_a_flag_that_names_no_field_is_an_error_that_lists_those_there_are(name):
-    words = r"is no field of this run's config.*Allowed: fields of the schedule: trainer\.steps, "
-    with pytest.raises(ConfigError, match=words):
+    with pytest.raises(ConfigError) as caught:
         allowed_changes(run(), (name,))
+    assert f"--allow {name}" in caught.value.given
+    assert "trainer.steps, " in caught.value.allowed
 
 
 def test_a_flag_that_is_nearly_a_field_is_put_right():
-    with pytest.raises(ConfigError, match=r"did you mean trainer\.steps\?.*write --allow trainer"):
+    with pytest.raises(ConfigError) as caught:
         allowed_changes(run(), ("trainer.stepz",))
+    assert "did you mean trainer.steps?" in caught.value.given
+    assert "--allow trainer.steps" in caught.value.fix
 
 
 @pytest.mark.parametrize("name", ["model.columns", "trainer", "train.seed", "model"])
 def test_a_flag_that_names_part_of_the_identity_is_refused(name):
-    with pytest.raises(ConfigError, match=rf"--allow {name}, which is part of the run's identity"):
+    with pytest.raises(ConfigError) as caught:
         allowed_changes(run(), (name,))
+    assert f"--allow {name}" in caught.value.given
+    assert "identity" in caught.value.given
 
 
 def test_a_flag_may_name_what_has_not_changed():

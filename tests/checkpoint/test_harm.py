@@ -66,12 +66,14 @@ def test_the_only_checkpoint_damaged_is_an_error_and_never_a_fresh_start(
     shutil.copytree(saved / "step-8", tmp_path / "step-8")
     do_harm(tmp_path / "step-8")
     before = snapshot(tmp_path)
-    words = rf"(?s)none can be restored:\n  .*step-8: .*{reason}.*allow_fresh_start=true"
     for config in (run(), run(load_checkpoint=True)):
-        with pytest.raises(CheckpointError, match=words):
+        with pytest.raises(CheckpointError) as caught:
             begun(tmp_path, mesh, config)
-    with pytest.raises(CheckpointError, match=reason):
+        assert re.search(rf"step-8: .*{reason}", caught.value.given, re.DOTALL)
+        assert "allow_fresh_start=true" in caught.value.fix
+    with pytest.raises(CheckpointError) as caught:
         begun(tmp_path, mesh, run(load_checkpoint=True, allow_fresh_start=True))
+    assert re.search(reason, caught.value.given)
     assert snapshot(tmp_path) == before
 
 
@@ -118,8 +120,9 @@ def test_of_any_checkpoints_the_newest_whole_one_wins(harms, saved, one_device_m
         if whole:
             assert_state_of(begun(folder, one_device_mesh), whole[-1], one_device_mesh)
         else:
-            with pytest.raises(CheckpointError, match="none can be restored"):
+            with pytest.raises(CheckpointError) as caught:
                 begun(folder, one_device_mesh)
+            assert "no checkpoint can be restored" in caught.value.given
         # Whatever came of it, every file is still there, under its own name or aside.
         assert sorted(snapshot(folder).values()) == sorted(before.values())
 
@@ -135,10 +138,10 @@ def test_metadata_of_another_config_is_an_error_that_says_so(folder, mesh):
     another = {"model": {"columns": 99}}
     change_metadata(folder / "step-8", config=another, config_hash="0123", run_id="another")
     before = snapshot(folder)
-    with pytest.raises(
-        CheckpointError, match=r"step-8 was saved by another run:(?s:.)*model\.columns"
-    ):
+    with pytest.raises(CheckpointError) as caught:
         begun(folder, mesh)
+    assert "step-8" in caught.value.given
+    assert "model.columns" in caught.value.given
     assert snapshot(folder) == before
 
 
@@ -158,8 +161,9 @@ def test_a_file_in_a_checkpoint_s_place_is_never_taken_for_one(folder, mesh):
     shutil.rmtree(folder / "step-8")
     (folder / "step-8").write_text("mine")
     # It cannot be moved like a folder, and a save of step 8 would meet it: so it is told at once.
-    with pytest.raises(StorageError, match=r"step-8.*Allowed: .*Fix: "):
+    with pytest.raises(StorageError) as caught:
         begun(folder, mesh)
+    assert "step-8" in caught.value.given
     assert (folder / "step-8").read_text() == "mine"
 
 
@@ -167,8 +171,10 @@ def test_one_checkpoint_that_is_asked_for_and_damaged_is_told_by_its_reason(fold
     HARMS["change a hash"][0](folder / "step-4")
     found = list_checkpoints(str(folder))[1]
     abstract = jax.eval_shape(lambda: state_at(0))
-    with pytest.raises(DamagedCheckpoint, match=r"step-4 is damaged: 1 arrays differ.*Fix: choose"):
+    with pytest.raises(DamagedCheckpoint) as caught:
         restore_checkpoint(found, abstract, mesh=mesh)
+    assert "step-4" in caught.value.given
+    assert caught.value.reason.startswith("1 arrays differ")
 
 
 # ---- Flipped bytes, in a process of their own ----------------------------------------------------

@@ -142,8 +142,9 @@ def test_damaged_weights_are_passed_over_or_refused_and_stay(harm, other_run, tm
     beginning = begun(tmp_path / "own", mesh, config, initialize=fresh())
     assert_same(beginning.state, expected(3, is_averaged=False))
     config = run(initialize_from=str(copy / "checkpoints/step-5"))
-    with pytest.raises(CheckpointError, match=r"no whole checkpoint\n .*step-5: .*Fix: correct"):
+    with pytest.raises(CheckpointError) as caught:
         begun(tmp_path / "own", mesh, config, initialize=fresh())
+    assert "step-5" in caught.value.given
     assert snapshot(copy) == before
 
 
@@ -179,8 +180,9 @@ def test_weights_of_another_shape_are_refused_with_both_shapes_and_the_fields(
 
 def test_weights_of_another_dtype_are_refused_with_a_table(other_run, tmp_path, mesh):
     config = run(initialize_from=str(other_run))
-    with pytest.raises(CheckpointError, match=r"params/w +\(8, 4\) float32 +\(8, 4\) bfloat16\n"):
+    with pytest.raises(CheckpointError) as caught:
         begun(tmp_path, mesh, config, initialize=fresh(dtype="bfloat16"))
+    assert re.search(r"params/w +\(8, 4\) float32 +\(8, 4\) bfloat16\n", caught.value.given)
 
 
 @pytest.mark.parametrize("is_averaged", [False, True])
@@ -202,10 +204,12 @@ def test_averaged_weights_begin_a_run(is_averaged, dtype, other_run, tmp_path, m
 
 def test_averaged_weights_that_are_not_there_are_an_error(without_average, tmp_path, mesh):
     config = run(initialize_from=str(without_average), initialize_weights="ema")
-    with pytest.raises(ConfigError, match="current weights"):
+    with pytest.raises(ConfigError) as caught:
         begun(tmp_path, mesh, config, initialize=fresh())
-    with pytest.raises(ConfigError, match=r"initialize_weights=ema.*initialize_from"):
+    assert "without0/step-5" in caught.value.given
+    with pytest.raises(ConfigError) as caught:
         begun(tmp_path, mesh, run(initialize_weights="ema"), initialize=fresh())
+    assert "initialize_weights=ema" in caught.value.given
 
 
 @pytest.mark.parametrize(
@@ -217,8 +221,9 @@ def test_a_run_with_other_first_weights_is_another_run(before, other_run, tmp_pa
     save(tmp_path, 1, state_at(1), config=run(**({**source, **before} if before else {})))
     saved = snapshot(tmp_path)
     for asked in ({}, {"load_checkpoint_path": str(tmp_path)}):
-        with pytest.raises(CheckpointError, match=r"(?s)another run.*initialize_.* identity\n"):
+        with pytest.raises(CheckpointError) as caught:
             begun(tmp_path, mesh, run(**source, **asked), initialize=fresh())
+        assert re.search(r"initialize_.* identity\n", caught.value.given)
     assert snapshot(tmp_path) == saved
 
 
@@ -246,8 +251,9 @@ def test_weights_of_another_tokenizer_are_told_loudly(other_run, tmp_path, mesh,
 def test_a_place_without_checkpoints_is_an_error(tmp_path, mesh):
     (tmp_path / "empty/checkpoints").mkdir(parents=True)
     for place in ("empty", "missing"):
-        with pytest.raises((CheckpointError, ConfigError), match=r"Allowed: .*Fix: correct"):
+        with pytest.raises((CheckpointError, ConfigError)) as caught:
             begun(tmp_path / "own", mesh, run(initialize_from=str(tmp_path / place)))
+        assert place in caught.value.given
 
 
 # ---- The average, switched on or off at restore --------------------------------------------------
@@ -271,8 +277,9 @@ def without_average(tmp_path_factory, one_device_mesh) -> Path:
 
 def test_an_average_switched_on_starts_at_the_restored_weights(without_average, mesh):
     averaged = fresh(is_averaged=True)
-    with pytest.raises(CheckpointError, match=r"--allow trainer\.ema_beta\.$"):
+    with pytest.raises(CheckpointError) as caught:
         begun(without_average, mesh, run(ema_beta=0.9), initialize=averaged)
+    assert "--allow trainer.ema_beta" in caught.value.fix
     config = run(ema_beta=0.9, allow_changes=("train.ema_beta",))
     beginning = begun(without_average, mesh, config, initialize=averaged)
     saved = state_at(5)
@@ -281,8 +288,9 @@ def test_an_average_switched_on_starts_at_the_restored_weights(without_average, 
 
 
 def test_an_average_switched_off_is_not_read(with_average, mesh):
-    with pytest.raises(CheckpointError, match=r"--allow trainer\.ema_beta\.$"):
+    with pytest.raises(CheckpointError) as caught:
         begun(with_average, mesh, run(), initialize=fresh())
+    assert "--allow trainer.ema_beta" in caught.value.fix
     config = run(allow_changes=("trainer.ema_beta",))
     assert_same(begun(with_average, mesh, config, initialize=fresh()).state, state_at(5))
 

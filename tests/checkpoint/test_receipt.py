@@ -173,5 +173,6 @@ def test_one_element_that_is_not_finite_is_refused_by_its_leaf(bad, dtype, shape
     good = {"count": np.int32(-1), "w": leaf.copy()}
     leaf[2, 3] = bad
     assert checked_receipt(good) == receipt_of(good)
-    with pytest.raises(NonFiniteError, match=r"infinity in params/w\. Allowed: .*Fix: "):
+    with pytest.raises(NonFiniteError) as caught:
         checked_receipt({"step": np.int32(1), "params/w": leaf})
+    assert "params/w" in caught.value.given

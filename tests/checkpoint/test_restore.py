@@ -1,6 +1,7 @@
 """What a run begins with: its newest whole checkpoint, the place it is told, or a fresh state."""
 
 import dataclasses
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -89,17 +90,22 @@ def test_an_older_checkpoint_can_be_asked_for(saved, mesh):
 
 def test_must_load_finds_a_checkpoint_or_says_where_it_looked(tmp_path, saved, mesh):
     assert step_of(begun(saved, mesh, run(load_checkpoint=True))) == 10
-    with pytest.raises(CheckpointError, match=rf"{tmp_path} has no complete checkpoint.*null to"):
+    with pytest.raises(CheckpointError) as caught:
         begun(tmp_path, mesh, run(load_checkpoint=True))
+    assert str(tmp_path) in caught.value.given
+    assert "trainer.load_checkpoint=null" in caught.value.fix
 
 
 def test_must_start_fresh_refuses_a_folder_with_a_checkpoint(folder, mesh):
-    words = r"load_checkpoint=false, but .*step-10 exists.*Fix: "
-    with pytest.raises(CheckpointError, match=words):
+    with pytest.raises(CheckpointError) as caught:
         begun(folder, mesh, run(load_checkpoint=False))
+    assert "step-10" in caught.value.given
+    assert "load_checkpoint=false" in caught.value.given
     HARMS["lose metadata"][0](folder / "step-10")  # unreadable is not the same as absent
-    with pytest.raises(CheckpointError, match=words):
+    with pytest.raises(CheckpointError) as caught:
         begun(folder, mesh, run(load_checkpoint=False))
+    assert "step-10" in caught.value.given
+    assert "load_checkpoint=false" in caught.value.given
 
 
 def test_leftovers_alone_are_a_fresh_start_that_names_them(saved, tmp_path, mesh, caplog):
@@ -127,34 +133,38 @@ def test_another_run_is_an_error_and_no_older_checkpoint_is_tried(folder, mesh):
     with jax.set_mesh(mesh):
         save(folder, 11, config=run({"columns": 64}))
     before = snapshot(folder)
-    with pytest.raises(CheckpointError, match=r"step-11 was saved by another run"):
+    with pytest.raises(CheckpointError) as caught:
         begun(folder, mesh)
+    assert "step-11" in caught.value.given
     assert snapshot(folder) == before
 
 
 def test_a_schedule_may_change_when_it_is_allowed(saved, mesh, caplog):
-    with pytest.raises(CheckpointError, match=r"--allow trainer\.steps\.$"):
+    with pytest.raises(CheckpointError) as caught:
         begun(saved, mesh, run(steps=50))
+    assert "--allow trainer.steps" in caught.value.fix
     config = run(steps=50, allow_changes=("train.steps",))
     assert step_of(begun(saved, mesh, config)) == 10
     assert "trainer.steps  10     50   schedule" in caplog.text
 
 
 def test_a_name_that_cannot_be_allowed_is_refused_before_anything_is_looked_at(tmp_path, mesh):
-    with pytest.raises(ConfigError, match=r"--allow \*, which is no field"):
+    with pytest.raises(ConfigError) as caught:
         begun(tmp_path, mesh, run(allow_changes=("*",)))
+    assert "--allow *" in caught.value.given
 
 
 def test_data_that_would_move_is_refused(saved, mesh):
     assert step_of(begun(saved, mesh, data_offset_at=lambda step: 4 * step)) == 10
-    with pytest.raises(CheckpointError, match=r"examples before step 10  40     80   identity"):
+    with pytest.raises(CheckpointError) as caught:
         begun(saved, mesh, data_offset_at=lambda step: 8 * step)
+    assert "examples before step 10  40     80   identity" in caught.value.given
 
 
 def test_another_shape_is_refused_with_both(saved, mesh):
-    words = r"params/w +\(64, 32\) float32 +\(64, 16\) float32\n"
-    with pytest.raises(CheckpointError, match=words):
+    with pytest.raises(CheckpointError) as caught:
         begun(saved, mesh, initialize=lambda: state_at(0, columns=16))
+    assert re.search(r"params/w +\(64, 32\) float32 +\(64, 16\) float32\n", caught.value.given)
 
 
 def test_another_dtype_is_refused_and_never_cast(saved, mesh):
@@ -163,12 +173,14 @@ def test_another_dtype_is_refused_and_never_cast(saved, mesh):
         params = {name: leaf.astype(jnp.float32) for name, leaf in state.params.items()}
         return dataclasses.replace(state, params=params)
 
-    with pytest.raises(CheckpointError, match=r"params/bias +\(32,\) bfloat16 +\(32,\) float32\n"):
+    with pytest.raises(CheckpointError) as caught:
         begun(saved, mesh, initialize=widened)
+    assert re.search(r"params/bias +\(32,\) bfloat16 +\(32,\) float32\n", caught.value.given)
     newest = latest_checkpoint(str(saved))
     assert newest is not None
-    with pytest.raises(CheckpointError, match=r"params/bias +\(32,\) bfloat16"):
+    with pytest.raises(CheckpointError) as caught:
         restore_checkpoint(newest, jax.eval_shape(widened), mesh=mesh)
+    assert re.search(r"params/bias +\(32,\) bfloat16", caught.value.given)
 
 
 def test_a_restored_random_key_draws_the_numbers_of_the_saved_one(saved, mesh):
@@ -238,8 +250,9 @@ def test_nothing_is_moved_before_the_next_batches_are_proven(folder, mesh):
         raise CheckpointError("other batches")
 
     for config in (run(), run(load_checkpoint_path=str(folder / "step-2"))):
-        with pytest.raises(CheckpointError, match="other batches"):
+        with pytest.raises(CheckpointError) as caught:
             begun(folder, mesh, config, proof=refused)
+        assert "other batches" in caught.value.given
         assert snapshot(folder) == before
     assert seen == [9, 2]  # an error, and no damage: none of them was passed over for an older one
 
@@ -254,8 +267,9 @@ def test_nothing_is_moved_before_the_next_batches_are_proven(folder, mesh):
 def test_the_newest_is_the_last_to_be_moved_aside(folder, mesh):
     # A file cannot be moved like a folder: this is as far as a run came that was killed there.
     (folder / "step-11").write_text("mine")
-    with pytest.raises(StorageError, match="step-11"):
+    with pytest.raises(StorageError) as caught:
         begun(folder, mesh, run(load_checkpoint_path=str(folder / "step-2")))
+    assert "step-11" in caught.value.given
     assert names(folder) == ["step-10.forked-2", "step-11", "step-2", "step-9.forked-2"]
 
 
@@ -270,8 +284,9 @@ def test_a_step_that_is_asked_for_and_damaged_is_an_error_without_a_substitute(f
     HARMS["lose a file"][0](folder / "step-9")
     before = snapshot(folder)
     config = run(load_checkpoint_path=str(folder / "step-9"), allow_fresh_start=True)
-    with pytest.raises(CheckpointError, match=r"none can be restored:\n .*step-9: state/ lacks"):
+    with pytest.raises(CheckpointError) as caught:
         begun(folder, mesh, config)
+    assert "step-9: state/ lacks" in caught.value.given
     assert snapshot(folder) == before
 
 
@@ -316,11 +331,13 @@ def test_a_run_whose_own_are_all_damaged_may_begin_once_more_where_it_began(
     own, folder, mesh, caplog
 ):
     before, there = snapshot(own), snapshot(folder)
-    with pytest.raises(CheckpointError, match=r"allow_fresh_start=true to .*go on from .*checkp"):
+    with pytest.raises(CheckpointError) as caught:
         begun(own, mesh, run(load_checkpoint_path=str(folder)))
+    assert "allow_fresh_start=true" in caught.value.fix
     config = run(load_checkpoint_path=str(folder), allow_fresh_start=True)
-    with pytest.raises(CheckpointError, match="other batches"):
+    with pytest.raises(CheckpointError) as caught:
         begun(own, mesh, config, proof=raising(CheckpointError("other batches")))
+    assert "other batches" in caught.value.given
     assert snapshot(own) == before
     beginning = begun(own, mesh, config, attempt=5)
     assert_state_of(beginning, 10, mesh)
@@ -337,13 +354,15 @@ def test_who_names_a_place_never_begins_with_random_weights(own, folder, tmp_pat
     before = snapshot(tmp_path)
     config = run(load_checkpoint_path=str(folder), allow_fresh_start=True)
     for place, steps in ((own, (14, 12, 10, 9, 2)), (tmp_path / "new", (10, 9, 2))):
-        with pytest.raises(CheckpointError, match="none can be restored") as caught:
+        with pytest.raises(CheckpointError) as caught:
             begun(place, mesh, config)
+        assert "no checkpoint can be restored" in caught.value.given
         told = str(caught.value)
         assert [f"step-{step}: " in told for step in steps] == [True] * len(steps)
         assert "allow_fresh_start" not in told
-    with pytest.raises(CheckpointError, match="none can be restored"):
+    with pytest.raises(CheckpointError) as caught:
         begun(folder, mesh, config)
+    assert "no checkpoint can be restored" in caught.value.given
     assert snapshot(tmp_path) == before
 
 
@@ -380,27 +399,30 @@ def test_looking_again_has_an_end(folder, tmp_path, mesh):
 
     save(folder, 1)
     config = run(load_checkpoint_path=str(folder))
-    with pytest.raises(CheckpointError, match=r"step-2 was deleted while .*Allowed: .*Fix: "):
+    with pytest.raises(CheckpointError) as caught:
         begun(tmp_path / "own", mesh, config, data_offset_at=offset)
+    assert "step-2" in caught.value.given
 
 
 @pytest.mark.parametrize(
-    ("name", "words"),
+    ("name", "fix"),
     [
-        ("step-010", r"a name that no checkpoint has.*Fix: name step-10"),
-        ("step-9.forked-2", r"moved aside.*Fix: move what is named step-9 now .*rename"),
-        ("step-9.damaged-2.2", r"moved aside.*its own name, step-9"),
+        ("step-010", "step-10"),
+        ("step-9.forked-2", "step-9"),
+        ("step-9.damaged-2.2", "step-9"),
     ],
 )
-def test_a_step_under_another_name_is_told_how_to_get_its_own(name, words, folder, tmp_path, mesh):
+def test_a_step_under_another_name_is_told_how_to_get_its_own(name, fix, folder, tmp_path, mesh):
     (folder / "step-9").rename(folder / name)
     before = snapshot(folder)
     for own in (folder, tmp_path / "own"):
         for setting in ("load_checkpoint_path", "initialize_from"):
             if own is folder and setting == "initialize_from":
                 continue  # its own checkpoints come first
-            with pytest.raises(ConfigError, match=words):
+            with pytest.raises(ConfigError) as caught:
                 begun(own, mesh, run(**{setting: str(folder / name)}))
+            assert name in caught.value.given
+            assert fix in caught.value.fix
     assert snapshot(folder) == before
 
 
@@ -408,24 +430,28 @@ def test_a_place_is_refused_by_a_run_whose_checkpoints_did_not_come_from_there(
     saved, tmp_path, mesh
 ):
     save(tmp_path / "own", 1)
-    with pytest.raises(CheckpointError, match=r"own/step-1 exists and did not come from there"):
+    with pytest.raises(CheckpointError) as caught:
         begun(tmp_path / "own", mesh, run(load_checkpoint_path=str(saved)))
+    assert "own/step-1" in caught.value.given
 
 
 def test_the_rules_of_identity_hold_for_other_places_too(saved, tmp_path, mesh):
     config = run({"columns": 64}, load_checkpoint_path=str(saved))
-    with pytest.raises(CheckpointError, match=r"step-10 was saved by another run"):
+    with pytest.raises(CheckpointError) as caught:
         begun(tmp_path, mesh, config)
+    assert "step-10" in caught.value.given
 
 
 def test_a_place_that_leads_nowhere_is_never_a_fresh_start(saved, tmp_path, mesh):
     (tmp_path / "checkpoints").mkdir()
     for place in (saved / "step-3", tmp_path / "missing", tmp_path):
-        with pytest.raises((CheckpointError, ConfigError), match=r"Allowed: .* Fix: "):
+        with pytest.raises((CheckpointError, ConfigError)) as caught:
             begun(tmp_path / "own", mesh, run(load_checkpoint_path=str(place)))
+        assert str(place) in caught.value.given
 
 
 def test_settings_of_which_one_would_be_ignored_are_refused(saved, tmp_path, mesh):
     config = run(load_checkpoint_path=str(saved), load_checkpoint=False)
-    with pytest.raises(ConfigError, match=r"load_checkpoint_path=.*Fix: remove one of the two"):
+    with pytest.raises(ConfigError) as caught:
         begun(tmp_path, mesh, config)
+    assert "load_checkpoint_path=" in caught.value.given

@@ -92,7 +92,7 @@ def test_what_was_passed_over_is_moved_aside_by_the_first_process(outcomes, plac
 
 def test_what_only_one_cannot_read_is_refused_by_both_with_the_process_named(outcomes, places):
     for told in outcomes:
-        assert "none can be restored" in told["all harmed"]["error"]
+        assert "no checkpoint can be restored" in told["all harmed"]["error"]
         assert "step-4: process 1: " in told["all harmed"]["error"]
     assert sorted(path.name for path in (places[0] / "all harmed").iterdir()) == [
         "step-2", "step-4",

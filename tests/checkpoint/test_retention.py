@@ -67,14 +67,14 @@ def test_every_is_short_for_one_policy_without_an_end():
     ("config", "words"),
     [
         ({"every": 5, "keep": (KeepPolicy(every=5),)}, "checkpoint.every=5 with checkpoint.keep="),
-        ({"keep": (KeepPolicy(every=5), KeepPolicy(every=9))}, r"keep with until=\[None, None\]"),
+        ({"keep": (KeepPolicy(every=5), KeepPolicy(every=9))}, "keep with until=[None, None]"),
         (
             {"keep": (KeepPolicy(every=5, until=9), KeepPolicy(every=5, until=9))},
-            r"keep with until=\[9, 9\]",
+            "keep with until=[9, 9]",
         ),
         (
             {"keep": (KeepPolicy(every=5, until=9), KeepPolicy(every=5, until=3))},
-            r"keep with until=\[9, 3\]",
+            "keep with until=[9, 3]",
         ),
         # No step that is kept.
         ({"keep": (KeepPolicy(every=10, until=9),)}, "keep with every=10 after 0, until=9"),
@@ -85,8 +85,9 @@ def test_every_is_short_for_one_policy_without_an_end():
     ],
 )
 def test_policies_that_cannot_be_are_refused(config, words):
-    with pytest.raises(ConfigError, match=rf"^(checkpoint\.)?{words}.*Allowed: .*Fix: "):
+    with pytest.raises(ConfigError) as caught:
         CheckpointConfig(**config)
+    assert words in caught.value.given
 
 
 @pytest.mark.parametrize("wrong", [{"every": 0}, {"every": 5, "until": 0}])

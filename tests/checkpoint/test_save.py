@@ -172,8 +172,9 @@ def test_a_state_that_is_not_finite_is_refused_before_anything_is_written(leaf, 
         partial(save_step_checkpoint, str(tmp_path), spoiled(leaf, bad), about(step=2)),
         partial(save_temporary_checkpoint, str(tmp_path), spoiled(leaf, bad), about(step=2)),
     ):
-        with pytest.raises(NonFiniteError, match=rf"infinity in params/{leaf}\. Allowed: "):
+        with pytest.raises(NonFiniteError) as caught:
             attempt()
+        assert f"params/{leaf}" in caught.value.given
     saver.wait()
     assert sorted(path.name for path in tmp_path.iterdir()) == before == ["step-1"]
 
@@ -187,8 +188,9 @@ def test_what_ends_a_save_is_raised_once_by_whoever_comes_next(tmp_path):
     ):
         saver = checkpointer(tmp_path)
         save(saver, state_at(1), 1, **BAD_JSON)
-        with pytest.raises(StorageError, match=r"stream_states.*Allowed: .*Fix: "):
+        with pytest.raises(StorageError) as caught:
             ask(saver)
+        assert "stream_states" in caught.value.given
         saver.wait()
         assert not saver.is_due(2)
         assert saver.take_reports() == []
@@ -228,34 +230,30 @@ def caused_by(cause: Exception) -> Exception:
     return error
 
 
-UNTOUCHED = "earlier checkpoints are untouched and the same command continues"
-
-
 @pytest.mark.parametrize(
-    ("error", "told"),
+    ("error", "kind", "cause", "is_full"),
     [
-        (DataError("id 70 is too large"), r"^id 70 is too large$"),
-        (
-            RuntimeError("no such row"),
-            rf"step-1 .*: no such row\..*Fix: see the cause; {UNTOUCHED}",
-        ),
-        (OSError(errno.EIO, "broken disk"), rf"broken disk.*Fix: see the cause; {UNTOUCHED}"),
-        (OSError(errno.ENOSPC, "full"), rf"full.*Fix: free space; {UNTOUCHED}"),
-        (caused_by(OSError(errno.EDQUOT, "full")), rf"be read.*Fix: free space; {UNTOUCHED}"),
-        (caused_by(ValueError("write: No space left on device")), r"be read.*Fix: free space;"),
+        (DataError("id 70 is too large"), DataError, "id 70 is too large", False),
+        (RuntimeError("no such row"), StorageError, "no such row", False),
+        (OSError(errno.EIO, "broken disk"), StorageError, "broken disk", False),
+        (OSError(errno.ENOSPC, "full"), StorageError, "full", True),
+        (caused_by(OSError(errno.EDQUOT, "full")), StorageError, "be read", True),
+        (caused_by(ValueError("write: No space left on device")), StorageError, "be read", True),
     ],
 )
 @pytest.mark.usefixtures("on_one_device")
 def test_what_fails_a_save_is_told_and_space_is_asked_for_only_where_it_helps(
-    error, told, tmp_path
+    error, kind, cause, is_full, tmp_path
 ):
     def hashes() -> list[str]:
         raise error
 
     saver = checkpointer(tmp_path)
     save(saver, state_at(1), 1, next_batches=hashes)
-    with pytest.raises(DataError if isinstance(error, DataError) else StorageError, match=told):
+    with pytest.raises(kind) as caught:
         saver.wait()
+    assert cause in caught.value.given
+    assert ("free space" in caught.value.fix) == is_full
     assert list(tmp_path.iterdir()) == []
 
 
@@ -297,8 +295,9 @@ def test_leaving_waits_for_the_save_and_raises_its_error(tmp_path):
     with checkpointer(tmp_path) as saver:
         save(saver, state_at(1), 1)
     assert [found.metadata.step for found in list_checkpoints(str(tmp_path))] == [1]
-    with pytest.raises(StorageError, match="stream_states"), checkpointer(tmp_path) as saver:
+    with pytest.raises(StorageError) as caught, checkpointer(tmp_path) as saver:
         save(saver, state_at(2), 2, **BAD_JSON)
+    assert "stream_states" in caught.value.given
 
 
 @pytest.mark.usefixtures("on_one_device")
@@ -370,9 +369,11 @@ def test_a_link_that_leads_out_of_the_run_is_not_saved_through(tmp_path, on_one_
     link.rename(elsewhere)
     link.symlink_to(elsewhere)
     before = {path: path.stat().st_mtime_ns for path in sorted(elsewhere.rglob("*"))}
-    with pytest.raises(StorageError, match="link"):
+    with pytest.raises(StorageError) as caught:
         save_step_checkpoint(checkpoints, state_at(8), about(step=8))  # which is only promoted
+    assert "link" in caught.value.given
     if linked == "checkpoints":
-        with pytest.raises(StorageError, match="link"):
+        with pytest.raises(StorageError) as caught:
             save_step_checkpoint(checkpoints, state_at(9), about(step=9))
+        assert "link" in caught.value.given
     assert {path: path.stat().st_mtime_ns for path in sorted(elsewhere.rglob("*"))} == before

@@ -100,8 +100,9 @@ def test_metadata_that_cannot_be_is_told_and_hides_no_neighbour(changes, words, 
     (other,) = others
     assert other.path == str(tmp_path / "step-5")
     assert words in other.reason
-    with pytest.raises(CheckpointError, match=r"step-5 cannot be read: .*Allowed: .*Fix: "):
+    with pytest.raises(CheckpointError) as caught:
         read_step_folder(other.path)
+    assert "step-5" in caught.value.given
 
 
 @given(chance=st.randoms(use_true_random=False))

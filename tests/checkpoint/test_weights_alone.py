@@ -1,5 +1,6 @@
 """Weights of a checkpoint without the rest of its state, as evaluation reads them."""
 
+import re
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -83,8 +84,9 @@ def test_only_the_weights_that_are_chosen_are_read_and_proven(folder: str, one_d
     write_metadata(path, replace(found.metadata, receipt=receipt))
     best = load_weights(folder, params, mesh=one_device_mesh, choose=best_weights)
     assert set(best.models) == {"ema"}
-    with pytest.raises(CheckpointError, match=r"(?s)no whole checkpoint.*params/w"):
+    with pytest.raises(CheckpointError) as caught:
         load_weights(folder, params, mesh=one_device_mesh, choose=all_weights)
+    assert "params/w" in caught.value.given
 
 
 def test_an_average_is_asked_for_only_where_there_is_one(
@@ -97,12 +99,14 @@ def test_an_average_is_asked_for_only_where_there_is_one(
         read = load_weights(str(tmp_path), params, mesh=one_device_mesh, choose=choose)
         assert set(read.models) == {"params"}
     asked = partial(these_weights, names=("ema",))
-    with pytest.raises(ConfigError, match="which has none"):
+    with pytest.raises(ConfigError) as caught:
         load_weights(str(tmp_path), params, mesh=one_device_mesh, choose=asked)
+    assert "ema" in caught.value.given
 
 
 def test_weights_of_other_shapes_are_refused_with_both(folder: str, one_device_mesh: Mesh):
     params = abstract_params(one_device_mesh)
     params["b"] = jax.ShapeDtypeStruct((5,), jnp.bfloat16, sharding=params["b"].sharding)
-    with pytest.raises(CheckpointError, match=r"params/b\s+\(4,\) bfloat16\s+\(5,\) bfloat16"):
+    with pytest.raises(CheckpointError) as caught:
         load_weights(folder, params, mesh=one_device_mesh)
+    assert re.search(r"params/b\s+\(4,\) bfloat16\s+\(5,\) bfloat16", caught.value.given)

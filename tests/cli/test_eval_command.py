@@ -333,7 +333,7 @@ def test_a_damaged_checkpoint_is_passed_over_aloud_unless_it_is_the_one_named(
     assert rows(trained)[-2]["step"] == 5
     assert "step-12 is damaged and passed over" in caplog.text
     named = chomp("eval", "run/checkpoints/step-12")
-    refused(named, "no whole checkpoint", "step-12: ")
+    refused(named, "no undamaged checkpoint", "step-12: ")
 
 
 def test_a_checkpoint_outside_of_a_run_needs_a_template_and_a_tokenizer(
@@ -406,7 +406,7 @@ def test_an_average_that_is_not_there_is_refused(chomp: Chomp, trained: Path):
         arrays = {k: v for k, v in found.metadata.arrays.items() if not k.startswith("ema_")}
         write_metadata(str(path), replace(found.metadata, arrays=arrays))
     for weights in ("ema", "both"):
-        refused(chomp("eval", "run", "--weights", weights), "which has none", "params")
+        refused(chomp("eval", "run", "--weights", weights), "no averaged weights", "params")
 
 
 def test_a_template_without_what_evaluation_calls_is_told_what_it_lacks(

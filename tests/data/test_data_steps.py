@@ -220,8 +220,10 @@ def test_a_component_of_weight_0_takes_a_store_of_a_part_only_if_it_is_the_held_
     assert len(build_eval_datasets(idle, ByteTokenizer(), seq_len=16)) == 2
     assert "'rhymes' is evaluated IN PART" in caplog.text
     other = with_component(idle, "rhymes", validation_store=steps["tokens/rhymes-train"].path)
-    with pytest.raises(DataError, match=r"'rhymes'.*0\.2.*Allowed: .*all.*Fix: "):
+    with pytest.raises(DataError) as caught:
         build_eval_datasets(other, ByteTokenizer(), seq_len=16)
+    assert "'rhymes'" in caught.value.given
+    assert "0.2" in caught.value.given
 
 
 def test_weight_0_in_some_stages_alone_holds_out_the_usual_fraction(data, tmp_path: Path):
@@ -240,8 +242,9 @@ def test_weight_0_in_some_stages_alone_holds_out_the_usual_fraction(data, tmp_pa
 
 @pytest.mark.parametrize("stages", [(), (MixtureStage(start_step=0, weights={"a": 0.0}),)])
 def test_a_config_that_trains_on_nothing_is_refused(stages):
-    with pytest.raises(ConfigError, match=r"0.* Allowed: .+ Fix: "):
+    with pytest.raises(ConfigError) as caught:
         LmDataConfig(components={"a": LmComponentConfig(weight=0.0)}, stages=stages)
+    assert "0" in caught.value.given
 
 
 def test_a_component_of_weight_0_without_a_document_is_refused(data, tmp_path: Path):
@@ -270,8 +273,9 @@ def test_a_given_tokenizer_is_known_by_its_content_and_not_by_its_path(data, tmp
 
 def test_a_given_tokenizer_that_is_not_there_is_an_error_of_the_plan(data: LmDataConfig):
     data = replace(data, tokenizer=TokenizerConfig(path="nowhere"))
-    with pytest.raises(DataError, match="no tokenizer in nowhere"):
+    with pytest.raises(DataError) as caught:
         with_data_steps(data)
+    assert "nowhere" in caught.value.given
 
 
 def test_a_tokenizer_of_another_model_is_known_by_the_content_of_its_file(
@@ -312,8 +316,9 @@ def test_a_tokenizer_file_that_changes_between_plan_and_build_is_refused(
     steps = plan(replace(data, tokenizer=tokenizer), tmp_path / "outputs")
     write_rules(rules, vocab_size=271)
     planned = steps["tokenizer/json"]
-    with pytest.raises(DataError, match="which has changed since this build was planned"):
+    with pytest.raises(DataError) as caught:
         planned.step.fn(planned.config)
+    assert "when this build was planned" in caught.value.allowed
     assert not Path(planned.path, "chomp_tokenizer.json").exists()
 
 
@@ -421,7 +426,7 @@ def test_a_component_of_any_stage_gets_a_train_store(data: LmDataConfig, tmp_pat
     [
         ({"kind": "json"}, "kind=json without data.tokenizer.file"),
         ({"kind": "hub"}, "kind=hub without data.tokenizer.name"),
-        ({"kind": "bpe", "vocab_size": 256}, "vocab_size=256 of a BPE"),
+        ({"kind": "bpe", "vocab_size": 256}, "vocab_size=256"),
         ({"kind": "bpe", "file": "x.json"}, "file=x.json with data.tokenizer.kind=bpe"),
         ({"kind": "byte", "eos": 3}, "eos=3 with data.tokenizer.kind=byte"),
         ({"kind": "json", "file": "x", "name": "y"}, "name=y with data.tokenizer.kind=json"),
@@ -430,13 +435,15 @@ def test_a_component_of_any_stage_gets_a_train_store(data: LmDataConfig, tmp_pat
     ],
 )
 def test_settings_that_do_not_belong_to_a_kind_of_tokenizer_are_refused(settings, expected):
-    with pytest.raises(ConfigError, match=rf"data\.tokenizer\.{expected}.*\. Allowed: .+ Fix: "):
+    with pytest.raises(ConfigError) as caught:
         TokenizerConfig(**settings)
+    assert expected in caught.value.given
 
 
 def test_a_tokenizer_that_is_not_built_yet_cannot_be_loaded():
-    with pytest.raises(ConfigError, match="run this config through a launch file"):
+    with pytest.raises(ConfigError) as caught:
         TokenizerConfig().load()
+    assert "launch file" in caught.value.fix
 
 
 def test_a_source_is_known_by_its_content_and_not_by_its_path(data: LmDataConfig, tmp_path: Path):
@@ -452,11 +459,13 @@ def test_a_source_is_known_by_its_content_and_not_by_its_path(data: LmDataConfig
 
 def test_errors_of_a_plan_name_the_component(data: LmDataConfig):
     lost = with_component(data, "rhymes", source=TextSource(paths=("nowhere/*.txt",)))
-    with pytest.raises(DataError, match=r"component 'rhymes': .*matches no file"):
+    with pytest.raises(DataError) as caught:
         with_data_steps(lost)
+    assert "component 'rhymes': " in caught.value.given
     bare = with_component(data, "rhymes", source=None)
-    with pytest.raises(ConfigError, match=r"data\.components\.rhymes without a source\. Allowed"):
+    with pytest.raises(ConfigError) as caught:
         with_data_steps(bare)
+    assert "data.components.rhymes" in caught.value.given
 
 
 def test_a_tokenizer_may_learn_from_the_first_documents_only(data: LmDataConfig, tmp_path: Path):

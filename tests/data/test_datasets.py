@@ -1,7 +1,6 @@
 """Examples by number: pure, complete in every epoch, and named by what decides them."""
 
 import json
-import re
 import shutil
 from dataclasses import replace
 from itertools import pairwise
@@ -229,35 +228,45 @@ def test_evaluation_scores_ends_even_if_training_does_not(folder: Path):
 def test_a_component_without_a_store_is_named(folder: Path):
     data = number_data(folder, {"a": LENGTHS["a"]})
     bare = replace(data, components={"a": LmComponentConfig()})
-    with pytest.raises(DataError, match=r"'a' has no train_store.*set data\.components\.a\.train_"):
+    with pytest.raises(DataError) as caught:
         dataset_of(bare)
-    with pytest.raises(DataError, match="'a' has no validation_store"):
+    assert "'a' has no train_store" in caught.value.given
+    assert "data.components.a.train_store" in caught.value.fix
+    with pytest.raises(DataError) as caught:
         build_eval_datasets(bare, NUMBERS, seq_len=8)
+    assert "'a' has no validation_store" in caught.value.given
 
 
 def test_a_run_without_components_is_refused():
-    with pytest.raises(DataError, match=r"^data without components\. Allowed"):
+    with pytest.raises(DataError) as caught:
         dataset_of(LmDataConfig())
+    assert "data.components" in caught.value.fix
 
 
 def test_a_store_of_another_tokenizer_is_refused(folder: Path):
     data = number_data(folder, {"a": LENGTHS["a"]})
     other, batches = NumberTokenizer(60_000), BatchSchedule(4)
-    with pytest.raises(DataError, match=r"'a': .* made with this run's tokenizer"):
+    with pytest.raises(DataError) as caught:
         build_train_dataset(data, other, seq_len=8, seed=0, batches=batches)
+    assert "component 'a': " in caught.value.given
+    assert "tokenizer" in caught.value.allowed
 
 
 def test_a_store_too_short_for_a_row_is_refused(folder: Path):
-    with pytest.raises(DataError, match=r"of 40 tokens for rows of 41\. Allowed"):
+    with pytest.raises(DataError) as caught:
         dataset_of(number_data(folder, {"b": LENGTHS["b"]}), seq_len=41)
+    assert "40 tokens" in caught.value.given
+    assert "41" in caught.value.given
 
 
 def test_a_lost_store_shows_before_the_first_step(folder: Path, tmp_path: Path):
     shutil.copytree(folder, tmp_path / "copy")
     data = number_data(tmp_path / "copy", LENGTHS)
     shutil.rmtree(tmp_path / "copy/b/document_ends")
-    with pytest.raises(StorageError, match=r"component 'b': .*copy/b/document_ends"):
+    with pytest.raises(StorageError) as caught:
         dataset_of(data)
+    assert "component 'b': " in caught.value.given
+    assert "copy/b/document_ends" in caught.value.given
 
 
 @pytest.mark.parametrize("fraction", [0.0, 1.0, -0.1, float("nan")])
@@ -270,8 +279,10 @@ def test_a_split_without_two_sides_is_refused(fraction: float):
 
 @pytest.mark.parametrize("name", ["", " ", "code ", "/code", "code/"])
 def test_a_component_needs_a_name(name: str):
-    with pytest.raises(ConfigError, match=r"data\.components with the name .*\. Allowed: names"):
+    with pytest.raises(ConfigError) as caught:
         LmDataConfig(components={name: LmComponentConfig()})
+    assert "data.components" in caught.value.given
+    assert "names" in caught.value.allowed
 
 
 @pytest.mark.parametrize("weight", [-1.0, float("nan"), float("inf")])
@@ -285,8 +296,9 @@ def test_a_bpe_vocabulary_too_small_for_bytes_is_refused_before_anything_is_buil
     with pytest.raises(ConfigError) as caught:
         TokenizerConfig(vocab_size=256)
     assert caught.value.allowed.startswith("at least 257 and below")
-    with pytest.raises(ConfigError, match=r"vocab_size=300 with data\.tokenizer\.kind=byte"):
+    with pytest.raises(ConfigError) as caught:
         TokenizerConfig(kind="byte", vocab_size=300)
+    assert "vocab_size=300 with data.tokenizer.kind=byte" in caught.value.given
 
 
 def names_served(dataset: TrainDataset, start: int, stop: int) -> list[str]:
@@ -321,16 +333,18 @@ def test_a_component_of_a_later_stage_alone_is_opened(folder: Path):
 
 
 @pytest.mark.parametrize(
-    ("weights", "told"),
+    ("weights", "told", "fix"),
     [
-        ({"a": 1.0, "b": 1.0, "c": 1.0}, r"data\.stages\[1\].*unknown component 'c'.*of the comp"),
-        ({"a": 1.0}, r"data\.stages\[1\]\.weights without 'b'.*Fix: add b: 0"),
+        ({"a": 1.0, "b": 1.0, "c": 1.0}, "unknown component 'c'", "components"),
+        ({"a": 1.0}, "data.stages[1].weights without 'b'", "add b: 0"),
     ],
 )
-def test_stages_name_every_component_and_no_other(folder: Path, weights, told):
+def test_stages_name_every_component_and_no_other(folder: Path, weights, told, fix):
     data = number_data(folder, LENGTHS)
-    with pytest.raises(ConfigError, match=told):
+    with pytest.raises(ConfigError) as caught:
         staged(data, (0, {"a": 1.0, "b": 1.0}), (5, weights))
+    assert told in caught.value.given
+    assert fix in caught.value.allowed + caught.value.fix
 
 
 def test_a_run_longer_than_its_data_is_refused_with_the_steps_there_are(folder: Path):
@@ -338,22 +352,27 @@ def test_a_run_longer_than_its_data_is_refused_with_the_steps_there_are(folder: 
     # Half of each: b, of 5 rows, has all of them served by example 10, of 3 batches of 4.
     dataset = dataset_of(data)
     assert dataset.num_examples in (9, 10)
-    with pytest.raises(ConfigError, match=r"train\.steps=3.*at most 2 steps. Fix: set train\.step"):
+    with pytest.raises(ConfigError) as caught:
         dataset_of(data, total_steps=3)
+    assert "train.steps=3" in caught.value.given
+    assert "train.steps" in caught.value.fix
     dataset_of(data, total_steps=2)
     dataset_of(replace(data, stop_strategy="all_exhausted"), total_steps=4)
     dataset_of(replace(data, stop_strategy="restart"), total_steps=1000)
     # Less than one batch: no number of steps would do.
-    with pytest.raises(ConfigError, match=r"16 examples. Fix: .*train\.batch_size") as caught:
+    with pytest.raises(ConfigError) as caught:
         dataset_of(data, batch_size=16, total_steps=3)
+    assert "16 examples" in caught.value.allowed
+    assert "train.batch_size" in caught.value.fix
     assert "train.steps=0" not in str(caught.value)
 
 
 def test_a_component_that_would_never_come_is_refused(folder: Path):
     data = number_data(folder, LENGTHS, {"a": 1.0, "b": 1e-6})
     dataset_of(data)
-    with pytest.raises(ConfigError, match=r"component 'b' with 1e-06 of the weight would be first"):
+    with pytest.raises(ConfigError) as caught:
         dataset_of(data, total_steps=100)
+    assert "component 'b' with 1e-06" in caught.value.given
 
 
 def test_a_forecast_above_four_epochs_is_a_warning_and_says_the_numbers(folder: Path, caplog):
@@ -392,10 +411,12 @@ def test_the_first_chomps_names_for_packing_mean_the_same(folder: Path, name: st
 
 
 def test_settings_of_packed_rows_need_packed_rows():
-    with pytest.raises(ConfigError, match=r"data\.packing with data\.packing_mode=concat"):
+    with pytest.raises(ConfigError) as caught:
         LmDataConfig(packing=PackingConfig())
-    with pytest.raises(ConfigError, match="max_documents_per_row=0"):
+    assert "data.packing_mode=concat" in caught.value.given
+    with pytest.raises(ConfigError) as caught:
         PackingConfig(max_documents_per_row=0)
+    assert "max_documents_per_row=0" in caught.value.given
 
 
 def test_the_order_of_rows_is_what_shuffle_says(folder: Path):
@@ -436,12 +457,17 @@ def test_a_store_of_another_split_is_refused(folder: Path):
     data = number_data(folder, {"a": LENGTHS["a"]})
     component = data.components["a"]
     leaking = replace(component, train_store=component.validation_store)
-    with pytest.raises(DataError, match=r"'a': train_store .* which is the validation split at"):
+    with pytest.raises(DataError) as caught:
         dataset_of(replace(data, components={"a": leaking}))
-    with pytest.raises(DataError, match=r"the train split at data\.validation_fraction=0\.2"):
+    assert "'a': train_store" in caught.value.given
+    assert "validation split" in caught.value.given
+    with pytest.raises(DataError) as caught:
         dataset_of(replace(data, validation_fraction=0.2))
-    with pytest.raises(DataError, match=r"'a': validation_store .* which is the validation split"):
+    assert "data.validation_fraction=0.2" in caught.value.allowed
+    with pytest.raises(DataError) as caught:
         build_eval_datasets(replace(data, validation_fraction=0.2), NUMBERS, seq_len=8)
+    assert "'a': validation_store" in caught.value.given
+    assert "validation split" in caught.value.given
 
 
 def test_a_store_that_was_moved_is_the_same_data(dataset: TrainDataset, folder: Path, tmp_path):
@@ -466,8 +492,9 @@ def test_the_defaults_of_packing_are_the_same_written_out(folder: Path):
 @pytest.mark.parametrize("starts", [[5], [0, 7, 7], [0, 9, 3]])
 def test_stages_that_do_not_begin_at_0_or_go_back_are_told_in_steps(folder: Path, starts):
     data = number_data(folder, LENGTHS)
-    with pytest.raises(ConfigError, match=re.escape(f"start at the steps {starts}")):
+    with pytest.raises(ConfigError) as caught:
         staged(data, *[(start, {"a": 1.0, "b": 1.0}) for start in starts])
+    assert str(starts) in caught.value.given
 
 
 def test_stages_take_the_place_of_the_components_weights(folder: Path):

@@ -115,10 +115,12 @@ def test_documents_are_equal_by_their_numbers_too():
 
 
 def test_a_document_has_one_content():
-    with pytest.raises(DataError, match=r"^document a:1 with more than one content\. Allowed"):
+    with pytest.raises(DataError) as caught:
         Document(id="a:1", text="x", ids=np.array([1]))
-    with pytest.raises(DataError, match=r"^document a:1 with more than one content\. Allowed"):
+    assert "a:1" in caught.value.given
+    with pytest.raises(DataError) as caught:
         Document(id="a:1", text="x", spans=(Span("x", True),))
+    assert "a:1" in caught.value.given
 
 
 def test_positions_are_ordered_by_part_and_then_by_record():

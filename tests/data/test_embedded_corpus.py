@@ -177,8 +177,9 @@ def test_the_parts_have_fingerprints_of_their_own(library):
 
 def test_a_python_without_sources_is_named(library):
     folder = library({})
-    with pytest.raises(DataError, match=rf"^no Python sources under {folder}\. Allowed"):
+    with pytest.raises(DataError) as caught:
         list(embedded_documents("code"))
+    assert str(folder) in caught.value.given
 
 
 @pytest.mark.parametrize("content", [None, b"\xff", b"topics = build()\n"])
@@ -186,7 +187,8 @@ def test_a_python_without_help_topics_still_has_code(library, content):
     folder = library({"a.py": "x = 1\n"})
     topics = folder / "pydoc_data" / "topics.py"
     topics.unlink() if content is None else topics.write_bytes(content)
-    with pytest.raises(DataError, match=rf"^no help\(\) topics in {topics}: .+ Allowed"):
+    with pytest.raises(DataError) as caught:
         list(embedded_documents("prose"))
+    assert str(topics) in caught.value.given
     assert len(source_fingerprint(EmbeddedSource(part="code"))) == 64
     assert ids_of("code") == ["a.py"]

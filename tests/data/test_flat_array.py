@@ -3,7 +3,6 @@
 import contextlib
 import gc
 import os
-import re
 import subprocess
 import sys
 import tempfile
@@ -151,8 +150,9 @@ def test_a_flipped_byte_anywhere_in_a_shard_is_found(path: Path):
     shard = path / FIRST_SHARD
     for offset in range(shard.stat().st_size):
         flip(shard, offset)
-        with pytest.raises(DataError, match="array is damaged: "):
+        with pytest.raises(DataError) as caught:
             read_all(path)
+        assert "array is damaged: " in caught.value.given
         flip(shard, offset)
     assert read_all(path) == VALUES.tolist()
 
@@ -165,8 +165,9 @@ def test_a_flipped_byte_is_found_after_other_chunks_of_its_shard_were_read(path:
         array = FlatArray.open(str(path))
         assert pieces_of(array, [(3, 9)]) == VALUES[3:12].tolist()
         flip(shard, offset)
-        with pytest.raises(DataError, match="array is damaged: "):
+        with pytest.raises(DataError) as caught:
             pieces_of(array, [(CHUNK, SHARD - CHUNK)])
+        assert "array is damaged: " in caught.value.given
         flip(shard, offset)
 
 
@@ -174,8 +175,9 @@ def test_what_was_found_damaged_once_is_refused_every_time(path: Path):
     flip(path / FIRST_SHARD, 0)
     array = FlatArray.open(str(path))
     for _ in range(3):
-        with pytest.raises(DataError, match="is damaged"):
+        with pytest.raises(DataError) as caught:
             pieces_of(array, [(0, 1)])
+        assert "is damaged" in caught.value.given
 
 
 def test_damage_is_no_trouble_for_what_lies_elsewhere(path: Path):
@@ -194,23 +196,26 @@ def test_a_flipped_byte_and_a_lost_shard_are_found_through_tensorstore_too(tmp_p
     array = FlatArray.open(str(tmp_path / "array"))
     assert pieces_of(array, [(0, SHARD)]) == VALUES[:SHARD].tolist()
     for shard, kind in ((1, DataError), (2, StorageError)):
-        with pytest.raises(kind, match=f"c/{shard}"):
+        with pytest.raises(kind) as caught:
             pieces_of(array, [(shard * SHARD, 59)])
+        assert f"c/{shard}" in caught.value.given
 
 
 def test_only_a_checksum_that_fails_is_damage_and_a_reason_to_delete(path: Path):
     shard = path / "c/1"
     whole = shard.read_bytes()
     flip(shard, 3)
-    with pytest.raises(DataError, match="is damaged") as found:
+    with pytest.raises(DataError) as found:
         read_all(path)
+    assert "is damaged" in found.value.given
     assert "delete" in found.value.fix
     shard.unlink()
     for content in (None, b"", whole[:9]):
         if content is not None:
             shard.write_bytes(content)
-        with pytest.raises(StorageError, match=re.escape(str(shard))) as other:
+        with pytest.raises(StorageError) as other:
             read_all(path)
+        assert str(shard) in other.value.given
         assert "delete" not in str(other.value)
         assert "damaged" not in str(other.value)
 
@@ -225,24 +230,27 @@ def test_a_whole_chunk_of_another_place_is_found_by_the_checksums_of_chunks(tmp_
     array = FlatArray.open(str(tmp_path / "array"), chunk_checksums(VALUES, CHUNK))
     assert pieces_of(array, [(2 * SHARD, 59)]) == VALUES[2 * SHARD :].tolist()
     for _ in range(2):
-        with pytest.raises(DataError, match="c/1 is damaged: it holds a chunk of another"):
+        with pytest.raises(DataError) as caught:
             pieces_of(array, [(SHARD + 3, 1)])
+        assert "c/1 is damaged" in caught.value.given
 
 
 def test_a_shard_cut_short_anywhere_is_found(path: Path):
     shard = (path / FIRST_SHARD).read_bytes()
     for kept in range(0, len(shard), 5):
         (path / FIRST_SHARD).write_bytes(shard[:kept])
-        with pytest.raises((DataError, StorageError), match="c/0"):
+        with pytest.raises((DataError, StorageError)) as caught:
             read_all(path)
+        assert "c/0" in caught.value.given
 
 
 def test_a_shard_that_is_cut_short_after_it_was_read_is_found(path: Path):
     array = FlatArray.open(str(path))
     assert pieces_of(array, [(0, 187)]) == VALUES.tolist()
     os.truncate(path / FIRST_SHARD, 40)
-    with pytest.raises(StorageError, match="shard 0 became shorter while it was open"):
+    with pytest.raises(StorageError) as caught:
         pieces_of(array, [(0, SHARD)])
+    assert "shard 0" in caught.value.given
 
 
 def test_zeros_are_stored_like_any_other_numbers(tmp_path: Path):
@@ -250,8 +258,9 @@ def test_zeros_are_stored_like_any_other_numbers(tmp_path: Path):
     write_plain(tmp_path / "array", np.zeros(3 * SHARD + 1, np.uint16))
     assert read_all(tmp_path / "array") == [0] * (3 * SHARD + 1)
     (tmp_path / "array/c/1").unlink()
-    with pytest.raises(StorageError, match="c/1"):
+    with pytest.raises(StorageError) as caught:
         read_all(tmp_path / "array")
+    assert "c/1" in caught.value.given
 
 
 @pytest.fixture
@@ -343,16 +352,20 @@ def test_what_a_killed_writer_left_half_written_gets_into_nothing(path: Path, is
 def test_damaged_metadata_is_found_on_opening(path: Path, content: str | None):
     metadata = path / "zarr.json"
     metadata.unlink() if content is None else metadata.write_text(content)
-    with pytest.raises(StorageError, match=r"array could not be read: .*zarr\.json"):
+    with pytest.raises(StorageError) as caught:
         FlatArray.open(str(path))
+    assert "zarr.json" in caught.value.given
 
 
 def test_a_place_that_cannot_be_written_is_a_storage_error(tmp_path: Path):
     (tmp_path / "file").write_text("in the way")
-    with pytest.raises(StorageError, match=r"file/array could not be written: .* Fix: free space"):
+    with pytest.raises(StorageError) as caught:
         new_writer(tmp_path / "file" / "array")
-    with pytest.raises(StorageError, match="could not be written"):
+    assert "file/array" in caught.value.given
+    assert "free space" in caught.value.fix
+    with pytest.raises(StorageError) as caught:
         new_writer(tmp_path / "not there", is_new=False)
+    assert "could not be written" in caught.value.given
 
 
 def test_an_array_opens_by_a_relative_path(path: Path, monkeypatch: pytest.MonkeyPatch):

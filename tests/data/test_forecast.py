@@ -142,7 +142,8 @@ def test_the_table_has_a_line_for_each_component_of_each_stage():
 
 
 def test_a_component_without_rows_is_refused_by_name():
-    with pytest.raises(DataError, match=r"component 'b' has no rows"):
+    with pytest.raises(DataError) as caught:
         forecast(
             Mixture({"a": 1.0, "b": 1.0}), BatchSchedule(8), {"a": 5}, seq_len=8, total_steps=1
         )
+    assert "component 'b'" in caught.value.given

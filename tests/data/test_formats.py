@@ -13,15 +13,14 @@ from chomp.data.documents import Document, Span
 from chomp.data.sources.formats import ChatFormat, Format, PrebuiltFormat, TextFormat
 from chomp.errors import ConfigError, DataError
 
-three_parts = r"(?s).+\. Allowed: .+\. Fix: .+\.$"
 texts = st.text(st.characters(codec="utf-8"), max_size=10)
 WEIGHED = PrebuiltFormat(loss_weights_key="weights")
 
 
-def refusal(format: Format, record: Any) -> str:
-    with pytest.raises(DataError, match=three_parts) as caught:
+def refusal(format: Format, record: Any) -> DataError:
+    with pytest.raises(DataError) as caught:
         format.document(record, "a.jsonl:7")
-    return str(caught.value)
+    return caught.value
 
 
 def talk(*turns: tuple[str, str]) -> dict[str, Any]:
@@ -42,8 +41,8 @@ def test_what_has_no_keys_is_its_own_content():
     row = np.array([1, 2], np.uint16)
     for format in (TextFormat(), PrebuiltFormat()):
         assert format.document(row, "a:1") == Document(id="a:1", ids=row)
-    assert "no keys: it is a row of token ids" in refusal(WEIGHED, row)
-    assert "no keys: it is a row of token ids" in refusal(ChatFormat(), row)
+    assert "no keys: it is a row of token ids" in refusal(WEIGHED, row).given
+    assert "no keys: it is a row of token ids" in refusal(ChatFormat(), row).given
 
 
 @pytest.mark.parametrize("container", [list, tuple, np.array])
@@ -68,27 +67,29 @@ def test_no_ids_are_an_empty_document():
 )
 def test_ids_that_are_no_whole_numbers_are_refused(ids):
     said = refusal(PrebuiltFormat(), {"input_ids": ids})
-    assert said.startswith("record a.jsonl:7, which holds ")
-    assert "under 'input_ids'. Allowed: a list of whole numbers" in said
+    assert said.given.startswith("record a.jsonl:7 holds ")
+    assert said.given.endswith("under 'input_ids'")
+    assert said.allowed == "a list of whole numbers"
 
 
 @pytest.mark.parametrize("weights", [None, "abc", 1.0, ["1"], [None, None], [[1, 1]], [True, True]])
 def test_weights_that_are_no_numbers_are_refused(weights):
     said = refusal(WEIGHED, {"input_ids": [1, 2], "weights": weights})
-    assert "under 'weights'. Allowed: a list of numbers" in said
+    assert said.given.endswith("under 'weights'")
+    assert said.allowed == "a list of numbers"
 
 
 @pytest.mark.parametrize("weight", [-1.0, -1e-9, float("nan"), float("inf"), 1e60])
 def test_weights_that_no_loss_can_use_are_refused(weight):
     said = refusal(WEIGHED, {"input_ids": [1, 2], "weights": [1.0, weight]})
-    assert "record a.jsonl:7 with the weight " in said
-    assert " at 1 under 'weights'. Allowed: finite weights of 0 or more" in said
+    assert "record a.jsonl:7 has the weight " in said.given
+    assert said.given.endswith(" at 1 under 'weights'")
 
 
 @pytest.mark.parametrize("weights", [[], [1.0], [1.0, 1.0, 1.0]])
 def test_there_is_one_weight_for_each_id(weights):
     said = refusal(WEIGHED, {"input_ids": [1, 2], "weights": weights})
-    assert f"2 ids under 'input_ids' and {len(weights)} weights under 'weights'" in said
+    assert f"2 ids under 'input_ids' and {len(weights)} weights under 'weights'" in said.given
 
 
 def test_only_the_assistants_content_and_end_are_trained():
@@ -151,25 +152,25 @@ def test_a_conversation_without_messages_is_empty():
 
 def test_a_conversation_without_a_trained_turn_is_refused():
     said = refusal(ChatFormat(), talk(("user", "Hi"), ("system", "x"), ("user", "Hello?")))
-    assert "record a.jsonl:7, a conversation of 'user', 'system' only" in said
-    assert "Allowed: a turn of 'assistant' in each" in said
+    assert "record a.jsonl:7 has only turns of 'user', 'system'" in said.given
+    assert "'assistant'" in said.allowed
 
 
 @pytest.mark.parametrize(
     ("record", "said"),
     [
-        ({"text": "a"}, "record a.jsonl:7 without the key 'messages'; its keys are 'text'"),
-        ({"messages": "a"}, "a.jsonl:7, which holds 'a' (of type str) under 'messages'"),
-        ({"messages": ["a"]}, "a.jsonl:7, message 0, which has no keys: it is a whole text"),
-        ({"messages": [{"role": "user"}]}, "message 0 without the key 'content'"),
-        ({"messages": [{"rôle": "a"}]}, "without the key 'role' (did you mean rôle?)"),
-        (talk(("user", "a"), ("assistant", None)), "message 1, which holds null under 'content'"),
-        (talk((3, "a")), "message 0, which holds 3 (of type int) under 'role'"),
+        ({"text": "a"}, "record a.jsonl:7 has no key 'messages'; its keys are 'text'"),
+        ({"messages": "a"}, "a.jsonl:7 holds 'a' (of type str) under 'messages'"),
+        ({"messages": ["a"]}, "a.jsonl:7, message 0 has no keys: it is a whole text"),
+        ({"messages": [{"role": "user"}]}, "message 0 has no key 'content'"),
+        ({"messages": [{"rôle": "a"}]}, "has no key 'role' (did you mean rôle?)"),
+        (talk(("user", "a"), ("assistant", None)), "message 1 holds null under 'content'"),
+        (talk((3, "a")), "message 0 holds 3 (of type int) under 'role'"),
         (talk(("user", [{"type": "text"}])), "(of type list) under 'content'"),
     ],
 )
 def test_what_is_no_conversation_is_refused(record, said):
-    assert said in refusal(ChatFormat(), record)
+    assert said in refusal(ChatFormat(), record).given
 
 
 @pytest.mark.parametrize("name", ["turn_start", "turn_end"])
@@ -178,16 +179,16 @@ def test_what_is_no_conversation_is_refused(record, said):
     ["{role", "role}", "{}", "{0}", "{content}", "{role!r}", "{role:>9}", "{role.x}"],
 )
 def test_templates_hold_the_role_and_nothing_else(name, template):
-    with pytest.raises(ConfigError, match=three_parts) as caught:
+    with pytest.raises(ConfigError) as caught:
         ChatFormat(**{name: template})
-    assert f"{name}={template!r}" in str(caught.value)
+    assert f"{name}={template!r}" in caught.value.given
 
 
 @pytest.mark.parametrize(
     ("make", "said"),
     [
         (lambda: ChatFormat(turn_start="<turn>"), "turn_start='<turn>' without {role}"),
-        (lambda: ChatFormat(trained_roles=()), "no trained_roles with mask_user_turns=true"),
+        (lambda: ChatFormat(trained_roles=()), "trained_roles=() with mask_user_turns=true"),
         (lambda: ChatFormat(role_key=""), "role_key=''"),
         (lambda: TextFormat(text_key=""), "text_key=''"),
         (lambda: PrebuiltFormat(ids_key=""), "ids_key=''"),
@@ -195,9 +196,9 @@ def test_templates_hold_the_role_and_nothing_else(name, template):
     ],
 )
 def test_formats_that_can_read_nothing_are_refused(make, said):
-    with pytest.raises(ConfigError, match=three_parts) as caught:
+    with pytest.raises(ConfigError) as caught:
         make()
-    assert str(caught.value).startswith(said)
+    assert caught.value.given.startswith(said)
 
 
 @pytest.mark.parametrize(

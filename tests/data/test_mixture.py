@@ -354,8 +354,10 @@ def test_a_component_that_never_gets_to_its_end_ends_nothing():
 @pytest.mark.parametrize("strategy", ["restart", "first_exhausted", "all_exhausted"])
 @pytest.mark.parametrize("rows", [{"a": 5, "b": 0}, {"a": 5}])
 def test_a_component_without_rows_is_refused_by_name(rows, strategy):
-    with pytest.raises(DataError, match=r"component 'b' has no rows.*Fix: give 'b' documents"):
+    with pytest.raises(DataError) as caught:
         mixture_length(Mixture({"a": 1.0, "b": 1.0, "unused": 0.0}), rows, strategy)
+    assert "component 'b'" in caught.value.given
+    assert "'b'" in caught.value.fix
 
 
 @settings(deadline=None)
@@ -366,8 +368,9 @@ def test_a_run_that_misses_a_component_is_refused_and_no_other(stages, total):
     if not missed:
         require_served(mixture, total)
         return
-    with pytest.raises(ConfigError, match=rf"component '[{''.join(missed)}]' with"):
+    with pytest.raises(ConfigError) as caught:
         require_served(mixture, total)
+    assert any(f"component {name!r}" in caught.value.given for name in missed)
 
 
 def test_the_error_about_a_missed_component_says_when_it_would_come():
@@ -384,10 +387,9 @@ def test_the_error_about_a_missed_component_says_when_it_would_come():
 
 def test_a_component_whose_only_stage_is_too_short_for_it_is_never_served():
     mixture = Mixture([(0, {"a": 0.999, "rare": 0.001}), (20, {"a": 1.0})])
-    with pytest.raises(
-        ConfigError, match=r"'rare' with 0\.001 of the weight in stage 0 would be ne"
-    ):
+    with pytest.raises(ConfigError) as caught:
         require_served(mixture, 10**12)
+    assert "'rare' with 0.001 of the weight in stage 0" in caught.value.given
 
 
 # What is refused.
@@ -395,30 +397,29 @@ def test_a_component_whose_only_stage_is_too_short_for_it_is_never_served():
 
 @pytest.mark.parametrize("weights", [{}, {"a": 0.0}, {"a": 0.0, "b": -0.0}])
 def test_weights_that_say_nothing_are_refused(weights):
-    with pytest.raises(
-        DataError, match=r"^mixture weights \{.*\}\. Allowed: finite weights of 0 or"
-    ):
+    with pytest.raises(DataError) as caught:
         Mixture(weights)
-    with pytest.raises(DataError, match=r"^mixture weights \{.*\} of stage 1\. Allowed: finite"):
+    assert caught.value.given.endswith("}")
+    with pytest.raises(DataError) as caught:
         Mixture([(0, {"a": 1.0}), (5, weights)])
+    assert caught.value.given.endswith("} of stage 1")
 
 
 @pytest.mark.parametrize("weight", [-0.1, float("nan"), float("inf"), float("-inf")])
 def test_a_weight_that_is_no_share_is_refused_with_its_stage_and_component(weight):
-    with pytest.raises(
-        DataError, match=rf"^mixture weights \{{.*\}}, with {weight} for 'b'\. Allow"
-    ):
+    with pytest.raises(DataError) as caught:
         Mixture({"a": 1.0, "b": weight})
-    with pytest.raises(
-        DataError, match=rf"\}} of stage 1, with {weight} for 'b'\. Allowed: finite"
-    ):
+    assert f"{weight} for 'b'" in caught.value.given
+    with pytest.raises(DataError) as caught:
         Mixture([(0, {"a": 1.0}), (5, {"a": 1.0, "b": weight})])
+    assert f"of stage 1, with {weight} for 'b'" in caught.value.given
 
 
 @pytest.mark.parametrize("starts", [[], [1], [0, 0], [0, 5, 5], [0, 5, 4], [-1, 5]])
 def test_stages_that_do_not_follow_each_other_from_0_are_refused(starts):
-    with pytest.raises(DataError, match=r"mixture stages that start at \[.*Allowed: a first stage"):
+    with pytest.raises(DataError) as caught:
         Mixture([(start, {"a": 1.0}) for start in starts])
+    assert str(starts) in caught.value.given
 
 
 @settings(max_examples=60, deadline=None)

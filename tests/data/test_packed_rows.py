@@ -265,10 +265,12 @@ def test_weights_go_with_their_tokens(tmp_path: Path):
 
 def test_a_store_of_which_every_document_is_dropped_is_refused(tmp_path: Path):
     store = write_store(tmp_path / "store", counted_documents([50]))
-    with pytest.raises(DataError, match=r"component 'numbers'.*Allowed: a document that is not dr"):
+    with pytest.raises(DataError) as caught:
         PackedRows(store, rule(long_documents="drop"))
-    with pytest.raises(ConfigError, match="rows of 1 tokens"):
+    assert "component 'numbers'" in caught.value.given
+    with pytest.raises(ConfigError) as caught:
         PackedRows(store, rule(row_len=1))
+    assert "rows of 1 tokens" in caught.value.given
 
 
 def test_the_figures_are_on_disk_for_whoever_looks(tmp_path: Path):

@@ -102,14 +102,16 @@ def test_a_document_nobody_has_is_not_one_that_is_never_seen(dataset: TrainDatas
 
 @pytest.mark.parametrize(("step", "row"), [(0, 6), (0, -1), (5, 8), (-1, 0)])
 def test_rows_that_are_not_there_are_refused(dataset: TrainDataset, step: int, row: int):
-    with pytest.raises(ConfigError, match=f"row {row} of step {step}"):
+    with pytest.raises(ConfigError) as caught:
         row_origin(dataset, step, row)
+    assert f"row {row} of step {step}" in caught.value.given
 
 
 def test_what_a_stream_has_read_is_not_kept():
     source = MemorySource(documents=tuple(f"{i} {i + 1} {i + 2}" for i in range(1, 60)))
     component = LmComponentConfig(source=source, stream=StreamConfig())
     dataset = opened(LmDataConfig(components={"s": component}))
-    with pytest.raises(DataError, match=r"component 's', which is a stream\. Allowed"):
+    with pytest.raises(DataError) as caught:
         row_origin(dataset, 0, 0)
+    assert "component 's'" in caught.value.given
     dataset.close()

@@ -174,18 +174,19 @@ def test_two_epochs_are_unrelated():
 
 @pytest.mark.parametrize("size", [0, -5])
 def test_a_permutation_of_nothing_is_refused(size: int):
-    with pytest.raises(DataError, match=rf"a permutation of {size} rows\. Allowed: 1 row or more"):
+    with pytest.raises(DataError) as caught:
         Permutation(size, "key")
+    assert f"{size} rows" in caught.value.given
 
 
 @pytest.mark.parametrize("index", [100, 10**6, -1])
 def test_an_index_outside_is_refused(index: int):
     permutation = Permutation(100, "key")
     for asked in (permutation, permutation.inverse):
-        with pytest.raises(
-            DataError, match=rf"^row {index} of a permutation of 100 rows\. Allowed"
-        ):
+        with pytest.raises(DataError) as caught:
             asked(np.array([0, index, 1]))
+        assert f"row {index} " in caught.value.given
+        assert "100 rows" in caught.value.given
 
 
 def test_no_indexes_go_nowhere():

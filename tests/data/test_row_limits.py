@@ -55,15 +55,17 @@ def test_a_batch_passes_exactly_when_every_id_is_in_the_vocabulary(rows, vocab_s
         limits.require_tokens(tokens, str)
         return
     row, column = wrong[0]
-    told = f"^{row}: the id {tokens[row, column]} at position {column}. Allowed: ids from 0 to "
-    with pytest.raises(DataError, match=f"{told}{vocab_size - 1}, "):
+    with pytest.raises(DataError) as caught:
         limits.require_tokens(tokens, str)
+    assert f"{row}: the id {tokens[row, column]} at position {column}" in caught.value.given
+    assert f"0 to {vocab_size - 1}," in caught.value.allowed
 
 
 def test_the_largest_and_the_smallest_of_all_numbers_are_ids_of_no_vocabulary():
     for wrong in np.iinfo(np.int32).min, np.iinfo(np.int32).max, -1:
-        with pytest.raises(DataError, match=f"the id {wrong} at position 1"):
+        with pytest.raises(DataError) as caught:
             RowLimits(vocab_size=1 << 17).require_tokens(np.asarray([[0, wrong]], np.int32), str)
+        assert f"the id {wrong} at position 1" in caught.value.given
 
 
 def test_without_limits_and_without_rows_nothing_is_refused():
@@ -89,10 +91,11 @@ def test_rows_of_a_device_share_room_that_is_doubled_until_their_documents_fit(l
     room = limits.max_segments(ids, str, batch_size=4)
     assert room == (12 if most <= 12 else 24 if most <= 24 else 48)
     if room > 12:
-        with pytest.raises(DataError, match=r"documents in the .* Allowed: .* which is 12 a row"):
+        with pytest.raises(DataError) as caught:
             RowLimits(counts_documents=True, shards=shards).max_segments(
                 ids, str, batch_size=4, is_whole_batch=False
             )
+        assert "12 a row" in caught.value.allowed
 
 
 def test_a_training_row_outside_the_vocabulary_is_named_by_step_row_and_component(
@@ -104,7 +107,7 @@ def test_a_training_row_outside_the_vocabulary_is_named_by_step_row_and_componen
     with pytest.raises(DataError) as caught:
         loader.batch(1)
     told = rf"step 1, row {row} of micro-batch {micro}, from component 'b': the id 10\d+ at "
-    assert re.match(told, str(caught.value))
+    assert re.match(told, caught.value.given)
     # A host that holds other rows has nothing to refuse.
     others = np.flatnonzero((components == 0).reshape(2, 4).all(axis=0))
     assert loader.host_batch(1, others).tokens.shape == (2, len(others), SEQ_LEN)
@@ -137,7 +140,8 @@ def test_batches_of_many_documents_carry_the_room_they_need_and_it_is_said_once(
 def test_held_out_rows_are_held_to_the_same_limits(data):
     found = held_out(data, RowLimits(vocab_size=9_000))
     assert found["a"].read(np.arange(4), 4).example.tokens.shape == (4, SEQ_LEN)
-    with pytest.raises(DataError, match="held-out row 6 of component 'b': the id 10"):
+    with pytest.raises(DataError) as caught:
         found["b"].read(np.asarray([6, 2]), 4)
+    assert "held-out row 6 of component 'b': the id 10" in caught.value.given
     counted = held_out(data, RowLimits(counts_documents=True))
     assert counted["b"].read(np.arange(4), 4).example.attn_mask.max_segments == 12

@@ -151,16 +151,17 @@ def test_a_component_smaller_than_a_window_is_shuffled_all_over():
 
 
 def test_a_component_without_rows_is_refused_by_name():
-    with pytest.raises(DataError, match=r"^component 'web' with 0 rows\. Allowed: 1 row or more"):
+    with pytest.raises(DataError) as caught:
         order_of(0)
+    assert "component 'web'" in caught.value.given
+    assert "0 rows" in caught.value.given
 
 
 def test_a_row_that_is_not_there_has_no_position():
     for shuffle in (True, False, BlockShuffleConfig()):
-        with pytest.raises(
-            DataError, match=r"^row 10 of component 'web' with 10 rows\. Allowed: 0"
-        ):
+        with pytest.raises(DataError) as caught:
             order_of(10, shuffle).positions(np.array([3, 10]), 0)
+        assert "row 10 of component 'web' with 10 rows" in caught.value.given
 
 
 @pytest.mark.parametrize("field", ["block_rows", "window_blocks"])

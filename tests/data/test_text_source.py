@@ -66,16 +66,20 @@ def test_moving_text_from_one_file_to_the_next_changes_the_fingerprint(texts: Pa
 
 def test_a_pattern_without_files_is_named(texts: Path):
     for read in (source_fingerprint, lambda given: list(source_documents(given))):
-        with pytest.raises(DataError, match=r"/\*\.md', which matches no file\. Allowed"):
+        with pytest.raises(DataError) as caught:
             read(source(texts / "*.txt", texts / "*.md"))
+        assert "/*.md'" in caught.value.given
 
 
 def test_a_file_that_is_not_utf8_is_named_with_the_place(texts: Path):
     (texts / "b.txt").write_bytes(b"caf\xe9")
-    with pytest.raises(DataError, match=r"b\.txt, which is not UTF-8 at byte 3\. Allowed: UTF-8"):
+    with pytest.raises(DataError) as caught:
         list(source_documents(source(texts / "*.txt")))
+    assert "b.txt" in caught.value.given
+    assert "byte 3" in caught.value.given
 
 
 def test_a_source_without_paths_is_refused():
-    with pytest.raises(ConfigError, match=r"a text source without paths\. Allowed: one path"):
+    with pytest.raises(ConfigError) as caught:
         TextSource(paths=())
+    assert "paths" in caught.value.given

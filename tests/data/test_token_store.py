@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 import shutil
 import tempfile
 from dataclasses import asdict, replace
@@ -373,8 +374,9 @@ def test_writing_over_an_unfinished_store_leaves_no_trace_of_it(tmp_path: Path):
 
 def test_a_writer_in_the_place_of_a_finished_store_takes_its_manifest_first(path: Path):
     number_writer(path)
-    with pytest.raises(DataError, match="no finished token store"):
+    with pytest.raises(DataError) as caught:
         opened(path)
+    assert "no finished token store" in caught.value.given
 
 
 def test_a_store_opens_by_a_relative_path(path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -412,8 +414,9 @@ def test_damage_is_found_at_the_first_use_of_any_array(tmp_path: Path, array: st
     shard.write_bytes(bytes([content[0] ^ 1]) + content[1:] if damage == "flipped" else content[:9])
     if damage == "gone":
         shard.unlink()
-    with pytest.raises(DataError if damage == "flipped" else StorageError, match=f"/{array}/c/0"):
+    with pytest.raises(DataError if damage == "flipped" else StorageError) as caught:
         first_use(tmp_path / "store", array)
+    assert f"/{array}/c/0" in caught.value.given
 
 
 @pytest.mark.parametrize("content", [None, "", "{}", '{"zarr_format": 2}'])
@@ -421,8 +424,9 @@ def test_damage_is_found_at_the_first_use_of_any_array(tmp_path: Path, array: st
 def test_damaged_array_metadata_is_found_on_opening(path: Path, array: str, content: str | None):
     metadata = path / array / "zarr.json"
     metadata.unlink() if content is None else metadata.write_text(content)
-    with pytest.raises(StorageError, match=rf"{array}/zarr\.json"):
+    with pytest.raises(StorageError) as caught:
         opened(path)
+    assert f"{array}/zarr.json" in caught.value.given
 
 
 @pytest.mark.parametrize(
@@ -430,8 +434,10 @@ def test_damaged_array_metadata_is_found_on_opening(path: Path, array: str, cont
 )
 def test_arrays_that_contradict_the_manifest_are_found_on_opening(path: Path, field, array):
     rehash_manifest(path, **{field: 999})
-    with pytest.raises(DataError, match=rf"{array}/zarr.json is damaged: .* manifest says 999"):
+    with pytest.raises(DataError) as caught:
         opened(path)
+    assert f"{array}/zarr.json is damaged" in caught.value.given
+    assert "999" in caught.value.given
 
 
 @pytest.mark.parametrize(
@@ -439,8 +445,9 @@ def test_arrays_that_contradict_the_manifest_are_found_on_opening(path: Path, fi
 )
 def test_an_edited_manifest_is_found_out(path: Path, changes: dict[str, object]):
     change_manifest(path, **changes)
-    with pytest.raises(DataError, match=r"manifest\.json is damaged: it was changed"):
+    with pytest.raises(DataError) as caught:
         opened(path)
+    assert "manifest.json is damaged" in caught.value.given
 
 
 def as_of_an_earlier_version(path: Path) -> None:
@@ -504,28 +511,33 @@ def test_an_unfinished_store_is_not_gone_on_with_if_it_was_changed(tmp_path: Pat
     else:
         progress = json.loads((path / "progress.json").read_text())
         (path / "progress.json").write_text(json.dumps({**progress, "next": progress["next"] + 1}))
-    with pytest.raises(DataError, match=f"{path}/.* is damaged"):
+    with pytest.raises(DataError) as caught:
         weighted_writer(path)
+    assert re.search(f"{path}/.* is damaged", caught.value.given)
 
 
 def test_edited_names_of_parts_are_found_out(path: Path):
     (path / "parts.json").write_text('{"names": ["other"], "has_whole_parts": false}')
     store = opened(path)
-    with pytest.raises(DataError, match=r"parts\.json is damaged: it was changed"):
+    with pytest.raises(DataError) as caught:
         _ = store.locations
+    assert "parts.json is damaged" in caught.value.given
 
 
 def test_a_store_without_a_manifest_is_unfinished(path: Path):
     (path / "manifest.json").unlink()
-    with pytest.raises(DataError, match=r"no finished token store at .*manifest\.json is missing"):
+    with pytest.raises(DataError) as caught:
         opened(path)
+    assert "manifest.json is missing" in caught.value.given
 
 
 @pytest.mark.parametrize("version", [0, 1, 3, None])
 def test_a_store_of_another_format_is_refused(path: Path, version: int | None):
     change_manifest(path, format_version=version)
-    with pytest.raises(DataError, match=rf"of format {version}\. Allowed: format 2\. ") as found:
+    with pytest.raises(DataError) as found:
         opened(path)
+    assert f"format {version}" in found.value.given
+    assert "format 2" in found.value.allowed
     assert "delete" not in str(found.value)
 
 
@@ -541,20 +553,21 @@ def test_a_store_of_another_format_is_refused(path: Path, version: int | None):
 )
 def test_a_manifest_with_other_fields_is_refused(path: Path, content: str):
     (path / "manifest.json").write_text(content)
-    with pytest.raises(DataError, match=r"\. Allowed: .+\. Fix: ") as found:
+    with pytest.raises(DataError) as found:
         opened(path)
+    assert str(path) in found.value.given
     assert "delete" not in str(found.value)  # the path may be wrong, and the folder another's
 
 
 def test_a_manifest_that_is_no_json_is_named(path: Path):
     (path / "manifest.json").write_text("{")
-    with pytest.raises(StorageError, match=r"manifest\.json .* is not JSON"):
+    with pytest.raises(StorageError) as caught:
         opened(path)
+    assert "manifest.json" in caught.value.given
 
 
 def test_a_store_of_another_tokenizer_is_refused(path: Path):
-    with pytest.raises(
-        DataError, match=r"made with tokenizer numbers belo\. Allowed: .*, otherwise"
-    ):
+    with pytest.raises(DataError) as caught:
         TokenStore.open(str(path), tokenizer_hash="otherwise")
+    assert "tokenizer numbers belo" in caught.value.given
     assert whole_line(TokenStore.open(str(path))) == line_of(DOCUMENTS)

@@ -121,8 +121,9 @@ def test_an_error_while_loading_ahead_reaches_the_loop(folder, tmp_path, one_dev
     dataset = dataset_of(data)
     shutil.rmtree(tmp_path / "copy/b/tokens/c")
     loader = build_train_loader(dataset, one_device_mesh)
-    with pytest.raises(StorageError, match="copy/b/tokens could not be read"):
+    with pytest.raises(StorageError) as caught:
         list(iter_from_step(loader, 0, 100))
+    assert "copy/b/tokens" in caught.value.given
     assert loader_threads() == []
 
 
@@ -133,8 +134,9 @@ def test_batches_made_before_an_error_are_served_first(folder, tmp_path, one_dev
     shutil.rmtree(tmp_path / "copy/b/tokens/c")
     loader = build_train_loader(dataset, one_device_mesh)
     served = []
-    with pytest.raises(StorageError, match="copy/b/tokens could not be read"):
+    with pytest.raises(StorageError) as caught:
         served.extend(iter_from_step(loader, 0, 100))
+    assert "copy/b/tokens" in caught.value.given
     # The first example of b is the 51st of the run.
     assert len(served) == 12
 
@@ -146,12 +148,9 @@ def test_a_batch_the_mesh_cannot_cut_is_refused_with_what_would_work(
     scheduled = dataset_of(dataset.config, batch_size=[(0, 8), (5, batch_size)])
     with pytest.raises(ConfigError) as caught:
         build_train_loader(scheduled, eight_device_mesh)
-    told = str(caught.value)
-    assert told.startswith(
-        f"train.batch_size={batch_size} on a mesh that cuts the batch into 4. "
-        f"Allowed: multiples of 4. Fix: set train.batch_size to {nearest}, or a mesh whose "
-        "replica x data x expert is one of [1"
-    )
+    assert f"train.batch_size={batch_size}" in caught.value.given
+    assert caught.value.allowed == "multiples of 4"
+    assert f"set train.batch_size to {nearest}, or" in caught.value.fix
 
 
 def test_a_batch_size_that_grows_takes_up_where_the_smaller_one_ended(dataset, one_device_mesh):
@@ -196,8 +195,9 @@ def test_only_the_rows_of_a_host_are_read(folder, tmp_path, one_device_mesh):
     components, _ = dataset.mixture.assign(0, 8)
     of_a = np.flatnonzero(components == 0)
     assert loader.host_batch(0, of_a).tokens.shape == (1, len(of_a), SEQ_LEN)
-    with pytest.raises(StorageError, match="copy/b/tokens could not be read"):
+    with pytest.raises(StorageError) as caught:
         loader.host_batch(0)
+    assert "copy/b/tokens" in caught.value.given
 
 
 def test_only_one_batch_is_made_before_the_first_is_there(folder, one_device_mesh):
@@ -254,8 +254,9 @@ def test_a_loader_of_streams_goes_on_from_the_state_of_any_step(packing_mode, on
 
 def test_a_stream_that_was_not_restored_does_not_serve_the_rows_of_another_step(one_device_mesh):
     loader = build_train_loader(dataset_of(stream_data()), one_device_mesh)
-    with pytest.raises(DataError, match=r"row 8 of the stream 's', which stands at row 0"):
+    with pytest.raises(DataError) as caught:
         next(iter_from_step(loader, 2, 9))
+    assert "row 8 of the stream 's'" in caught.value.given
     loader.close()
 
 
@@ -267,11 +268,15 @@ def test_a_state_of_a_stream_that_is_gone_is_an_error(one_device_mesh):
     assert loader.stream_states(20) == loader.dataset.stream_states()
     assert loader.stream_states(0) == before  # where the streams were put is never forgotten
     for gone in (1, 21):
-        with pytest.raises(DataError, match=rf"{gone} .* Allowed: .*20.* Fix: "):
+        with pytest.raises(DataError) as caught:
             loader.stream_states(gone)
+        assert f"step {gone}" in caught.value.given
+        assert "20" in caught.value.allowed
     loader.restore_streams(loader.stream_states(12))
-    with pytest.raises(DataError, match=r"20 .* Allowed: .*48.* Fix: "):  # 4 rows a step
+    with pytest.raises(DataError) as caught:  # 4 rows a step
         loader.stream_states(20)
+    assert "step 20" in caught.value.given
+    assert "48" in caught.value.allowed
     assert loader.stream_states(12) == loader.dataset.stream_states()
     loader.close()
 
@@ -286,8 +291,9 @@ def test_a_checkpoint_of_other_streams_is_refused(dataset, one_device_mesh):
     loader = build_train_loader(dataset, one_device_mesh)
     assert loader.stream_states(3) is None
     loader.restore_streams(None)
-    with pytest.raises(DataError, match=r"states of the streams \['s'\]. Allowed"):
+    with pytest.raises(DataError) as caught:
         loader.restore_streams({"s": {}})
+    assert "['s']" in caught.value.given
 
 
 def test_a_batch_that_was_looked_at_is_served_all_the_same(dataset, one_device_mesh):

@@ -112,11 +112,12 @@ def test_generation_settings_are_those_of_the_task():
     [
         ({"temprature": 1.0}, "did you mean temperature"),
         ({"num_beams": 4}, "num_beams"),
-        ({"do_sample": True}, "temperature of 0"),
+        ({"do_sample": True}, "temperature"),
         ({"max_gen_toks": 0}, "max_gen_toks=0"),
         ({"temperature": -1.0}, "temperature=-1"),
     ],
 )
 def test_generation_settings_that_cannot_be_are_refused(asked, word):
-    with pytest.raises(ConfigError, match=word):
+    with pytest.raises(ConfigError) as caught:
         GenerationSettings.from_request(asked)
+    assert word in caught.value.given

@@ -226,8 +226,9 @@ def test_a_long_prompt_is_cut_from_the_left_and_an_impossible_length_refused(mes
     (found,) = model.generate_until([Args((prompt, {"max_gen_toks": 14}))])
     assert found == prompt[-(ROW - 14) :]
     assert model.cuts.truncated == 1
-    with pytest.raises(ConfigError, match="max_gen_toks=64"):
+    with pytest.raises(ConfigError) as caught:
         model.generate_until([Args((prompt, {"max_gen_toks": 64}))])
+    assert "max_gen_toks=64" in caught.value.given
 
 
 def test_the_sampler_writes_the_likeliest_text_and_stops_where_a_text_says(mesh):
@@ -247,10 +248,12 @@ def test_the_sampler_writes_the_likeliest_text_and_stops_where_a_text_says(mesh)
 
 
 def test_a_model_without_a_sampler_says_so(harness):
-    with pytest.raises(ConfigError, match="without a sampler"):
+    with pytest.raises(ConfigError) as caught:
         harness.generate_until([Args(("a", {}))])
+    assert "sampler" in caught.value.given
 
 
 def test_rows_in_which_nothing_can_be_scored_are_refused(mesh):
-    with pytest.raises(ConfigError, match="at least 2 tokens"):
+    with pytest.raises(ConfigError) as caught:
         RequestScorer(scores_of, mesh=mesh, batch_size=1, row_len=1, pad_id=0)
+    assert "2 tokens" in caught.value.allowed

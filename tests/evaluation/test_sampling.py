@@ -270,19 +270,21 @@ def test_texts_can_be_read_and_stopped_while_they_grow(greedy, one_device_mesh):
         ({"prompts": []}, "0 prompts, the shortest of 0 tokens"),
         ({"prompts": [[1], []]}, "2 prompts, the shortest of 0 tokens"),
         ({"max_tokens": 0}, "max_tokens=0"),
-        ({"max_tokens": 20}, r"prompt and max_tokens=65 with model\.max_seq_len=64"),
-        ({"seed": [1, 2]}, r"seeds \[1, 2\] for 4 prompts"),
-        ({"seed": -1}, r"seeds \[-1, -1, -1, -1\]"),
-        ({"top_p": 2.0}, r"top_p=2\.0"),
-        ({"temperature": -1.0}, r"temperature=-1\.0"),
+        ({"max_tokens": 20}, "max_tokens=65 with model.max_seq_len=64"),
+        ({"seed": [1, 2]}, "seeds [1, 2] for 4 prompts"),
+        ({"seed": -1}, "seeds [-1, -1, -1, -1]"),
+        ({"top_p": 2.0}, "top_p=2.0"),
+        ({"temperature": -1.0}, "temperature=-1.0"),
     ],
 )
 def test_a_wish_that_cannot_be_met_is_refused(how, words, one_device_mesh):
-    with pytest.raises(ConfigError, match=rf"{words}.*Allowed: .* Fix: "):
+    with pytest.raises(ConfigError) as caught:
         texts(one_device_mesh, **how)
+    assert words in caught.value.given
 
 
 def test_a_piece_has_a_token_or_more(one_device_mesh):
     growing = stopped_texts(one_device_mesh, piece=0, stopped=0)
-    with pytest.raises(ConfigError, match=r"num_tokens=0.*Allowed: .* Fix: "):
+    with pytest.raises(ConfigError) as caught:
         next(growing)
+    assert "num_tokens=0" in caught.value.given

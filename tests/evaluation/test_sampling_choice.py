@@ -134,16 +134,17 @@ def test_draws_at_two_positions_have_nothing_to_do_with_each_other(one_device_me
 @pytest.mark.parametrize(
     ("how", "words"),
     [
-        ({"temperature": -1.0}, r"temperature=-1\.0 and top_k=None"),
+        ({"temperature": -1.0}, "temperature=-1.0"),
         ({"temperature": float("nan")}, "temperature=nan"),
         ({"temperature": float("inf")}, "temperature=inf"),
-        ({"top_k": 0}, r"temperature=0\.0 and top_k=0"),
+        ({"top_k": 0}, "top_k=0"),
         ({"top_k": -3}, "top_k=-3"),
-        ({"top_p": 0.0}, r"top_p=0\.0"),
-        ({"top_p": 1.5}, r"top_p=1\.5"),
+        ({"top_p": 0.0}, "top_p=0.0"),
+        ({"top_p": 1.5}, "top_p=1.5"),
         ({"top_p": float("nan")}, "top_p=nan"),
     ],
 )
 def test_a_choice_that_cannot_be_made_is_refused(how, words):
-    with pytest.raises(ConfigError, match=rf"{words}.*Allowed: .* Fix: "):
+    with pytest.raises(ConfigError) as caught:
         TokenChoice.of(**how)
+    assert words in caught.value.given

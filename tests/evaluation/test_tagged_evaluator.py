@@ -273,33 +273,35 @@ def test_datasets_without_tokens_are_left_out_and_named_once(
 
 @pytest.mark.parametrize("datasets", [[], [empty_rows("a", 0), empty_rows("b", 0)]])
 def test_datasets_that_have_no_row_are_refused_at_the_start(datasets, one_device_mesh):
-    with pytest.raises(
-        DataError, match=r"^evaluation datasets with no row\. .*validation_fraction"
-    ):
+    with pytest.raises(DataError) as caught:
         evaluator_of(datasets, one_device_mesh)
+    assert "no row" in caught.value.given
+    assert "data.validation_fraction" in caught.value.fix
 
 
 def test_datasets_in_which_no_token_counts_are_refused(one_device_mesh):
     evaluator = evaluator_of([empty_rows("a", 2), empty_rows("b", 0)], one_device_mesh)
-    with pytest.raises(
-        DataError, match=r"^evaluation datasets with no token that counts\. Allowed"
-    ):
+    with pytest.raises(DataError) as caught:
         evaluator.evaluate(MODEL)
+    assert "no token" in caught.value.given
 
 
 @pytest.mark.parametrize("wrong", [{"batch_size": 0}, {"max_batches": 0}, {"max_batches": -1}])
 def test_batches_of_nothing_are_refused(wrong, datasets, one_device_mesh):
-    with pytest.raises(ConfigError, match="at least one row in a batch and one batch"):
+    with pytest.raises(ConfigError) as caught:
         evaluator_of(datasets, one_device_mesh, **wrong)
+    assert "one batch" in caught.value.allowed
 
 
 def test_two_datasets_of_one_name_are_refused(datasets, one_device_mesh):
-    with pytest.raises(ConfigError, match=r"named \['code', 'code'\]"):
+    with pytest.raises(ConfigError) as caught:
         evaluator_of([datasets[0], datasets[0]], one_device_mesh)
+    assert "['code', 'code']" in caught.value.given
 
 
 @pytest.mark.parametrize("tag", ["", "/a", "a//b", "a/", "ema", "ema/x"])
 def test_a_tag_without_metric_names_of_its_own_is_refused(tag, one_device_mesh):
     tagged = random_rows("code", num_rows=1, seed=0, tags=(tag,))
-    with pytest.raises(ConfigError, match=f"the tag '{tag}' of the evaluation dataset 'code'"):
+    with pytest.raises(ConfigError) as caught:
         evaluator_of([tagged], one_device_mesh)
+    assert f"'{tag}' of the evaluation dataset 'code'" in caught.value.given

@@ -114,14 +114,16 @@ def test_a_store_in_which_nothing_is_predicted_is_a_dataset_without_tokens(
     assert found["eval/void/tokens"] == found["eval/text/void/documents"] == 0
     assert found["eval/macro_loss"] == found["eval/loss"]
     assert "no held-out token counts in void." in caplog.text
-    with pytest.raises(DataError, match="evaluation datasets with no row"):
+    with pytest.raises(DataError) as caught:
         evaluator_of(datasets[1:], one_device_mesh)
+    assert "no row" in caught.value.given
 
 
 def test_a_prompt_from_a_store_without_documents_is_refused(tmp_path):
     (void,) = held_out(tmp_path, {"void": []}, seq_len=8)
-    with pytest.raises(DataError, match=r"^component 'void', of which no document is held out"):
+    with pytest.raises(DataError) as caught:
         void.prompt(4)
+    assert "component 'void'" in caught.value.given
 
 
 def test_a_prompt_is_either_end_of_the_first_held_out_document_that_is_long_enough(tmp_path):

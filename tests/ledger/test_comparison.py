@@ -165,19 +165,20 @@ def test_seeds_without_a_partner_are_named(grug, tmp_path):
 def test_no_common_seed_is_an_error_that_lists_both(grug, tmp_path):
     make_side(grug, "base", {0: 4.0, 1: 4.0})
     make_side(grug, "moe", {5: 4.0})
-    with pytest.raises(
-        ConfigError, match=r"base has seeds 0, 1, moe has seeds 5\. Allowed: .*Fix:"
-    ):
+    with pytest.raises(ConfigError) as caught:
         compared("base", "moe", tmp_path)
+    assert "base has seeds 0, 1, moe has seeds 5" in caught.value.given
 
 
 def test_one_run_on_both_sides_is_an_error_even_as_a_copy(grug, tmp_path):
     make_side(grug, "base", BASE)
-    with pytest.raises(ConfigError, match="one run on both sides"):
+    with pytest.raises(ConfigError) as caught:
         compared("base", "base", tmp_path)
+    assert "both sides" in caught.value.given
     copy = shutil.copytree(grug, tmp_path / "copied")
-    with pytest.raises(ConfigError, match="one run on both sides"):
+    with pytest.raises(ConfigError) as caught:
         compared(grug, copy, tmp_path)
+    assert "both sides" in caught.value.given
 
 
 @pytest.mark.parametrize("outcome", [None, "KeyboardInterrupt"])
@@ -214,8 +215,10 @@ def test_a_run_without_a_record_is_left_out_and_named(grug, tmp_path, content):
 def test_when_no_pair_has_ended_the_error_says_why(grug, tmp_path):
     make_side(grug, "base", {0: 4.0})
     make_side(grug, "moe", {0: 4.0}, outcome=None)
-    with pytest.raises(ConfigError, match=r"no pair of runs is finished:\n  seed 0 .*moe-0000"):
+    with pytest.raises(ConfigError) as caught:
         compared("base", "moe", tmp_path)
+    assert "seed 0" in caught.value.given
+    assert "moe-0000" in caught.value.given
 
 
 def test_a_seed_that_is_not_finite_takes_the_verdict_away(grug, tmp_path):
@@ -265,16 +268,19 @@ def test_a_run_without_a_config_is_set_aside_and_the_rest_is_compared(grug, tmp_
 def test_where_no_run_tells_its_seed_the_error_says_why(grug, tmp_path):
     make_pairs(grug, {0: 0.1})
     (grug / "moe-0000/config_resolved.json").unlink()
-    with pytest.raises(ConfigError, match=r"no run tells its seed \(moe-0000: there is no config"):
+    with pytest.raises(ConfigError) as caught:
         compared("base", "moe", tmp_path)
+    assert "moe-0000" in caught.value.given
 
 
 def test_seeds_that_differ_by_the_data_alone_are_told_apart(grug, tmp_path):
     for variant, data_seed in (("base", 1), ("moe", 2)):
         config = config_of(0, derived__train={"data_seed_effective": data_seed})
         make_side(grug, variant, {0: 4.0}, config=config)
-    with pytest.raises(ConfigError, match=r"base has seeds 0/1 .*moe has seeds 0/2 \(of weights"):
+    with pytest.raises(ConfigError) as caught:
         compared("base", "moe", tmp_path)
+    assert "base has seeds 0/1" in caught.value.given
+    assert "moe has seeds 0/2" in caught.value.given
 
 
 def test_a_damaged_record_of_somebody_else_is_passed_over_and_named(grug, tmp_path):
@@ -284,8 +290,9 @@ def test_a_damaged_record_of_somebody_else_is_passed_over_and_named(grug, tmp_pa
     found = compared("base", "moe", tmp_path)
     assert found.verdict.word == "better"
     assert any("other-0000 is passed over" in note for note in found.notes)
-    with pytest.raises(ConfigError, match="other-0000 is passed over"):
+    with pytest.raises(ConfigError) as caught:
         compared("base", "other", tmp_path)
+    assert "other-0000" in caught.value.given
 
 
 def test_a_base_of_zero_is_compared_without_percent(grug, tmp_path):
@@ -385,8 +392,10 @@ def test_other_scored_positions_are_refused_by_field(grug, tmp_path, changed, to
     }
     make_side(grug, "base", {0: 4.0}, config=config_of(0, **usual))
     make_side(grug, "moe", {0: 3.9}, config=config_of(0, **{**usual, **changed}))
-    with pytest.raises(ConfigError, match=rf"{told}.*Allowed: eval/loss of the same held-out text"):
+    with pytest.raises(ConfigError) as caught:
         compared("base", "moe", tmp_path, is_other_data=True)
+    assert told in caught.value.given
+    assert "eval/loss" in caught.value.allowed
 
 
 def test_held_out_text_without_a_hash_is_compared_by_config_and_that_is_said(grug, tmp_path):
@@ -399,13 +408,17 @@ def test_held_out_text_without_a_hash_is_compared_by_config_and_that_is_said(gru
     found = compared("base", "moe", tmp_path)
     assert any("held-out text of code is compared by config" in note for note in found.notes)
     make_side(grug, "other", {0: 3.9}, config=config("b/*.txt"))
-    with pytest.raises(ConfigError, match=r"code.source.paths.*the same held-out text"):
+    with pytest.raises(ConfigError) as caught:
         compared("base", "other", tmp_path, is_other_data=True)
+    assert "code.source.paths" in caught.value.given
+    assert "eval/loss" in caught.value.allowed
     whole = config("a/*.txt")  # with weight 0, all of it is evaluated
     whole["data"]["components"]["code"]["weight"] = 0.0
     make_side(grug, "whole", {0: 3.9}, config=whole)
-    with pytest.raises(ConfigError, match=r"components.code.*the same held-out text"):
+    with pytest.raises(ConfigError) as caught:
         compared("base", "whole", tmp_path, is_other_data=True)
+    assert "components.code" in caught.value.given
+    assert "eval/loss" in caught.value.allowed
 
 
 @pytest.mark.parametrize(
@@ -420,16 +433,20 @@ def test_held_out_text_without_a_hash_is_compared_by_config_and_that_is_said(gru
 def test_other_held_out_data_is_refused_by_field(grug, tmp_path, changed, told):
     make_side(grug, "base", {0: 4.0})
     make_side(grug, "moe", {0: 3.9}, config=config_of(0, **changed))
-    with pytest.raises(ConfigError, match=rf"{told}.*Allowed: eval/loss of the same held-out text"):
+    with pytest.raises(ConfigError) as caught:
         compared("base", "moe", tmp_path)
+    assert told in caught.value.given
+    assert "eval/loss" in caught.value.allowed
 
 
 def test_other_training_data_is_refused_unless_it_is_the_change(grug, tmp_path):
     make_side(grug, "base", {0: 4.0})
     changed = config_of(0, data__components={"code": {"weight": 0.5}})
     make_side(grug, "moe", {0: 3.9}, config=changed, checkpoint={"data_fingerprint": "other"})
-    with pytest.raises(ConfigError, match=r"data.components.code.weight: 1.0 -> 0.5.*--other-data"):
+    with pytest.raises(ConfigError) as caught:
         compared("base", "moe", tmp_path)
+    assert "data.components.code.weight: 1.0 -> 0.5" in caught.value.given
+    assert "--other-data" in caught.value.fix
     found = compared("base", "moe", tmp_path, is_other_data=True)
     assert any("other training data, as allowed" in note for note in found.notes)
 
@@ -437,8 +454,9 @@ def test_other_training_data_is_refused_unless_it_is_the_change(grug, tmp_path):
 def test_equal_settings_over_other_content_are_other_data(grug, tmp_path):
     make_side(grug, "base", {0: 4.0})
     make_side(grug, "moe", {0: 3.9}, checkpoint={"data_fingerprint": "other"})
-    with pytest.raises(ConfigError, match="the content of the training data"):
+    with pytest.raises(ConfigError) as caught:
         compared("base", "moe", tmp_path)
+    assert "training data" in caught.value.given
 
 
 def test_without_checkpoints_the_config_has_to_do_and_that_is_said(grug, tmp_path):
@@ -455,8 +473,10 @@ def test_another_tokenizer_needs_a_metric_per_byte_and_has_no_equal_tokens(grug,
         config["derived"]["data"]["held_out_hashes"] = {"code": "in other tokens"}
         facts = {"tokenizer_hash": "other", "data_fingerprint": "other"}
         make_side(grug, "moe", {seed: 3.9}, config=config, checkpoint=facts)
-    with pytest.raises(ConfigError, match=r"the tokenizer.*one tokenizer .*use --metric eval/bpb"):
+    with pytest.raises(ConfigError) as caught:
         compared("base", "moe", tmp_path, is_other_data=True)
+    assert "tokenizer" in caught.value.given
+    assert "--metric eval/bpb" in caught.value.fix
     found = compared("base", "moe", tmp_path, metric="eval/bpb", at="flops", is_other_data=True)
     assert found.deciding.statistics is not None
     assert "tokens of different tokenizers" in found.budgets[1].notes[0]
@@ -495,8 +515,10 @@ def test_runs_of_different_lengths_are_compared_where_the_shorter_ends(grug, tmp
 
 def test_a_metric_that_was_not_logged_is_an_error_with_those_that_were(grug, tmp_path):
     make_pairs(grug)
-    with pytest.raises(ConfigError, match=r"has no eval/accuracy\. Allowed: .*train/loss"):
+    with pytest.raises(ConfigError) as caught:
         compared("base", "moe", tmp_path, metric="eval/accuracy")
+    assert "eval/accuracy" in caught.value.given
+    assert "train/loss" in caught.value.allowed
 
 
 def test_a_name_means_the_newest_settings_and_says_what_it_leaves_out(grug, tmp_path):
@@ -514,15 +536,17 @@ def test_a_name_means_the_newest_settings_and_says_what_it_leaves_out(grug, tmp_
 def test_a_folder_of_several_settings_is_refused_by_field(grug, tmp_path):
     make_pairs(grug)
     make_run(grug / "base-0009", seed=9, end=9.0, config=config_of(9, optimizer__lr=0.1))
-    with pytest.raises(ConfigError, match=r"several settings.*optimizer.lr: 0.003 -> 0.1"):
+    with pytest.raises(ConfigError) as caught:
         compared(grug / "base-*", "moe", tmp_path)
+    assert "optimizer.lr: 0.003 -> 0.1" in caught.value.given
 
 
 def test_two_runs_of_one_seed_are_refused_by_name(grug, tmp_path):
     make_pairs(grug)
     make_run(grug / "base-again", seed=0, end=4.1)
-    with pytest.raises(ConfigError, match="two runs of base with seed 0: base-0000 and base-again"):
+    with pytest.raises(ConfigError) as caught:
         compared("base", "moe", tmp_path)
+    assert "base-0000 and base-again" in caught.value.given
 
 
 def test_sides_may_be_folders_and_patterns(grug, tmp_path):
@@ -537,8 +561,9 @@ def test_sides_may_be_folders_and_patterns(grug, tmp_path):
 
 def test_what_is_nowhere_is_an_error_that_says_what_there_is(grug, tmp_path):
     make_pairs(grug)
-    with pytest.raises(ConfigError, match=r"mo, no folder with runs \(did you mean moe\?\)"):
+    with pytest.raises(ConfigError) as caught:
         compared("base", "mo", tmp_path)
+    assert "did you mean moe?" in caught.value.given
 
 
 def test_runs_that_ran_at_the_same_time_say_so_where_seconds_count(grug, tmp_path):
@@ -576,8 +601,10 @@ def test_averaged_weights_are_compared_where_some_run_evaluated_nothing_else(
 def test_current_weights_are_not_compared_with_averaged_ones(grug, tmp_path):
     make_side(grug, "base", BASE, prefixes=["eval"])
     make_side(grug, "moe", BASE, prefixes=["eval/ema"])
-    with pytest.raises(ConfigError, match=r"has no eval/loss\. Allowed: .*eval/ema/loss"):
+    with pytest.raises(ConfigError) as caught:
         compared("base", "moe", tmp_path)
+    assert "eval/loss" in caught.value.given
+    assert "eval/ema/loss" in caught.value.allowed
 
 
 def test_the_held_out_loss_has_the_prefix_that_the_runs_gave_it(grug, tmp_path):

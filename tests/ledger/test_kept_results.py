@@ -1,7 +1,6 @@
 """Results read again: what they say has to follow from the values that they hold."""
 
 import json
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -110,9 +109,10 @@ def test_a_run_that_diverged_is_kept_with_the_word_that_it_makes(tmp_path):
 )
 def test_a_result_that_does_not_follow_from_its_own_values_is_refused(kept, tmp_path, edit, told):
     change(kept, edit)
-    expected = rf"{kept.name}, which contradicts itself: .*{re.escape(told)}.* Allowed: .* Fix: "
-    with pytest.raises(ConfigError, match=expected):
+    with pytest.raises(ConfigError) as caught:
         read_results(tmp_path)
+    assert kept.name in caught.value.given
+    assert told in caught.value.given
     found, problems = readable_results(tmp_path)
     assert found == []
     assert problems[0].startswith(f"docs/reports/results/{kept.name} cannot be read")

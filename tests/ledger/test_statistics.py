@@ -84,8 +84,9 @@ def test_equal_runs_have_an_interval_of_no_width_and_no_test():
     ("base", "variant"), [([], []), ([1.0], [1.0, 2.0]), ([1.0, math.nan], [1.0, 2.0])]
 )
 def test_what_cannot_be_paired_is_refused(base, variant):
-    with pytest.raises(ConfigError, match=r"Allowed: as many finite values .* Fix:"):
+    with pytest.raises(ConfigError) as caught:
         paired_statistics(base, variant)
+    assert "finite values" in caught.value.allowed
 
 
 def test_the_level_keeps_nearly_every_thousand_changes_that_do_nothing_within_fifty():

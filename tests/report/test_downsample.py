@@ -99,8 +99,9 @@ def test_a_single_step_off_the_line_is_a_corner():
 
 
 def test_a_limit_too_low_for_any_bucket_is_refused():
-    with pytest.raises(ConfigError, match="at most 3 points"):
+    with pytest.raises(ConfigError) as caught:
         downsampled(np.arange(9), np.zeros(9), 3)
+    assert "3 points" in caught.value.given
 
 
 @pytest.mark.parametrize("height", [1e6, 1e8, 1e12])

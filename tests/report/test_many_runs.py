@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 
 import pytest
 
@@ -27,8 +28,9 @@ def test_several_processes_give_what_one_gives_in_the_order_asked_for(folders):
 
 def test_what_is_no_run_is_told_whichever_process_met_it(folders, tmp_path):
     bad = [*folders, str(tmp_path / "nothing"), str(tmp_path / "nowhere")]
-    with pytest.raises(ConfigError, match=r"no(thing|where), which does not exist"):
+    with pytest.raises(ConfigError) as caught:
         run_payloads(bad, readers=2)
+    assert re.search("no(thing|where)", caught.value.given)
 
 
 @pytest.mark.parametrize(

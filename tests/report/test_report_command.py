@@ -61,7 +61,7 @@ def test_somebody_elses_page_is_left_alone(run, tmp_path, capsys):
     site.mkdir()
     (site / "index.html").write_text("<h1>mine</h1>")
     assert exit_code(["report", run, "--out", str(site)]) == 2
-    assert "is not a page of this program" in capsys.readouterr().err
+    assert "was not written by this program" in capsys.readouterr().err
     assert (site / "index.html").read_text() == "<h1>mine</h1>"
 
 
@@ -74,7 +74,7 @@ def test_somebody_elses_page_is_left_alone(run, tmp_path, capsys):
         (["{run}/nothing"], "does not exist"),
         (["{run}/.."], "which is no run folder but holds 1"),
         (["{run}", "--against", "{run}/samples"], "no config_resolved.json"),
-        (["{run}", "--profile"], "a run without a trace"),
+        (["{run}", "--profile"], "has no trace"),
     ],
 )
 def test_what_cannot_be_drawn_is_refused_in_three_parts(run, capsys, words, said):
@@ -89,14 +89,14 @@ def test_a_run_without_a_trace_is_refused_before_it_is_read(run, tmp_path, capsy
     (tmp_path / "run" / "metrics.jsonl").unlink()
     (tmp_path / "run" / "metrics.jsonl").mkdir()  # which nobody can read
     assert exit_code(["report", run, "--profile"]) != 0
-    assert "a run without a trace" in capsys.readouterr().err
+    assert "has no trace" in capsys.readouterr().err
 
 
 def test_among_several_runs_one_without_a_trace_says_so_on_the_page(run, tmp_path):
     other = RecordedRun(tmp_path / "other").attempt(0, 4).written()
     assert exit_code(["report", run, other, "--profile", "--out", str(tmp_path / "out")]) == 0
     parts = payload_of(tmp_path / "out" / "index.html")["runs"]
-    assert all("without a trace" in part["problems"][-1] for part in parts)
+    assert all("has no trace" in part["problems"][-1] for part in parts)
 
 
 def test_the_recipes_python_reads_a_run(run, capsys):

@@ -223,10 +223,9 @@ def test_the_newest_trace_is_read_from_the_run_or_from_its_log_dir(tmp_path):
 
 
 def test_without_a_trace_the_error_says_how_to_make_one(tmp_path):
-    with pytest.raises(
-        StorageError, match=r"without a trace .*Allowed: .*Fix: .*train\.profiler\.enabled=true"
-    ):
+    with pytest.raises(StorageError) as caught:
         summary_of_run(tmp_path, None)
+    assert "train.profiler.enabled=true" in caught.value.fix
 
 
 @pytest.mark.parametrize("kept", [0.3, 0.9])
@@ -236,8 +235,9 @@ def test_half_a_file_is_refused_or_said_to_be_cut(tmp_path, kept):
     made.plane("/device:GPU:0", {"Stream #1": [op("nvjet_a", n, n + 1) for n in range(99)]})
     path = made.write(tmp_path)
     path.write_bytes(path.read_bytes()[: int(kept * path.stat().st_size)])
-    with pytest.raises(StorageError, match=r"no whole trace .*Allowed: .*Fix: "):
+    with pytest.raises(StorageError) as caught:
         summary_of_run(tmp_path, None)
+    assert ".xplane.pb" in caught.value.allowed
 
 
 def test_a_file_that_ends_between_two_planes_is_said_to_be_cut(tmp_path):
@@ -262,8 +262,10 @@ def test_a_trace_in_which_nothing_ran_is_refused(tmp_path, events, has_steps):
     if events is not None:
         made.plane("/device:GPU:0", {"Stream #1": events})
     made.write(tmp_path)
-    with pytest.raises(StorageError, match=r"no operation .*Allowed: .*Fix: "):
+    with pytest.raises(StorageError) as caught:
         summary_of_run(tmp_path, None)
+    assert "no operation" in caught.value.given
+    assert "train.profiler.num_steps" in caught.value.fix
 
 
 def test_time_without_a_place_in_the_program_is_told(tmp_path):

@@ -46,45 +46,49 @@ def test_one_token_may_end_and_begin_documents():
 
 def test_two_usual_ends_are_ambiguous_until_one_is_named():
     rules = with_specials("</s>", "<|endoftext|>", "<pad>")
-    with pytest.raises(
-        DataError, match=r"256 \(</s>\), 257 \(<\|endoftext\|>\) each have"
-    ) as caught:
+    with pytest.raises(DataError) as caught:
         JsonTokenizer(rules, source="some/tokenizer.json")
-    assert "some/tokenizer.json" in str(caught.value)
-    assert "258 (<pad>)" in str(caught.value)
-    assert "eos=its id or its text" in str(caught.value)
+    assert "256 (</s>), 257 (<|endoftext|>)" in caught.value.given
+    assert "some/tokenizer.json" in caught.value.given
+    assert "258 (<pad>)" in caught.value.allowed
+    assert "eos=" in caught.value.fix
     assert JsonTokenizer(rules, eos="</s>").eos_id == 256
 
 
 def test_a_vocabulary_without_a_usual_end_lists_what_it_has():
-    with pytest.raises(DataError, match=r"no special token has .*its special tokens: 256 \(<a>\)"):
+    with pytest.raises(DataError) as caught:
         JsonTokenizer(with_specials("<a>"))
-    with pytest.raises(DataError, match="there is none"):
+    assert "256 (<a>)" in caught.value.allowed
+    with pytest.raises(DataError) as caught:
         JsonTokenizer(with_specials())
+    assert "none" in caught.value.allowed
 
 
 def test_a_long_list_of_special_tokens_is_cut():
     rules = with_specials(*(f"<unused{i}>" for i in range(40)))
-    with pytest.raises(DataError, match=r"267 \(<unused11>\) and 28 more\. Fix"):
+    with pytest.raises(DataError) as caught:
         JsonTokenizer(rules)
+    assert "267 (<unused11>) and 28 more" in caught.value.allowed
 
 
 @pytest.mark.parametrize(
     ("role", "named", "told"),
     [
-        ("eos", "<eot>", "end-of-document token '<eot>', which is not a special token"),
-        ("eos", 5, "end-of-document id 5, which is not a special token"),
-        ("eos", 9999, "end-of-document id 9999, which is not a special token"),
-        ("eos", "a", "end-of-document token 'a', which is not a special token"),
-        ("bos", "<bos>", "beginning-of-document token '<bos>', which is not a special token"),
-        ("bos", -1, "beginning-of-document id -1, which is not a special token"),
+        ("eos", "<eot>", "end-of-document token '<eot>'"),
+        ("eos", 5, "end-of-document id 5"),
+        ("eos", 9999, "end-of-document id 9999"),
+        ("eos", "a", "end-of-document token 'a'"),
+        ("bos", "<bos>", "beginning-of-document token '<bos>'"),
+        ("bos", -1, "beginning-of-document id -1"),
     ],
 )
 def test_a_token_that_texts_can_be_given_neither_ends_nor_begins(
     role: str, named: int | str, told: str
 ):
-    with pytest.raises(DataError, match=rf"{told}.*: .*301 \(<\|end_of_text\|>\)"):
+    with pytest.raises(DataError) as caught:
         JsonTokenizer(llama_3(), **{role: named})
+    assert told in caught.value.given
+    assert "301 (<|end_of_text|>)" in caught.value.allowed
 
 
 def test_the_hash_tells_ends_and_beginnings_apart_and_is_as_before_without_one():

@@ -86,8 +86,9 @@ def test_a_tokenizer_that_could_not_be_loaded_again_is_not_saved(tmp_path: Path)
         vocab_size, eos_id, bos_id, content_hash = 2, 1, None, "x"
         encode_batch = decode = token_bytes = ByteTokenizer.token_bytes
 
-    with pytest.raises(DataError, match=r"type Foreign\. Allowed"):
+    with pytest.raises(DataError) as caught:
         save_tokenizer(Foreign(), str(tmp_path / "tokenizer"))
+    assert "Foreign" in caught.value.given
     assert not (tmp_path / "tokenizer").exists()
 
 
@@ -95,8 +96,9 @@ def test_rules_changed_after_saving_are_refused(folder: Path):
     rules = json.loads((folder / "tokenizer.json").read_text())
     rules["model"]["merges"].pop()
     (folder / "tokenizer.json").write_text(json.dumps(rules))
-    with pytest.raises(DataError, match=r"changed after it was built: build the tokenizer again"):
+    with pytest.raises(DataError) as caught:
         load_tokenizer(str(folder))
+    assert str(folder) in caught.value.given
 
 
 def test_another_layout_of_the_same_rules_is_the_same_tokenizer(folder: Path):
@@ -108,8 +110,9 @@ def test_another_layout_of_the_same_rules_is_the_same_tokenizer(folder: Path):
 @pytest.mark.parametrize("eos_id", [1, 10_000])
 def test_a_changed_end_id_is_refused(folder: Path, eos_id: int):
     change_description(folder, eos_id=eos_id)
-    with pytest.raises(DataError, match="which is not a special token"):
+    with pytest.raises(DataError) as caught:
         load_tokenizer(str(folder))
+    assert "end-of-document id" in caught.value.given
 
 
 @pytest.mark.parametrize(
@@ -117,56 +120,65 @@ def test_a_changed_end_id_is_refused(folder: Path, eos_id: int):
 )
 def test_a_changed_description_is_refused(folder: Path, change: dict[str, object]):
     change_description(folder, **change)
-    with pytest.raises(DataError, match=r"chomp_tokenizer\.json, which holds .*not as save_"):
+    with pytest.raises(DataError) as caught:
         load_tokenizer(str(folder))
+    assert "chomp_tokenizer.json" in caught.value.given
 
 
 def test_a_changed_beginning_id_is_refused(folder: Path):
     change_description(folder, bos_id=0)  # a special token: only the hash tells
-    with pytest.raises(DataError, match="the hash it was saved with"):
+    with pytest.raises(DataError) as caught:
         load_tokenizer(str(folder))
+    assert str(folder) in caught.value.given
 
 
 def test_a_beginning_of_a_byte_tokenizer_is_refused(tmp_path: Path):
     save_tokenizer(ByteTokenizer(), str(tmp_path))
     change_description(tmp_path, bos_id=0)
-    with pytest.raises(DataError, match="bos_id 0 of a tokenizer that has None"):
+    with pytest.raises(DataError) as caught:
         load_tokenizer(str(tmp_path))
+    assert "bos_id 0" in caught.value.given
 
 
 def test_a_half_written_folder_is_refused(folder: Path):
     # The description is written last, so this is what a kill between the two files leaves.
     (folder / "chomp_tokenizer.json").unlink()
-    with pytest.raises(DataError, match=r"chomp_tokenizer\.json is missing"):
+    with pytest.raises(DataError) as caught:
         load_tokenizer(str(folder))
+    assert "chomp_tokenizer.json is missing" in caught.value.given
 
 
 def test_a_kill_while_replacing_a_tokenizer_leaves_a_folder_that_is_refused(folder: Path):
     newer = train_bpe([TEXT], vocab_size=270)
     (folder / "tokenizer.json").write_text(newer.to_json())
-    with pytest.raises(DataError, match="the hash it was saved with"):
+    with pytest.raises(DataError) as caught:
         load_tokenizer(str(folder))
+    assert str(folder) in caught.value.given
 
 
 def test_missing_rules_are_named(folder: Path):
     (folder / "tokenizer.json").unlink()
-    with pytest.raises(StorageError, match=r"'tokenizer\.json' does not exist"):
+    with pytest.raises(StorageError) as caught:
         load_tokenizer(str(folder))
+    assert "'tokenizer.json'" in caught.value.given
 
 
 def test_a_folder_that_is_not_there_is_named(tmp_path: Path):
-    with pytest.raises(DataError, match=rf"no tokenizer in {tmp_path}/nowhere"):
+    with pytest.raises(DataError) as caught:
         load_tokenizer(str(tmp_path / "nowhere"))
+    assert f"{tmp_path}/nowhere" in caught.value.given
 
 
 @pytest.mark.parametrize("content", ["[]", "null", "{}", '{"kind": "bpe"}'])
 def test_a_description_without_its_fields_is_refused(folder: Path, content: str):
     (folder / "chomp_tokenizer.json").write_text(content)
-    with pytest.raises(DataError, match=r"Allowed: the fields content_hash, eos_id, kind"):
+    with pytest.raises(DataError) as caught:
         load_tokenizer(str(folder))
+    assert "content_hash, eos_id, kind" in caught.value.allowed
 
 
 def test_an_unknown_kind_is_refused_rather_than_read_as_bytes(folder: Path):
     change_description(folder, kind="unigram")
-    with pytest.raises(DataError, match="'unigram'"):
+    with pytest.raises(DataError) as caught:
         load_tokenizer(str(folder))
+    assert "'unigram'" in caught.value.given

@@ -13,7 +13,6 @@ from vocabularies import TEXTS, byte_level
 from chomp.errors import DataError
 from chomp.tokenize import BpeTokenizer, ByteTokenizer, Tokenizer, bytes_per_token, train_bpe
 
-three_parts = r"(?s).+\. Allowed: .+\. Fix: .+\.$"
 # Everything a UTF-8 file can hold: control characters and unassigned ones too, no surrogates.
 any_text = st.text(max_size=40)
 
@@ -141,20 +140,24 @@ def test_a_length_limit_in_the_rules_does_not_cut_documents():
 
 @pytest.mark.parametrize("size", [-1, 0, 256])
 def test_a_vocabulary_without_room_for_every_byte_is_refused(size: int):
-    with pytest.raises(DataError, match=rf"^a BPE vocabulary of {size}\. Allowed: 257"):
+    with pytest.raises(DataError) as caught:
         train_bpe(TEXTS, vocab_size=size)
+    assert str(size) in caught.value.given
+    assert "257" in caught.value.allowed
 
 
 def test_rules_that_are_no_json_are_refused():
-    with pytest.raises(DataError, match=three_parts) as caught:
+    with pytest.raises(DataError) as caught:
         BpeTokenizer('{"version": "1.0"', source="folder/tokenizer.json")
-    assert "folder/tokenizer.json" in str(caught.value)
+    assert "folder/tokenizer.json" in caught.value.given
 
 
 def test_an_end_token_that_texts_can_contain_is_refused():
     rules = byte_level(["<|endoftext|>"], special=["</s>"], plain=[]).to_str()
-    with pytest.raises(DataError, match=r"256, which is not a special token.*: 257 \(</s>\)\. Fix"):
+    with pytest.raises(DataError) as caught:
         BpeTokenizer(rules, eos=256)
+    assert "id 256" in caught.value.given
+    assert "257 (</s>)" in caught.value.allowed
 
 
 @settings(max_examples=20, deadline=None)

@@ -32,6 +32,7 @@ from chomp.tokenize import (
     ByteTokenizer,
     JsonTokenizer,
     Tokenizer,
+    UnencodableText,
     bytes_per_token,
     tokenizer_from_json_file,
     train_bpe,
@@ -165,22 +166,24 @@ def test_a_byte_piece_without_fallback_is_the_text_it_looks_like():
 @pytest.mark.parametrize(
     ("rules", "text", "named"),
     [
-        (letters("a", "b", "<unk>", unknown="<unk>"), "abßa", r"character 2: 'ß' \(U\+00DF\)"),
+        (letters("a", "b", "<unk>", unknown="<unk>"), "abßa", "character 2: 'ß' (U+00DF)"),
         # Without an unknown token the library drops the character and says nothing.
-        (letters("a", "b"), "abßa", r"character 2: 'ß' \(U\+00DF\) has no id"),
-        (letters("a", "b", unknown="<unk>"), "abßa", r"character 2: 'ß' \(U\+00DF\) has no id"),
-        (unigram(with_fallback=False), "the ✓ mat", r"character 4: '✓' .* would become '<unk>'"),
-        (changed(unigram(with_fallback=False), unk_id=None), "the ✓", r"character 4: '✓'"),
-        (bert(), "The quux", r"character 4: 'quux' has no id of its own, .* become '\[UNK\]'"),
-        (bert(), "a" * 101, r"character 0: 'a{20}' has no id"),
-        (changed(bert(), unk_token="none"), "The quux", r"character 4: 'q' \(U\+0071\)"),
+        (letters("a", "b"), "abßa", "character 2: 'ß' (U+00DF)"),
+        (letters("a", "b", unknown="<unk>"), "abßa", "character 2: 'ß' (U+00DF)"),
+        (unigram(with_fallback=False), "the ✓ mat", "character 4: '✓'"),
+        (changed(unigram(with_fallback=False), unk_id=None), "the ✓", "character 4: '✓'"),
+        (bert(), "The quux", "character 4: 'quux'"),
+        (bert(), "a" * 101, f"character 0: '{'a' * 20}'"),
+        (changed(bert(), unk_token="none"), "The quux", "character 4: 'q' (U+0071)"),
     ],
 )
 def test_a_text_with_an_unknown_character_is_refused_by_name(rules: str, text: str, named: str):
     tokenizer = JsonTokenizer(rules)
     assert not tokenizer.can_encode_any_text
-    with pytest.raises(DataError, match=rf"^text 1 of a batch, {named}.*\. Allowed: .* Fix: "):
+    with pytest.raises(UnencodableText) as caught:
         tokenizer.encode_batch(["a", text, "ß"])
+    assert caught.value.text_index == 1
+    assert named in caught.value.given
 
 
 def test_a_byte_level_vocabulary_with_a_missing_byte_refuses_what_needs_it():
@@ -190,8 +193,9 @@ def test_a_byte_level_vocabulary_with_a_missing_byte_refuses_what_needs_it():
     tokenizer = JsonTokenizer(rules.to_str())
     assert not tokenizer.can_encode_any_text
     assert len(tokenizer.encode_batch(["é b"])[0]) == 4
-    with pytest.raises(DataError, match=r"character 1: '\\n' \(U\+000A\) has no id"):
+    with pytest.raises(UnencodableText) as caught:
         tokenizer.encode_batch(["a\nb"])
+    assert r"character 1: '\n' (U+000A)" in caught.value.given
 
 
 def test_fallback_to_bytes_that_are_not_all_there_refuses_what_needs_the_others():
@@ -199,16 +203,19 @@ def test_fallback_to_bytes_that_are_not_all_there_refuses_what_needs_the_others(
     tokenizer = JsonTokenizer(changed(letters("a", *pieces), byte_fallback=True))
     assert not tokenizer.can_encode_any_text
     assert raw(tokenizer, "a\n") == b"a\n"
-    with pytest.raises(DataError, match=r"character 1: 'é' \(U\+00E9\)"):
+    with pytest.raises(UnencodableText) as caught:
         tokenizer.encode_batch(["aé"])
+    assert "character 1: 'é' (U+00E9)" in caught.value.given
 
 
 @pytest.mark.parametrize("name", ["byte", "bpe", *KINDS])
 def test_half_of_a_surrogate_pair_is_refused_by_name(name: str):
     others = {"byte": ByteTokenizer, "bpe": lambda: train_bpe(TEXTS, vocab_size=260)}
     tokenizer = others[name]() if name in others else JsonTokenizer(KINDS[name]())
-    with pytest.raises(DataError, match=r"^text 1 .* character 2: '\\ud800' .*surrogate") as caught:
+    with pytest.raises(UnencodableText) as caught:
         tokenizer.encode_batch(["fine", "ab\ud800", "c\udfff"])
+    assert caught.value.text_index == 1
+    assert r"character 2: '\ud800'" in caught.value.given
     str(caught.value).encode()  # printable, whatever the text was
 
 
@@ -246,8 +253,9 @@ def test_a_bpe_whose_merges_make_a_special_token_does_not_give_it_to_texts():
 
 def test_a_special_token_of_one_character_is_refused_in_texts():
     tokenizer = JsonTokenizer(letters("a", "$", special="$"), eos="$")
-    with pytest.raises(DataError, match=r"character 1: '\$' \(U\+0024\) has no id of its own"):
+    with pytest.raises(UnencodableText) as caught:
         tokenizer.encode_batch(["a$"])
+    assert "character 1: '$' (U+0024)" in caught.value.given
 
 
 def test_ids_are_those_of_the_text_whatever_the_rules_add_for_models():
@@ -270,10 +278,13 @@ def test_dropout_of_merges_is_left_out():
 
 def test_ids_that_the_library_would_give_otherwise_are_refused():
     # It counts added tokens on from the number of pieces, not from the highest id.
-    with pytest.raises(DataError, match=r"1 of them are shared by several pieces\. Allowed"):
+    with pytest.raises(DataError) as caught:
         JsonTokenizer(changed(letters("a", "b"), vocab={"a": 0, "b": 2}))
-    with pytest.raises(DataError, match=r"made with: </s> is 2, not 9\. Allowed"):
+    assert "1 of them" in caught.value.given
+    assert "gaps" in caught.value.fix
+    with pytest.raises(DataError) as caught:
         JsonTokenizer(letters("a", "b").replace('"id":2', '"id":9'))
+    assert "</s> is 2, not 9" in caught.value.given
 
 
 def test_every_id_is_below_the_vocabulary_size_though_ids_are_left_out():
@@ -329,8 +340,10 @@ def test_a_text_too_long_for_one_piece_gets_the_ids_of_the_whole(name: str):
 
 def test_a_character_without_an_id_is_found_far_into_a_long_text():
     tokenizer = JsonTokenizer(letters("a", " "))
-    with pytest.raises(DataError, match=rf"^text 1 of a batch, character {MAX_TEXT + 999}: 'é'"):
+    with pytest.raises(UnencodableText) as caught:
         tokenizer.encode_batch(["a", "a" * (MAX_TEXT + 999) + "é" + "a" * 9])
+    assert caught.value.text_index == 1
+    assert f"character {MAX_TEXT + 999}: 'é'" in caught.value.given
 
 
 def test_training_takes_no_longer_for_a_text_without_spaces():

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from chomp.errors import StorageError
+from chomp.errors import ConfigError, StorageError
 from chomp.tracking import (
     JsonlTracker,
     last_attempt,
@@ -67,8 +67,9 @@ def test_a_dataset_named_nonfinite_may_be_logged_unless_it_would_hide_a_companio
 ) -> None:
     tracker = JsonlTracker(path, attempt=1)
     tracker.log({"mixture/weight/nonfinite": 0.5}, step=0)
-    with pytest.raises(ValueError, match=r"'x/nonfinite'\. Allowed: .* Fix: "):
+    with pytest.raises(ConfigError) as caught:
         tracker.log({"x": math.nan, "x/nonfinite": 1}, step=1)
+    assert "'x/nonfinite'" in caught.value.given
     assert len(strict_rows(path)) == 1
 
 
@@ -108,8 +109,10 @@ def test_any_rows_are_read_back_as_they_were_logged(
 @pytest.mark.parametrize("key", ["attempt", "time", "kind", "step", "global_step"])
 def test_a_metric_may_not_replace_a_key_of_the_line(path: Path, key: str) -> None:
     tracker = JsonlTracker(path, attempt=1)
-    with pytest.raises(ValueError, match=rf"'{key}' = 7\. Allowed: .* Fix: .*train/{key}"):
+    with pytest.raises(ConfigError) as caught:
         tracker.log({key: 7}, step=3)
+    assert f"'{key}' = 7" in caught.value.given
+    assert f"train/{key}" in caught.value.fix
     assert strict_rows(path) == []
 
 
@@ -288,16 +291,19 @@ def test_a_full_disk_is_an_error_that_says_what_to_do_and_spoils_no_line(path: P
 def test_no_space_left_is_named_as_such(tmp_path: Path) -> None:
     tracker = JsonlTracker(tmp_path / "metrics.jsonl", attempt=1)
     os.dup2(os.open("/dev/full", os.O_WRONLY), tracker._descriptor)
-    with pytest.raises(StorageError, match=r"No space left on device\. Allowed: .* Fix: "):
+    with pytest.raises(StorageError) as caught:
         tracker.log({"x": 1}, step=0)
+    assert "No space left on device" in caught.value.given
 
 
 def test_a_file_that_cannot_be_opened_fails_before_the_first_row(tmp_path: Path) -> None:
     (tmp_path / "taken").write_text("")
-    with pytest.raises(StorageError, match=r"metrics\.jsonl: .*Allowed: .* Fix: "):
+    with pytest.raises(StorageError) as caught:
         JsonlTracker(tmp_path / "taken" / "metrics.jsonl", attempt=1)
-    with pytest.raises(StorageError, match="Is a directory"):
+    assert "metrics.jsonl" in caught.value.given
+    with pytest.raises(StorageError) as caught:
         JsonlTracker(tmp_path, attempt=1)
+    assert "Is a directory" in caught.value.given
 
 
 # Reading.
@@ -356,8 +362,9 @@ def test_a_line_that_cannot_be_read_may_have_been_a_row_at_wandb(path: Path) -> 
 
 def test_a_missing_file_has_no_attempt_and_cannot_be_read(path: Path) -> None:
     assert last_attempt(path) == 0
-    with pytest.raises(StorageError, match=r"No such file.*Allowed: .* Fix: "):
+    with pytest.raises(StorageError) as caught:
         read_metrics(path)
+    assert "No such file" in caught.value.given
 
 
 def test_an_empty_file_has_no_attempt_and_no_rows(path: Path) -> None:

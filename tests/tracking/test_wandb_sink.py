@@ -91,8 +91,9 @@ def test_a_server_that_never_answers_holds_up_nobody(
         sink.finish()
     assert sink.lost_calls == 1
     assert "W&B did not finish within 0 s" in caplog.text
-    with pytest.raises(LaunchError, match="ended with code -9"):
+    with pytest.raises(LaunchError) as caught:
         begun[0].log({"train/loss": 1.0}, step=1)
+    assert "code -9" in caught.value.given
     assert KEY not in caplog.text
 
 
@@ -113,8 +114,9 @@ def test_an_offline_run_asks_nothing_of_a_server_and_waits_for_none(
 
 def test_without_a_key_the_terminal_is_not_asked_for_one() -> None:
     process = WandbProcess(start(mode="online"))
-    with pytest.raises(LaunchError, match=r"nobody is logged in\. Allowed: .* Fix: set WANDB"):
+    with pytest.raises(LaunchError) as caught:
         process.log({"train/loss": 1.0}, step=0)
+    assert "WANDB_API_KEY" in str(caught.value)
     process.finish()
 
 
@@ -143,8 +145,10 @@ def test_the_folder_of_wandb_is_not_taken_for_its_package(
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
     assert not is_installed("wandb")
-    with pytest.raises(ConfigError, match=r"wandb is not installed.*pip install 'chomp\[wandb\]'"):
+    with pytest.raises(ConfigError) as caught:
         wants_wandb(WandbConfig(enabled=True))
+    assert "wandb" in caught.value.given
+    assert "pip install 'chomp[wandb]'" in caught.value.fix
     monkeypatch.setenv("WANDB_API_KEY", KEY)
     assert not wants_wandb(WandbConfig())
     assert "pip install 'chomp[wandb]'" in caplog.text

@@ -279,7 +279,7 @@ def test_a_page_that_cannot_be_written_is_told_loudly_and_harms_nothing(tmp_path
     (tmp_path / "report" / "index.html").write_text("<h1>mine</h1>")
     run_to_the_end(tmp_path)
     assert "its page could not be written" in caplog.text
-    assert "is not a page of this program" in caplog.text
+    assert "was not written by this program" in caplog.text
     assert summary_of(read_metrics(tmp_path / "metrics.jsonl"))["run/outcome"] == "finished"
     assert (tmp_path / "report" / "index.html").read_text() == "<h1>mine</h1>"
 

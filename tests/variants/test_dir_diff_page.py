@@ -240,12 +240,14 @@ def test_an_earlier_report_is_replaced_and_somebody_elses_page_is_not(tmp_path):
     page_of(tmp_path, {}, {"a.py": b"first\n"})
     assert "second" in page_of(tmp_path, {}, {"a.py": b"second\n"})
     page.write_text("<h1>my site</h1>")
-    with pytest.raises(ConfigError, match="is not a report of this program"):
+    with pytest.raises(ConfigError) as caught:
         page_of(tmp_path, {}, {})
+    assert "report" in caught.value.given
     assert page.read_text() == "<h1>my site</h1>"
 
 
 def test_context_below_nothing_is_refused_before_anything_is_written(tmp_path):
-    with pytest.raises(ConfigError, match="context_lines=-1"):
+    with pytest.raises(ConfigError) as caught:
         page_of(tmp_path, {}, {}, context_lines=-1)
+    assert "context_lines=-1" in caught.value.given
     assert not (tmp_path / "out").exists()

@@ -26,16 +26,16 @@ def _field(config: Any, name: str) -> str:
     near = None if found else nearest(name, known)
     require(
         found is not None,
-        given=f"--allow {name}, which is no field of this run's config{did_you_mean(near)}",
+        f"--allow {name}: this run's config has no such field{did_you_mean(near)}",
         allowed=f"fields of the schedule: {', '.join(known) or 'this config has none'}",
-        fix=f"write --allow {near}" if near else "leave it out",
+        fix=f"write --allow {near}" if near else f"remove --allow {name}",
     )
     assert found is not None, "as was just required"
     path, mark = found
     # A cosmetic field needs no permission here, but others that read the flag may want its name.
     require(
         mark != "identity",
-        given=f"--allow {name}, which is part of the run's identity",
+        f"--allow {name}: this field is part of the run's identity",
         allowed=f"fields of the schedule: {', '.join(known) or 'this config has none'}",
         fix="undo the change, or start a new run in another folder",
     )

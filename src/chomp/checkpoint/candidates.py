@@ -18,7 +18,7 @@ from chomp.checkpoint.layout import (
     unreadable_error,
 )
 from chomp.checkpoint.places import CheckpointPlace, found_at, place_of
-from chomp.errors import CheckpointError, message, require
+from chomp.errors import CheckpointError, require
 from chomp.storage import is_local, join, name_of, normalise, parent_of
 
 # In `continues`, how a checkpoint's line began; every later attempt hands them on.
@@ -77,16 +77,15 @@ def require_sound(settings: LoadSettings) -> None:
     path = settings.load_checkpoint_path
     require(
         path is None or settings.load_checkpoint is not False,
-        given=f"trainer.load_checkpoint=false with load_checkpoint_path={path}",
-        allowed="a path to load from, or a fresh start",
+        f"trainer.load_checkpoint=false with load_checkpoint_path={path}",
+        allowed="a path to load from, or a fresh start, not both",
         fix="remove one of the two",
     )
     require(
         settings.initialize_weights == "current" or settings.initialize_from is not None,
-        given=f"train.initialize_weights={settings.initialize_weights} without "
-        "train.initialize_from",
-        allowed="a choice of weights where another run's are loaded",
-        fix="set train.initialize_from to a checkpoint, or leave out train.initialize_weights",
+        f"train.initialize_weights={settings.initialize_weights} without train.initialize_from",
+        allowed="a choice of weights where those of another run are loaded",
+        fix="set train.initialize_from to a checkpoint, or remove train.initialize_weights",
     )
 
 
@@ -96,11 +95,9 @@ def search_for(folder: str, settings: LoadSettings) -> Search:
     asked = settings.load_checkpoint_path
     if settings.load_checkpoint is False and own:
         raise CheckpointError(
-            message(
-                given=f"trainer.load_checkpoint=false, but {own[0].path} exists",
-                allowed="a fresh start in a folder without checkpoints",
-                fix="set trainer.load_checkpoint=null to continue, or use another output folder",
-            )
+            f"trainer.load_checkpoint=false, but {own[0].path} exists",
+            allowed="a fresh start in a folder without checkpoints",
+            fix="set trainer.load_checkpoint=null to continue, or use another output folder",
         )
     if asked is None:
         search = Search(places_of(own))
@@ -108,11 +105,9 @@ def search_for(folder: str, settings: LoadSettings) -> Search:
         search = _search_at(asked, folder, own, must=settings.load_checkpoint is True)
     if not search.places and settings.load_checkpoint is True:
         raise CheckpointError(
-            message(
-                given=f"trainer.load_checkpoint=true, but {folder} has no complete checkpoint",
-                allowed="a folder with at least one step-N",
-                fix="correct the path, or set trainer.load_checkpoint=null to start from scratch",
-            )
+            f"trainer.load_checkpoint=true, but {folder} has no complete checkpoint",
+            allowed="a folder with at least one step-N",
+            fix="correct the path, or set trainer.load_checkpoint=null to start from scratch",
         )
     if not search.places:
         _tell_what_is_passed_over(folder)
@@ -209,24 +204,19 @@ def _is_continued(own: list[StepFolder | Unreadable], asked: str) -> bool:
 def _require_free(asked: str, own: list[StepFolder | Unreadable]) -> None:
     if own:
         raise CheckpointError(
-            message(
-                given=f"load_checkpoint_path={asked}, but {own[0].path} exists and did not come "
-                "from there",
-                allowed="a path to go on from, in a folder without other checkpoints",
-                fix="remove trainer.load_checkpoint_path to continue this run, or use another "
-                "output folder",
-            )
+            f"load_checkpoint_path={asked}, but {own[0].path} exists and did not come from there",
+            allowed="an output folder whose checkpoints came from that path, or one without any",
+            fix="remove trainer.load_checkpoint_path to continue this run, or use another "
+            "output folder",
         )
 
 
 def _require_any(asked: str, there: list[StepFolder | Unreadable]) -> None:
     if not there:
         raise CheckpointError(
-            message(
-                given=f"load_checkpoint_path={asked} has no complete checkpoint",
-                allowed="a step-N folder, a folder of those, or a run folder",
-                fix="correct the path, or remove it to start from scratch",
-            )
+            f"load_checkpoint_path={asked} has no complete checkpoint",
+            allowed="a step-N folder, a folder of those, or a run folder",
+            fix="correct the path, or remove it to start from scratch",
         )
 
 

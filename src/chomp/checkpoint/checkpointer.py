@@ -46,9 +46,9 @@ class CheckpointConfig(Config):
     def __post_init__(self) -> None:
         require(
             self.every is None or not self.keep,
-            given=f"checkpoint.every={self.every} with checkpoint.keep={self.keep}",
+            f"checkpoint.every={self.every} with checkpoint.keep={self.keep}",
             allowed="one of them",
-            fix="set checkpoint.every=null, and have a policy of that period in checkpoint.keep",
+            fix="set checkpoint.every=null, and add a policy with that period to checkpoint.keep",
         )
         require_ordered(self.keep)
         start = 0
@@ -56,8 +56,8 @@ class CheckpointConfig(Config):
             require(
                 policy.until is None or policy.until // policy.every > start // policy.every,
                 f"checkpoint.keep with every={policy.every} after {start}, until={policy.until}",
-                allowed="policies that keep a step: one at least that `every` divides",
-                fix="lower every, raise until, or leave the policy out",
+                allowed="policies that keep at least one step: one that `every` divides",
+                fix="lower every, raise until, or remove the policy",
             )
             start = policy.until or start
 

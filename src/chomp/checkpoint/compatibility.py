@@ -20,7 +20,7 @@ from chomp.config import (
     config_hash,
     unset_additions,
 )
-from chomp.errors import CheckpointError, ConfigError, message
+from chomp.errors import CheckpointError, ConfigError
 from chomp.storage.secrets import without_secrets
 
 # Of `environment`: what decides the order of sums, and with it the last bits of every result.
@@ -56,20 +56,16 @@ def require_same_run(
         _log.debug("%s: %s", found.path, change)
     if identity:
         raise CheckpointError(
-            message(
-                given=f"{found.path} was saved by another run:\n{_table(identity + schedule)}",
-                allowed="continuing a run with the model, data and order of data it began with",
-                fix="undo the changes marked identity, or start a new run in another folder",
-            )
+            f"{found.path} was saved by another run:\n{_table(identity + schedule)}",
+            allowed="the model, data and data order that the run started with",
+            fix="undo the changes marked identity, or start a new run in another folder",
         )
     unnamed = [change for change in schedule if not _is_below(change.path, allowed)]
     if unnamed:
         raise CheckpointError(
-            message(
-                given=f"{found.path} was saved with another schedule:\n{_table(schedule)}",
-                allowed="the schedule the run began with, or changes that are named",
-                fix=f"undo them, or go on with {_flags(unnamed)}",
-            )
+            f"{found.path} was saved with another schedule:\n{_table(schedule)}",
+            allowed="the schedule that the run started with, or changes named by --allow",
+            fix=f"undo them, or continue with {_flags(unnamed)}",
         )
     if schedule:
         _log.warning("going on from %s with changes:\n%s", found.path, _table(schedule).rstrip())
@@ -97,11 +93,9 @@ def require_same_arrays(
     ]
     if rows:
         raise CheckpointError(
-            message(
-                given=f"{path} holds other arrays:\n{in_columns(('array', 'saved', 'now'), rows)}",
-                allowed=allowed,
-                fix=fix,
-            )
+            f"{path} holds other arrays:\n{in_columns(('array', 'saved', 'now'), rows)}",
+            allowed=allowed,
+            fix=fix,
         )
 
 

@@ -21,7 +21,7 @@ from safetensors.numpy import save_file
 from chomp.checkpoint.layout import DamagedCheckpoint, StepFolder, problem_with_files
 from chomp.checkpoint.read_on_host import OnBytes, array_bytes, checked_arrays
 from chomp.checkpoint.weights import AVERAGE, WEIGHTS
-from chomp.errors import CheckpointError, ConfigError, DataError, StorageError, message, require
+from chomp.errors import CheckpointError, ConfigError, DataError, StorageError, require
 from chomp.storage import (
     exists,
     is_folder,
@@ -117,15 +117,13 @@ def weight_names(found: StepFolder, weights: Weights) -> list[str]:
     if names:
         return names
     raise CheckpointError(
-        message(
-            given=f"{found.path} has no arrays under {_PREFIXES[weights]}",
-            allowed="a checkpoint of a run with trainer.ema_beta"
-            if weights == "ema"
-            else "a checkpoint of a training state",
-            fix="export its weights with --weights params"
-            if weights == "ema"
-            else "choose another checkpoint",
-        )
+        f"{found.path} has no arrays under {_PREFIXES[weights]}",
+        allowed="a checkpoint of a run with trainer.ema_beta"
+        if weights == "ema"
+        else "a checkpoint of a training state",
+        fix="export its weights with --weights params"
+        if weights == "ema"
+        else "choose another checkpoint",
     )
 
 
@@ -208,12 +206,10 @@ def _as_type(name: str, value: np.ndarray, dtype: FloatType | None) -> np.ndarra
         cast = value.astype(np.dtype(dtype))
     if not np.isfinite(cast).all():
         raise ConfigError(
-            message(
-                given=f"--dtype {dtype}, and {name} has numbers as large as "
-                f"{np.abs(value.astype(np.float32)).max():.3g}",
-                allowed="a type that can hold every weight",
-                fix="choose bfloat16 or float32",
-            )
+            f"--dtype {dtype}, but {name} has values up to "
+            f"{np.abs(value.astype(np.float32)).max():.3g}",
+            allowed="a dtype that can hold every weight",
+            fix="choose bfloat16 or float32",
         )
     return cast
 
@@ -238,22 +234,20 @@ def _require_own_tokenizer(found: StepFolder, run: str | None) -> None:
         raise DataError(
             f"{folder} has the hash {digest[:_HASH_CHARACTERS]}",
             allowed=f"the tokenizer that {found.path} was trained with, {saved[:_HASH_CHARACTERS]}",
-            fix="bring back its files, or remove the folder to export the weights without it",
+            fix="restore its files, or remove the folder to export the weights alone",
         )
 
 
 def _require_new(target: str) -> None:
     require(
         is_local(target),
-        given=f"--out {target}",
-        allowed="a folder on a mounted filesystem",
+        f"--out {target}",
+        allowed="a local folder",
         fix="export to a local folder, and copy it",
     )
     if exists(target):
         raise StorageError(
-            message(
-                given=f"{target} is there already",
-                allowed="a new folder: an export never changes what is there",
-                fix="choose another --out, or remove the folder",
-            )
+            f"{target} already exists",
+            allowed="a new folder: an export never overwrites",
+            fix="choose another --out, or remove the folder",
         )

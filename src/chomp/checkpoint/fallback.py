@@ -21,7 +21,7 @@ from chomp.checkpoint.layout import (
     problem_with_files,
 )
 from chomp.checkpoint.read_on_mesh import read_arrays, receipt_problem
-from chomp.errors import CheckpointError, message
+from chomp.errors import CheckpointError
 from chomp.mesh.processes import all_or_none, gathered, is_first, told_by_first
 
 Targets = Mapping[str, jax.ShapeDtypeStruct]
@@ -56,11 +56,9 @@ class _Gone(CheckpointError):
 
     def __init__(self, path: str) -> None:
         super().__init__(
-            message(
-                given=f"{path} was deleted while it was to be read, as others were before it",
-                allowed="a place whose checkpoints stay",
-                fix="name a step-N that its run keeps, or wait until that run has ended",
-            )
+            f"{path} was deleted before it was read, as others were before it",
+            allowed="a folder whose checkpoints are not deleted",
+            fix="give a step-N that the run keeps, or wait until the run has ended",
         )
 
 

@@ -24,7 +24,7 @@ from chomp.checkpoint.metadata import (
     metadata_from_json,
     metadata_to_json,
 )
-from chomp.errors import CheckpointError, StorageError, message
+from chomp.errors import CheckpointError, StorageError
 from chomp.storage import (
     exists,
     file_facts,
@@ -73,11 +73,9 @@ class DamagedCheckpoint(CheckpointError):
 
     def __init__(self, path: str, reason: str) -> None:
         super().__init__(
-            message(
-                given=f"checkpoint {path} is damaged: {reason}",
-                allowed="files as they were saved",
-                fix="choose another checkpoint, or bring back a copy of this one",
-            )
+            f"checkpoint {path} is damaged: {reason}",
+            allowed="files as they were saved",
+            fix="choose another checkpoint, or restore this one from a copy",
         )
         self.reason = reason
 
@@ -165,12 +163,9 @@ def is_gone(path: str) -> bool:
 def unreadable_error(found: Unreadable) -> CheckpointError:
     """The error for a checkpoint that is needed and cannot be read."""
     return CheckpointError(
-        message(
-            given=f"checkpoint {found.path} cannot be read: {found.reason}",
-            allowed="folders as this version of chomp saved them",
-            fix=f"use the version that wrote it, or move {found.path} elsewhere to go on without "
-            "it",
-        )
+        f"checkpoint {found.path} cannot be read: {found.reason}",
+        allowed="checkpoints saved by this version of chomp",
+        fix=f"use the version that wrote it, or move {found.path} away to continue without it",
     )
 
 

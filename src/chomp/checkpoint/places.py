@@ -17,7 +17,7 @@ from chomp.checkpoint.layout import (
     name_before,
     step_of_name,
 )
-from chomp.errors import CheckpointError, ConfigError, message
+from chomp.errors import CheckpointError, ConfigError
 from chomp.storage import (
     is_folder,
     is_local,
@@ -54,11 +54,9 @@ def place_of(path: str) -> CheckpointPlace:
     if name_of(full) == CHECKPOINTS or _holds_checkpoints(full):
         return CheckpointPlace(folder=full, run=run_around(full))
     raise ConfigError(
-        message(
-            given=f"{path}, a folder without checkpoints",
-            allowed=f"a run folder that has {CHECKPOINTS}/, such a folder itself, or one step-N",
-            fix="correct the path; a run that has not saved yet has none",
-        )
+        f"{path} is a folder without checkpoints",
+        allowed=f"a run folder, its {CHECKPOINTS} folder, or one step-N",
+        fix="correct the path, or wait until the run has saved",
     )
 
 
@@ -75,11 +73,9 @@ def some_at(place: CheckpointPlace) -> list[StepFolder | Unreadable]:
     if found := found_at(place):
         return found
     raise CheckpointError(
-        message(
-            given=f"{place.step or place.folder} has no checkpoint",
-            allowed="a place with at least one step-N",
-            fix="correct the path, or wait until the run has saved",
-        )
+        f"{place.step or place.folder} has no checkpoint",
+        allowed="a folder with at least one step-N",
+        fix="correct the path, or wait until the run has saved",
     )
 
 
@@ -100,11 +96,9 @@ def _require_folder(path: str, full: str) -> None:
     names = list_folder(around) if is_folder(around) else []
     near = [name for name in names if step_of_name(name) is not None]
     raise ConfigError(
-        message(
-            given=f"there is no folder {path}",
-            allowed="a run folder, its checkpoints folder, or one step-N",
-            fix=f"choose one of {', '.join(near)}" if near else "correct the path",
-        )
+        f"{path} does not exist",
+        allowed="a run folder, its checkpoints folder, or one step-N",
+        fix=f"choose one of {', '.join(near)}" if near else "correct the path",
     )
 
 
@@ -112,19 +106,14 @@ def _require_own_name(path: str, name: str) -> None:
     """Raise `ConfigError` for a folder that would be a checkpoint under another name."""
     if (before := name_before(name)) is not None:
         raise ConfigError(
-            message(
-                given=f"{path}, a checkpoint that was moved aside",
-                allowed=f"a checkpoint under its own name, {before}",
-                fix=f"move what is named {before} now elsewhere, rename this one to {before}, and "
-                "name that",
-            )
+            f"{path} is a checkpoint that was moved aside",
+            allowed=f"the checkpoint under its own name, {before}",
+            fix=f"move any {before} away, rename this folder to {before}, and give that path",
         )
     if _LIKE_A_STEP.fullmatch(name) and step_of_name(name) is None:
         own = f"step-{int(name.removeprefix('step-'))}"
         raise ConfigError(
-            message(
-                given=f"{path}, a name that no checkpoint has",
-                allowed=f"step-N with a plain number, as {own}",
-                fix=f"name {own}; if that is what this folder holds, rename it",
-            )
+            f"{path} is not the name of a checkpoint",
+            allowed=f"step-N with a plain number, such as {own}",
+            fix=f"use {own}; rename this folder if it holds that step",
         )

@@ -16,7 +16,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from chomp.checkpoint.layout import DamagedCheckpoint, StepFolder, problem_with_files, state_path
 from chomp.checkpoint.receipt import receipt_of
-from chomp.errors import CheckpointError, message
+from chomp.errors import CheckpointError
 
 # A machine that is short of something says nothing about the files.
 _SHORT_OF = {errno.ENOMEM, errno.EMFILE, errno.ENFILE}
@@ -97,9 +97,7 @@ def _is_short_of_something(error: BaseException | None) -> bool:
 
 def _out_of_memory(path: str, reason: str) -> CheckpointError:
     return CheckpointError(
-        message(
-            given=f"checkpoint {path} could not be read, which says nothing about it: {reason}",
-            allowed="a machine with memory for the state and open files for its parts",
-            fix="free memory, raise `ulimit -n`, or restore on more devices",
-        )
+        f"checkpoint {path} could not be read; it need not be damaged: {reason}",
+        allowed="enough memory for the state, and enough open files for its parts",
+        fix="free memory, raise `ulimit -n`, or restore on more devices",
     )

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Shaped, UInt32
 
-from chomp.errors import NonFiniteError, message
+from chomp.errors import NonFiniteError
 
 # The bijections: shift, multiply, shift, multiply, shift, with odd multipliers. Two and two begin
 # alike, which saves time; the first of each two is known (MurmurHash3's last step, and one of
@@ -46,12 +46,9 @@ def checked_receipt(leaves: Mapping[str, Any]) -> dict[str, str]:
     for name, (*_, not_finite) in sums.items():
         if not_finite:
             raise NonFiniteError(
-                message(
-                    given=f"state with NaN or infinity in {name}",
-                    allowed="finite states: nothing else is ever saved",
-                    fix="lower optim.lr or raise optim.warmup_steps; the last checkpoint is "
-                    "untouched",
-                )
+                f"the state has NaN or infinity in {name}",
+                allowed="finite states only",
+                fix="lower optim.lr or raise optim.warmup_steps; the last checkpoint is untouched",
             )
     return {name: _digest(leaf, sums[name]) for name, leaf in leaves.items()}
 

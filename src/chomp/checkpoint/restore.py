@@ -38,7 +38,7 @@ from chomp.checkpoint.metadata import CheckpointMetadata
 from chomp.checkpoint.read_on_mesh import placed, read_arrays, receipt_problem
 from chomp.checkpoint.weights import AVERAGE, average_at, within, without
 from chomp.checkpoint.weights_alone import begin_with_weights
-from chomp.errors import CheckpointError, message
+from chomp.errors import CheckpointError
 from chomp.mesh.processes import all_or_none
 
 State = TypeVar("State")
@@ -218,11 +218,9 @@ def _require_fresh_start(
         instead = "begin anew" if path is None else f"go on from {path}"
         fix += f", or set trainer.allow_fresh_start=true to move them aside and {instead}"
     raise CheckpointError(
-        message(
-            given=f"there are checkpoints, and none can be restored:{listed}",
-            allowed="at least one whole checkpoint",
-            fix=fix,
-        )
+        f"no checkpoint can be restored:{listed}",
+        allowed="at least one undamaged checkpoint",
+        fix=fix,
     )
 
 

@@ -37,9 +37,9 @@ def require_ordered(policies: tuple[KeepPolicy, ...]) -> None:
     is_ordered = bounds == sorted(set(bounds)) and None not in ends[:-1]
     require(
         is_ordered,
-        given=f"checkpoint.keep with until={ends}",
-        allowed="rising ends, of which the last may be null",
-        fix="sort the policies by until, and leave one for each",
+        f"checkpoint.keep with until={ends}",
+        allowed="increasing ends; the last may be null",
+        fix="sort the policies by until, one for each value",
     )
 
 

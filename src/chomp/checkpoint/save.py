@@ -33,7 +33,7 @@ from chomp.checkpoint.places import run_around
 from chomp.checkpoint.read_on_host import problem_with_arrays
 from chomp.checkpoint.receipt import checked_receipt
 from chomp.checkpoint.writing import writer_for
-from chomp.errors import ChompError, StorageError, message
+from chomp.errors import ChompError, StorageError
 from chomp.mesh.processes import all_or_none, is_first, told_by_first
 from chomp.storage import (
     exists,
@@ -158,12 +158,9 @@ def require_space(path: str, num_bytes: int) -> int | None:
     free = shutil.disk_usage(folder).free
     if free < num_bytes:
         raise StorageError(
-            message(
-                given=f"checkpoint {path} needs {num_bytes:,} bytes of space, and {free:,} are "
-                "free",
-                allowed="a disk with space for the state",
-                fix="free space; earlier checkpoints are untouched and the same command continues",
-            )
+            f"checkpoint {path} needs {num_bytes:,} bytes of space, and {free:,} are free",
+            allowed="enough free space for the state",
+            fix="free space; earlier checkpoints are untouched and the same command continues",
         )
     return free
 
@@ -215,11 +212,9 @@ def _not_written(path: str, error: Exception) -> ChompError:
         return error  # has the path and the reason already
     remedy = "free space" if _is_no_space(error) else "see the cause"
     return StorageError(
-        message(
-            given=f"checkpoint {path} could not be written: {error}",
-            allowed="a folder that can be written, with space for the state",
-            fix=f"{remedy}; earlier checkpoints are untouched and the same command continues",
-        )
+        f"checkpoint {path} could not be written: {error}",
+        allowed="a writable folder with space for the state",
+        fix=f"{remedy}; earlier checkpoints are untouched and the same command continues",
     )
 
 

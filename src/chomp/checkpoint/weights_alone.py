@@ -22,7 +22,7 @@ from chomp.checkpoint.metadata import CheckpointMetadata
 from chomp.checkpoint.read_on_mesh import placed
 from chomp.checkpoint.weights import AVERAGE, WEIGHTS, average_at, within, without
 from chomp.config import config_difference
-from chomp.errors import CheckpointError, message, require
+from chomp.errors import CheckpointError, require
 
 WeightsName = Literal["params", "ema"]
 State = TypeVar("State")
@@ -55,9 +55,9 @@ def these_weights(found: StepFolder, names: Sequence[WeightsName]) -> Sequence[W
     there = all_weights(found)
     require(
         all(name in there for name in names),
-        given=f"the averaged weights of {found.path}, which has none",
+        f"{found.path} has no averaged weights (ema)",
         allowed="a checkpoint of a run with train.ema_beta set",
-        fix="ask for the current weights (params), or choose a checkpoint that has an average",
+        fix="use the current weights (params), or choose a checkpoint with averaged weights",
     )
     return names
 
@@ -213,9 +213,7 @@ def _as_saved(
 def _none_whole(place: str, skipped: Mapping[str, str]) -> CheckpointError:
     listed = "".join(f"\n  {path}: {reason}" for path, reason in skipped.items())
     return CheckpointError(
-        message(
-            given=f"{place} has no whole checkpoint{listed}",
-            allowed="a run folder, its checkpoints folder or a step-N, with one that is whole",
-            fix="correct the path, or bring back a copy of one that is damaged",
-        )
+        f"{place} has no undamaged checkpoint{listed}",
+        allowed="a run folder, its checkpoints folder or a step-N, with an undamaged checkpoint",
+        fix="correct the path, or restore a damaged one from a copy",
     )

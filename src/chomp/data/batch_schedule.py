@@ -58,20 +58,20 @@ class BatchSchedule:
             given = f"train.batch_size={self._sizes[0]}"
         require(
             self._starts[:1] == [0] and all(a < b for a, b in pairwise([*self._starts, 2**31])),
-            given=given,
+            given,
             allowed="one size, or [start step, size] pairs: the first at 0, each after the last "
             "and below 2147483648",
             fix="start train.batch_size at step 0 and list its changes in their order",
         )
         require(
             all(0 < size < 2**31 for size in self._sizes),
-            given=given,
+            given,
             allowed="sizes of at least 1 row and below 2147483648",
             fix="set train.batch_size to the rows of one micro-batch, over all hosts",
         )
         require(
             self.grad_accum > 0,
-            given=f"train.grad_accum={self.grad_accum}",
+            f"train.grad_accum={self.grad_accum}",
             allowed="at least 1 micro-batch a step",
             fix="set train.grad_accum=1 for no accumulation",
         )

@@ -43,16 +43,16 @@ class LmComponentConfig(Config):
     def __post_init__(self) -> None:
         require(
             self.stream is None or self.train_store is None,
-            given="a component with both stream and train_store",
-            allowed="one of them: a stream is read without a store",
-            fix="leave out stream to train from the store, which is shuffled better",
+            "a component with stream and train_store",
+            allowed="one of the two: a stream is read without a store",
+            fix="remove stream to train from the store, which is shuffled better",
         )
 
     def required_source(self, name: str) -> Source:
         """The source of the component of that name, which something has to be made from."""
         require(
             self.source is not None,
-            given=f"data.components.{name} without a source",
+            f"data.components.{name} without a source",
             allowed="a source, or the folders of both stores",
             fix=f"set data.components.{name}.source, or train_store and validation_store",
         )
@@ -105,24 +105,23 @@ class LmDataConfig(Config):
         object.__setattr__(self, "packing_mode", mode)
         require(
             self.packing is None or mode == "packed",
-            given=f"data.packing with data.packing_mode={mode}",
-            allowed="data.packing for packed rows only",
-            fix="set data.packing_mode=packed, or leave data.packing out",
+            f"data.packing with data.packing_mode={mode}",
+            allowed="data.packing with data.packing_mode=packed",
+            fix="set data.packing_mode=packed, or remove data.packing",
         )
         _check_names(self.components)
         streams = [name for name, part in self.components.items() if part.stream is not None]
         require(
             self.stop_strategy == "restart" or not streams,
-            given=f"data.stop_strategy={self.stop_strategy} with the stream {streams[:1]}",
-            allowed="data.stop_strategy=restart: how long a stream is, nobody knows beforehand",
+            f"data.stop_strategy={self.stop_strategy} with the stream {streams[:1]}",
+            allowed="data.stop_strategy=restart: the length of a stream is not known in advance",
             fix="set data.stop_strategy=restart, or train from a token store",
         )
         require(
             not self.components or bool(self.stages) or any(self.weights.values()),
-            given=f"data.components whose weights are all 0: {', '.join(sorted(self.components))}",
-            allowed="a weight above 0 for one component or more: what has weight 0 is only "
-            "evaluated",
-            fix="give what is to be trained on a weight above 0",
+            f"data.components, all with weight 0: {', '.join(sorted(self.components))}",
+            allowed="at least one weight above 0; a component with weight 0 is only evaluated",
+            fix="set a weight above 0 for the components to train on",
         )
         for number, stage in enumerate(self.stages):
             _check_stage(number, stage, self.components)
@@ -143,24 +142,24 @@ class LmDataConfig(Config):
         """Raise `ConfigError` where attention runs over documents and `field` would do nothing."""
         require(
             not self.stream_semantics,
-            given=f"{field} with data.stream_semantics=true",
-            allowed=f"{field} only where documents are kept apart",
-            fix=f"set data.stream_semantics=false, or leave out {field}",
+            f"{field} with data.stream_semantics=true",
+            allowed=f"{field} only where attention stays within a document",
+            fix=f"set data.stream_semantics=false, or remove {field}",
         )
 
 
 def _check_names(components: dict[str, LmComponentConfig]) -> None:
     require(
         "ema" not in components,
-        given="a component named 'ema'",
-        allowed="any other name: eval/ema/* is the evaluation of the averaged weights",
+        "a component named 'ema'",
+        allowed="any other name: eval/ema/* is for the averaged weights",
         fix="rename the component",
     )
     for name in components:
         require(
             name != "" and name == name.strip(" /"),
-            given=f"data.components with the name {name!r}",
-            allowed="names that do not start or end with a blank or a slash",
+            f"data.components with the name {name!r}",
+            allowed="names that do not start or end with a space or a slash",
             fix='name each component for what it holds, such as "code"; '
             "the name is part of paths and metrics",
         )
@@ -169,9 +168,9 @@ def _check_names(components: dict[str, LmComponentConfig]) -> None:
 def _check_starts(starts: list[int]) -> None:
     require(
         starts[:1] in ([], [0]) and all(a < b for a, b in pairwise(starts)),
-        given=f"data.stages that start at the steps {starts}",
-        allowed="a first stage at step 0, and each later than the one before",
-        fix="list the stages in their order, the first with start_step: 0",
+        f"data.stages that start at the steps {starts}",
+        allowed="a first stage at step 0, each next one later",
+        fix="sort the stages by start_step, the first with start_step: 0",
     )
 
 
@@ -183,20 +182,20 @@ def _check_stage(
     for name in stage.weights:
         require(
             name in components,
-            given=f"data.stages[{number}].weights with the unknown component {name!r}",
+            f"data.stages[{number}].weights with the unknown component {name!r}",
             allowed=listed,
             fix="correct the name, or add the component to data.components",
         )
     for name in components:
         require(
             name in stage.weights,
-            given=f"data.stages[{number}].weights without {name!r}",
+            f"data.stages[{number}].weights without {name!r}",
             allowed=listed,
             fix=f"add {name}: 0 to leave it out of this stage",
         )
     require(
         any(stage.weights.values()),
-        given=f"data.stages[{number}].weights that are all 0",
+        f"data.stages[{number}].weights that are all 0",
         allowed=f"{listed}, at least one above 0",
-        fix="give what is to be trained on in this stage a weight above 0",
+        fix="set a weight above 0 for the components to train on in this stage",
     )

@@ -23,7 +23,7 @@ from chomp.data.open_components import (
     opened_component,
 )
 from chomp.data.rows import RowBatch
-from chomp.errors import DataError, message, require
+from chomp.errors import DataError, require
 from chomp.kernels.attention.mask import PAD_SEGMENT
 from chomp.storage import is_local
 from chomp.tokenize import Tokenizer
@@ -116,11 +116,9 @@ class TrainDataset:
         """What a run of so many steps reads, by stage and component."""
         if self.streams:
             raise DataError(
-                message(
-                    given=f"a forecast with the stream {min(self.streams)!r}",
-                    allowed="components with token stores, whose rows are counted",
-                    fix="leave out data.components.*.stream to train from stores",
-                )
+                f"a forecast for data with the stream {min(self.streams)!r}",
+                allowed="components with token stores: the rows of a stream are not counted",
+                fix="remove data.components.*.stream to train from token stores",
             )
         return forecast(
             self.mixture, self.batches, self.num_rows, seq_len=self.seq_len, total_steps=total_steps
@@ -179,11 +177,9 @@ class TrainDataset:
         lost = {name for name, stream in self.streams.items() if stream.rows_served} - set(states)
         if gone or lost:
             raise DataError(
-                message(
-                    given=f"a checkpoint with the states of the streams {sorted(states)}",
-                    allowed=f"the streams of this run: {sorted(self.streams)}",
-                    fix="use the data config of the run that was saved",
-                )
+                f"a checkpoint with states of the streams {sorted(states)}",
+                allowed=f"the streams of this run: {sorted(self.streams)}",
+                fix="use the data config of the run that was saved",
             )
         for name in states.keys() & self.streams.keys():
             self.streams[name].restore(states[name])
@@ -231,11 +227,9 @@ def mixture_of(
     """
     if not config.components:
         raise DataError(
-            message(
-                given="data without components",
-                allowed="one or more, each with a source",
-                fix="write data.components: {NAME: {source: {kind: ...}}}",
-            )
+            "data without components",
+            allowed="at least one component, each with a source",
+            fix="write data.components: {NAME: {source: {kind: ...}}}",
         )
     stages = [(batches.examples_before(stage.start_step), stage.weights) for stage in config.stages]
     mixture = Mixture(stages or config.weights)
@@ -279,7 +273,7 @@ def _require_enough(dataset: TrainDataset, total_steps: int, needed: int) -> Non
         fix = "add documents, lower train.batch_size or train.seq_len"
     require(
         needed <= available,
-        given=f"train.steps={total_steps}, which take {needed} examples, with "
+        f"train.steps={total_steps}, which take {needed} examples, with "
         f"data.stop_strategy={dataset.config.stop_strategy}, which gives {available}",
         allowed=allowed,
         fix=f"{fix}, or set data.stop_strategy=restart to read components again",

@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 from jaxtyping import Float, Integer
 
-from chomp.errors import DataError, message
+from chomp.errors import DataError
 
 # Axes: N tokens of a document that came tokenized.
 
@@ -52,11 +52,9 @@ class Document:
     def __post_init__(self) -> None:
         if bool(self.text) + bool(self.spans) + (self.ids is not None) > 1:
             raise DataError(
-                message(
-                    given=f"document {self.id} with more than one content",
-                    allowed="one of text, spans and ids",
-                    fix="leave the others out",
-                )
+                f"document {self.id} has more than one content",
+                allowed="one of text, spans and ids",
+                fix="remove the others",
             )
 
     @property

@@ -12,7 +12,7 @@ from chomp.data.open_components import opened_store
 from chomp.data.row_limits import RowLimits
 from chomp.data.rows import ConcatRows, RowBatch
 from chomp.data.store.token_store import TokenStore
-from chomp.errors import DataError, message
+from chomp.errors import DataError
 from chomp.tokenize import Tokenizer
 
 # Axes: K rows that are asked for, N rows of a batch, T tokens of a row.
@@ -68,11 +68,9 @@ class EvalDataset:
         count = len(store.documents)
         if count == 0:
             raise DataError(
-                message(
-                    given=f"component {self.name!r}, of which no document is held out",
-                    allowed="a prompt from a component with held-out documents",
-                    fix="take it from another, or raise data.validation_fraction",
-                )
+                f"component {self.name!r} has no held-out document",
+                allowed="a prompt from a component with held-out documents",
+                fix="choose another component, or raise data.validation_fraction",
             )
         for place in range(number, number + min(count, _DOCUMENTS_TRIED)):
             start, end = store.documents.span(place % count)

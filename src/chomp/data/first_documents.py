@@ -13,7 +13,7 @@ from chomp.data.sources.records import source_documents
 from chomp.data.store.encoding import encoded
 from chomp.data.store.token_store import MANIFEST
 from chomp.data.tokenizer_config import TokenizerConfig
-from chomp.errors import DataError, StorageError, message
+from chomp.errors import DataError, StorageError
 from chomp.storage import exists, join
 from chomp.tokenize import (
     ByteTokenizer,
@@ -65,7 +65,8 @@ def read_first_documents(data: LmDataConfig, tokenizer: Tokenizer | None) -> lis
             else:
                 _read_first(component, tokenizer)
         except (DataError, StorageError) as error:
-            raise type(error)(f"component {name!r}: {error}") from error
+            error.within(f"component {name!r}")
+            raise
     return left_out
 
 
@@ -75,11 +76,9 @@ def _read_first(component: LmComponentConfig, tokenizer: Tokenizer | None) -> No
     document = next(source_documents(source, component.format), None)
     if document is None:
         raise DataError(
-            message(
-                given=f"no document in {source}"[:500],
-                allowed="at least one document",
-                fix="give the component documents, or remove it",
-            )
+            f"no document in {source}"[:500],
+            allowed="at least one document",
+            fix="add documents to the component, or remove it",
         )
     if tokenizer is not None:
         encoded([document], tokenizer)

@@ -16,7 +16,7 @@ from chomp.data.batch_schedule import BatchSchedule
 from chomp.data.dataset import TrainDataset
 from chomp.data.examples import GrugLmExample
 from chomp.data.row_limits import RowLimits
-from chomp.errors import DataError, divisors, message, require
+from chomp.errors import DataError, divisors, require
 from chomp.kernels.attention.mask import PAD_SEGMENT
 from chomp.mesh import batch_shards, local_rows, place_rows
 
@@ -40,7 +40,7 @@ def require_even_batches(batches: BatchSchedule, mesh: Mesh | AbstractMesh) -> N
     for size in batches.distinct_sizes:
         require(
             size % shards == 0,
-            given=f"train.batch_size={size} on a mesh that cuts the batch into {shards}",
+            f"train.batch_size={size} on a mesh that cuts the batch into {shards}",
             allowed=f"multiples of {shards}",
             fix=f"set train.batch_size to {max(round(size / shards), 1) * shards}, or a mesh "
             f"whose replica x data x expert is one of {divisors(size)}",
@@ -125,12 +125,9 @@ class TrainLoader:
             return self._first_states
         kept = f"steps {min(self._states)} to {max(self._states)}, and " if self._states else ""
         raise DataError(
-            message(
-                given=f"the states of the streams {sorted(first)} after step {completed_steps} "
-                "were asked for, and are not kept",
-                allowed=f"{kept}where the streams were put: after the rows {first}",
-                fix="save a checkpoint when its step is done; to go back, restore one",
-            )
+            f"the state of the streams {sorted(first)} after step {completed_steps} is not kept",
+            allowed=f"{kept}the state that was restored, after the rows {first}",
+            fix="save the checkpoint as soon as its step is done; to go back, restore one",
         )
 
     def restore_streams(self, states: Mapping[str, Any] | None) -> None:

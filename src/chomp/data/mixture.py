@@ -16,7 +16,7 @@ import numpy as np
 from jaxtyping import Int
 
 from chomp.data.due_times import Stage
-from chomp.errors import DataError, message, require
+from chomp.errors import DataError, require
 
 StopStrategy = Literal["restart", "first_exhausted", "all_exhausted"]
 
@@ -185,11 +185,9 @@ def require_rows(mixture: Mixture, rows: Mapping[str, int]) -> None:
     for name in mixture.names:
         if rows.get(name, 0) < 1:
             raise DataError(
-                message(
-                    given=f"component {name!r} has no rows, and a weight above 0",
-                    allowed="1 row or more of every component that is trained on",
-                    fix=f"give {name!r} documents enough for one row, or the weight 0",
-                )
+                f"component {name!r} has a weight above 0 and no rows",
+                allowed="at least one row in every component with a weight above 0",
+                fix=f"add documents to {name!r}, or set its weight to 0",
             )
 
 
@@ -201,7 +199,7 @@ def require_served(mixture: Mixture, total_examples: int) -> None:
         longer = "lengthen its stage" if first is None else f"train for {first + 1:,} examples"
         require(
             first is not None and first < total_examples,
-            given=f"component {name!r} with {_largest_share(mixture, name)} would be {needed}, in "
+            f"component {name!r} with {_largest_share(mixture, name)} would be {needed}, in "
             f"a run of {total_examples:,} examples",
             allowed="weights above 0 that yield at least one example in the run",
             fix=f"raise the weight of {name!r}, {longer}, or set its weight to 0",
@@ -227,11 +225,9 @@ def _whole_shares(names: Sequence[str], weights: Weights) -> list[int]:
 def _require_starts(starts: Sequence[int]) -> None:
     if list(starts[:1]) != [0] or any(a >= b for a, b in pairwise(starts)):
         raise DataError(
-            message(
-                given=f"mixture stages that start at {list(starts)}",
-                allowed="a first stage that starts at 0, and each later than the one before",
-                fix="list the stages in their order, each with the place where it starts",
-            )
+            f"mixture stages start at {list(starts)}",
+            allowed="a first stage at 0, each next one later",
+            fix="sort the stages by their start",
         )
 
 
@@ -240,9 +236,7 @@ def _require_weights(weights: Weights, where: str) -> None:
     if wrong or not any(weights.values()):
         which = f", with {weights[wrong[0]]} for {wrong[0]!r}" if wrong else ""
         raise DataError(
-            message(
-                given=f"mixture weights {dict(weights)}{where}{which}",
-                allowed="finite weights of 0 or more, at least one above 0",
-                fix="give each component its share; they need not add up to 1",
-            )
+            f"mixture weights {dict(weights)}{where}{which}",
+            allowed="finite weights of 0 or more, at least one of them above 0",
+            fix="set a weight for each component; they need not add up to 1",
         )

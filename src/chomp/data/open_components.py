@@ -17,7 +17,7 @@ from chomp.data.shuffle import RowOrder
 from chomp.data.sources.source import source_fingerprint
 from chomp.data.store.token_store import TokenStore
 from chomp.data.streams.stream import StreamRows
-from chomp.errors import DataError, StorageError, message
+from chomp.errors import DataError, StorageError
 from chomp.tokenize import Tokenizer
 
 log = logging.getLogger(__name__)
@@ -58,12 +58,10 @@ class StreamComponent:
         """The kept ones of the next rows, which have to be those at the positions."""
         if len(positions) and positions[0] != self.rows_served:
             raise DataError(
-                message(
-                    given=f"row {positions[0]} of the stream {self._rows.name!r}, which stands at "
-                    f"row {self.rows_served}",
-                    allowed="the rows of a stream one after the other",
-                    fix="restore the state that was saved with the step to go on from",
-                )
+                f"row {positions[0]} of the stream {self._rows.name!r}, whose next row is "
+                f"{self.rows_served}",
+                allowed="the rows of a stream in order",
+                fix="restore the state that was saved with the step to continue from",
             )
         found = self._rows.read(len(positions))
         self.rows_served += len(positions)
@@ -147,17 +145,15 @@ def opened_store(name: str, config: LmDataConfig, split: Split, tokenizer: Token
     path = component.train_store if split == "train" else component.validation_store
     if path is None:
         raise DataError(
-            message(
-                given=f"component {name!r} has no {split}_store",
-                allowed="the folder of a built token store",
-                fix="let the launch file build it, or set "
-                f"data.components.{name}.{split}_store to one",
-            )
+            f"component {name!r} has no {split}_store",
+            allowed="the folder of a built token store",
+            fix=f"let the launch file build it, or set data.components.{name}.{split}_store",
         )
     try:
         store = TokenStore.open(path, tokenizer_hash=tokenizer.content_hash)
     except (DataError, StorageError) as error:
-        raise type(error)(f"component {name!r}: {error}") from error
+        error.within(f"component {name!r}")
+        raise
     _require_split(name, store, split, config)
     return store
 
@@ -185,10 +181,8 @@ def _require_split(name: str, store: TokenStore, split: Split, config: LmDataCon
         fix = f"leave out data.components.{name}.{split}_store to have it built; "
         fix += "`chomp eval RUN --data NAME=FOLDER` evaluates any store"
     raise DataError(
-        message(
-            given=f"component {name!r}: {split}_store {store.path}, which is the {found.split} "
-            f"split at validation_fraction={found.validation_fraction}",
-            allowed=allowed,
-            fix=fix,
-        )
+        f"component {name!r}: {split}_store {store.path} is the {found.split} "
+        f"split at validation_fraction={found.validation_fraction}",
+        allowed=allowed,
+        fix=fix,
     )

@@ -12,7 +12,7 @@ from typing import Literal
 import numpy as np
 from jaxtyping import Int
 
-from chomp.errors import DataError, message
+from chomp.errors import DataError
 
 # Axes: N documents, P pieces, R rows.
 
@@ -197,17 +197,13 @@ class _OpenRows:
 def _require_fitting(lengths: Int[np.ndarray, " P"], row_len: int, max_documents: int) -> None:
     if max_documents < 1 or row_len < 1:
         raise DataError(
-            message(
-                given=f"rows of {row_len} tokens and {max_documents} documents",
-                allowed="1 token or more and 1 document or more",
-                fix="raise the length of rows or the bound on documents in one",
-            )
+            f"rows of {row_len} tokens and {max_documents} documents",
+            allowed="at least 1 token and at least 1 document",
+            fix="raise the row length, or the limit on documents in a row",
         )
     if len(lengths) and not 1 <= lengths.min() <= lengths.max() <= row_len:
         raise DataError(
-            message(
-                given=f"pieces of {lengths.min()} to {lengths.max()} tokens for rows of {row_len}",
-                allowed=f"pieces of 1 to {row_len} tokens",
-                fix="cut the documents with cut_documents first",
-            )
+            f"pieces of {lengths.min()} to {lengths.max()} tokens for rows of {row_len}",
+            allowed=f"pieces of 1 to {row_len} tokens",
+            fix="cut the documents with cut_documents first",
         )

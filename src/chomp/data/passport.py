@@ -12,7 +12,7 @@ import numpy as np
 from chomp.data.dataset import TrainDataset
 from chomp.data.open_components import StoreComponent
 from chomp.data.rows import Piece
-from chomp.errors import DataError, message, require
+from chomp.errors import DataError, require
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +53,7 @@ def row_origin(dataset: TrainDataset, step: int, row: int) -> RowOrigin:
     size = dataset.batches.examples(step)
     require(
         0 <= row < size and step >= 0,
-        given=f"row {row} of step {step}",
+        f"row {row} of step {step}",
         allowed=f"steps from 0 and rows 0 to {size - 1}",
         fix="correct --step or --row",
     )
@@ -130,10 +130,8 @@ def _stored(dataset: TrainDataset, name: str) -> StoreComponent:
     component = dataset.components[name]
     if not isinstance(component, StoreComponent):
         raise DataError(
-            message(
-                given=f"component {name!r}, which is a stream",
-                allowed="components with a token store: what a stream has read is not kept",
-                fix=f"leave out data.components.{name}.stream to train from a store",
-            )
+            f"component {name!r} is a stream",
+            allowed="components with a token store: what a stream has read is not recorded",
+            fix=f"remove data.components.{name}.stream to train from a token store",
         )
     return component

@@ -11,7 +11,7 @@ from typing import TypeVar
 import numpy as np
 from jaxtyping import Int, UInt64
 
-from chomp.errors import DataError, message
+from chomp.errors import DataError
 
 # Measured on 2**16 to 2**18 rows: three rounds leave a correlation of 0.07 between neighbours or
 # parities, four leave what chance does. The mixing below is no cipher, so four more are margin;
@@ -33,11 +33,9 @@ class Permutation:
     def __init__(self, size: int, key: str) -> None:
         if size < 1:
             raise DataError(
-                message(
-                    given=f"a permutation of {size} rows",
-                    allowed="1 row or more",
-                    fix="give the component documents enough for one row",
-                )
+                f"a permutation of {size} rows",
+                allowed="at least 1 row",
+                fix="add documents to the component",
             )
         self.size = size
         self._half_bits = max((max(size, 2) - 1).bit_length() + 1, 2) // 2
@@ -85,11 +83,9 @@ class Permutation:
         if len(values) and values.max() >= self.size:
             outside = values[values >= self.size][:1].astype(np.int64)[0]
             raise DataError(
-                message(
-                    given=f"row {outside} of a permutation of {self.size} rows",
-                    allowed=f"0 to {self.size - 1}",
-                    fix="take the remainder by the size; each epoch has its own permutation",
-                )
+                f"row {outside} of a permutation of {self.size} rows",
+                allowed=f"0 to {self.size - 1}",
+                fix="take the index modulo the size; each epoch has its own permutation",
             )
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from jaxtyping import Int, Int32
 
-from chomp.errors import DataError, message
+from chomp.errors import DataError
 from chomp.kernels.attention.documents import documents_of_rows, max_segments
 
 # Axes: N rows, T tokens of a row.
@@ -80,21 +80,17 @@ def _outside_vocabulary(
 ) -> DataError:
     row, column = np.argwhere((tokens < 0) | (tokens >= vocab_size))[0].tolist()
     return DataError(
-        message(
-            given=f"{where(row)}: the id {tokens[row, column]} at position {column}",
-            allowed=f"ids from 0 to {vocab_size - 1}, the model's vocabulary",
-            fix="set model.vocab_size to the tokenizer's size or more, or build the store again "
-            "with the tokenizer of this run",
-        )
+        f"{where(row)}: the id {tokens[row, column]} at position {column}",
+        allowed=f"ids from 0 to {vocab_size - 1}, the model's vocabulary",
+        fix="set model.vocab_size to the tokenizer's size or more, or build the store with the "
+        "tokenizer of this run",
     )
 
 
 def _too_many_documents(found: int, rows: int, most: int, first: str) -> DataError:
     return DataError(
-        message(
-            given=f"{found} documents in the {rows} rows of a device, the first of them {first}",
-            allowed=f"{rows * most}, which is {most} a row: the room that the chosen attention "
-            "backend has among several processes",
-            fix="set model.attention=chunked, or leave documents of a few tokens out",
-        )
+        f"{found} documents in the {rows} rows of a device, the first of them {first}",
+        allowed=f"{rows * most}, which is {most} a row: the room that the chosen attention "
+        "backend has among several processes",
+        fix="set model.attention=chunked, or leave documents of a few tokens out",
     )

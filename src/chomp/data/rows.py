@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int, Num
 
 from chomp.data.store.token_store import TokenStore
-from chomp.errors import DataError, message, require
+from chomp.errors import DataError, require
 from chomp.kernels.attention.mask import PAD_SEGMENT
 
 # Axes: N rows, T tokens of a row, L tokens of all rows without padding.
@@ -135,7 +135,7 @@ def require_row_len(seq_len: int) -> None:
     """Refuse rows in which nothing is predicted."""
     require(
         seq_len >= 2,
-        given=f"rows of {seq_len} tokens",
+        f"rows of {seq_len} tokens",
         allowed="2 tokens or more: one that is read and one that is predicted",
         fix="raise train.seq_len",
     )
@@ -150,10 +150,8 @@ def too_small(
     """The error of a store that does not make a single row."""
     name = store.manifest.identity.name
     return DataError(
-        message(
-            given=f"component {name!r}: store {store.path} of {store.num_tokens} tokens for rows "
-            f"of {seq_len}",
-            allowed=allowed,
-            fix=fix,
-        )
+        f"component {name!r}: store {store.path} of {store.num_tokens} tokens for rows "
+        f"of {seq_len}",
+        allowed=allowed,
+        fix=fix,
     )

@@ -12,7 +12,7 @@ from jaxtyping import Int
 
 from chomp.config import Config, setting
 from chomp.data.permutation import Permutation
-from chomp.errors import DataError, message
+from chomp.errors import DataError
 
 # Rows worked out at a time. A batch takes a few consecutive positions of each component: one by
 # one they cost up to 20 us each, in pieces of this length about 1 us.
@@ -42,11 +42,9 @@ class RowOrder:
     ) -> None:
         if size < 1:
             raise DataError(
-                message(
-                    given=f"component {name!r} with {size} rows",
-                    allowed="1 row or more",
-                    fix=f"give {name!r} documents enough for one row, or the weight 0",
-                )
+                f"component {name!r} with {size} rows",
+                allowed="at least 1 row",
+                fix=f"add documents to {name!r}, or set its weight to 0",
             )
         self.size = size
         self.name = name
@@ -96,11 +94,9 @@ class RowOrder:
         outside = rows[(rows < 0) | (rows >= self.size)].tolist()
         if outside:
             raise DataError(
-                message(
-                    given=f"row {outside[0]} of component {self.name!r} with {self.size} rows",
-                    allowed=f"0 to {self.size - 1}",
-                    fix="ask for a row that the component has",
-                )
+                f"row {outside[0]} of component {self.name!r} with {self.size} rows",
+                allowed=f"0 to {self.size - 1}",
+                fix="choose a row within the component",
             )
 
 

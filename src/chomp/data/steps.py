@@ -24,7 +24,8 @@ def named_fingerprint(name: str, source: Source) -> str:
     try:
         return source_fingerprint(source)
     except (DataError, StorageError) as error:
-        raise type(error)(f"component {name!r}: {error}") from error
+        error.within(f"component {name!r}")
+        raise
 
 
 def with_data_steps(data: LmDataConfig) -> LmDataConfig:

@@ -13,7 +13,7 @@ from chomp.data.sources.records import source_documents
 from chomp.data.sources.source import Source
 from chomp.data.store.build import refuse_changed_source
 from chomp.data.tokenizer_config import TokenizerConfig
-from chomp.errors import DataError, message
+from chomp.errors import DataError
 from chomp.storage import read_bytes
 from chomp.tokenize import (
     ByteTokenizer,
@@ -83,11 +83,9 @@ def _training_texts(config: TokenizerBuildConfig) -> Iterator[str]:
     first = next(texts, None)
     if first is None:
         raise DataError(
-            message(
-                given="no text to train a tokenizer on",
-                allowed="at least one document in the train split of a component",
-                fix="give a component documents, or set data.tokenizer.kind=byte",
-            )
+            "there is no text to train a tokenizer on",
+            allowed="at least one document in the train split of a component",
+            fix="add documents, or set data.tokenizer.kind=byte",
         )
     return chain([first], texts)
 
@@ -105,9 +103,7 @@ def _counted(texts: Iterator[str], count: Callable[[], None]) -> Iterator[str]:
 def _refuse_changed_file(path: str, planned: str | None) -> None:
     if planned is not None and file_hash(path) != planned:
         raise DataError(
-            message(
-                given=f"{path}, which has changed since this build was planned",
-                allowed="the file as it was then",
-                fix="run the same command again: it plans with the file that is there now",
-            )
+            f"{path} has changed since this build was planned",
+            allowed="the file as it was when this build was planned",
+            fix="run the same command again: it uses the file that is there now",
         )

@@ -48,7 +48,7 @@ class TokenizerConfig(Config):
         for kind, needed in (("json", "file"), ("hub", "name")):
             require(
                 self.kind != kind or bool(getattr(self, needed)) or self.path is not None,
-                given=f"data.tokenizer.kind={kind} without data.tokenizer.{needed}",
+                f"data.tokenizer.kind={kind} without data.tokenizer.{needed}",
                 allowed="the path of a tokenizer.json" if kind == "json" else "a name on the hub",
                 fix=f"set data.tokenizer.{needed}",
             )
@@ -57,9 +57,9 @@ class TokenizerConfig(Config):
             value = getattr(self, other.name)
             require(
                 is_read or value == other.default,
-                given=f"data.tokenizer.{other.name}={value} with data.tokenizer.kind={self.kind}",
-                allowed=f"{', '.join(sorted(_FIELDS[self.kind])) or 'no further fields'}",
-                fix=f"leave {other.name} out, or choose the kind that reads it",
+                f"data.tokenizer.{other.name}={value} with data.tokenizer.kind={self.kind}",
+                allowed=f"{', '.join(sorted(_FIELDS[self.kind])) or 'no other field'}",
+                fix=f"remove {other.name}, or choose a kind that uses it",
             )
 
     @property
@@ -76,8 +76,8 @@ class TokenizerConfig(Config):
         """The built tokenizer at `path`."""
         require(
             self.path is not None,
-            given="data.tokenizer.path=null",
+            "data.tokenizer.path=null",
             allowed="the folder of a built tokenizer",
-            fix="run this config through a launch file, which builds one",
+            fix="start this run through a launch file, which builds the tokenizer",
         )
         return load_tokenizer(str(self.path))

@@ -13,7 +13,7 @@ from chomp.data.open_components import opened_store
 from chomp.data.store.encoding import encoded
 from chomp.data.store.token_store import TokenStore
 from chomp.data.streams.retries import RetriedDocuments
-from chomp.errors import DataError, message
+from chomp.errors import DataError
 from chomp.tokenize import Tokenizer
 
 T = TypeVar("T")
@@ -80,12 +80,9 @@ class TrainedTexts:
     def _some(self, found: list[T]) -> list[T]:
         if not found:
             raise DataError(
-                message(
-                    given=f"component {self.name!r}, whose first {_MOST} training documents have "
-                    "no token",
-                    allowed="a training document that begins a sample",
-                    fix="set samples.max_tokens=0, or add documents",
-                )
+                f"component {self.name!r} has no token in its first {_MOST} training documents",
+                allowed="a training document that a sample can start from",
+                fix="set samples.max_tokens=0, or add documents",
             )
         return found
 

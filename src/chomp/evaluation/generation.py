@@ -92,7 +92,7 @@ class Generation:
         """Continue the shortest prompt by `num_tokens`, the others beside it; None: to the end."""
         require(
             num_tokens is None or num_tokens > 0,
-            given=f"num_tokens={num_tokens}",
+            f"num_tokens={num_tokens}",
             allowed="a number above 0, or None",
             fix="set num_tokens=16, or None for the whole texts",
         )
@@ -117,9 +117,9 @@ def _cache_length(model: Any, prompts: Sequence[Sequence[int]], max_tokens: int)
     shortest = min(map(len, prompts), default=0)
     require(
         shortest > 0 and max_tokens > 0,
-        given=f"{len(prompts)} prompts, the shortest of {shortest} tokens, max_tokens={max_tokens}",
+        f"{len(prompts)} prompts, the shortest of {shortest} tokens, max_tokens={max_tokens}",
         allowed="at least one of each",
-        fix="start from the end-of-document token to generate freely",
+        fix="start from the end-of-document token to generate without a prompt",
     )
     longest = max(map(len, prompts)) + max_tokens
     length = max(MIN_LENGTH, _power_of_two(longest))
@@ -141,7 +141,7 @@ def _rows(
     """The prompts, and below them rows that have ended, so that the batch has its rounded size."""
     require(
         len(seeds) == len(prompts) and all(0 <= seed < 2**32 for seed in seeds),
-        given=f"seeds {list(seeds[:8])} for {len(prompts)} prompts",
+        f"seeds {list(seeds[:8])} for {len(prompts)} prompts",
         allowed="one seed for all or one for each, from 0 to 2**32 - 1",
         fix="set seed=0",
     )

@@ -69,7 +69,7 @@ class RequestScorer:
         """
         require(
             batch_size > 0 and row_len > 1 and max_requests > 0,
-            given=f"batch_size={batch_size}, row_len={row_len} and max_requests={max_requests}",
+            f"batch_size={batch_size}, row_len={row_len} and max_requests={max_requests}",
             allowed="rows of at least 2 tokens, one to condition on and one to score, and at "
             "least one row and one request",
             fix="set row_len to the model's max_seq_len",

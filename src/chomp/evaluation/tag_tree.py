@@ -56,7 +56,7 @@ def require_tags(tags: Mapping[str, Iterable[str]]) -> None:
             parts = tag.split("/")
             require(
                 all(parts) and parts[0] != "ema",
-                given=f"the tag {tag!r} of the evaluation dataset {name!r}",
+                f"the tag {tag!r} of the evaluation dataset {name!r}",
                 allowed="words joined by single slashes, the first not `ema`, where the metrics of "
                 "averaged weights are",
                 fix="rename it, as in `text/web`: it becomes eval/text/web/loss",

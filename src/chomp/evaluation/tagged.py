@@ -20,7 +20,7 @@ from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Float, Float32, Int
 
 from chomp.data import EvalRows, GrugLmExample
-from chomp.errors import DataError, message, require
+from chomp.errors import DataError, require
 from chomp.evaluation.document_sums import DocumentLedger, DocumentSums
 from chomp.evaluation.tag_tree import datasets_by_tag, require_tags, tagged_metrics
 from chomp.mesh import batch_shards, place_batch
@@ -187,7 +187,7 @@ def _losses(losses_of: LossesOf, model: Any, batch: GrugLmExample) -> Float32[Ar
 def _require_sizes(batch_size: int, max_batches: int | None) -> None:
     require(
         batch_size > 0 and (max_batches is None or max_batches > 0),
-        given=f"evaluation with batch_size={batch_size} and max_batches={max_batches}",
+        f"evaluation with batch_size={batch_size} and max_batches={max_batches}",
         allowed="at least one row in a batch and one batch",
         fix="set max_batches=None to evaluate everything, or eval=null to evaluate nothing",
     )
@@ -196,9 +196,9 @@ def _require_sizes(batch_size: int, max_batches: int | None) -> None:
 def _require_rows(datasets: Sequence[HeldOut], tags: Mapping[str, tuple[str, ...]]) -> None:
     require(
         len(tags) == len(datasets),
-        given=f"evaluation datasets named {sorted(item.name for item in datasets)}",
-        allowed="a name of its own for each",
-        fix="rename one: its metrics would be mixed with the other's",
+        f"evaluation datasets named {sorted(item.name for item in datasets)}",
+        allowed="a different name for each",
+        fix="rename one: their metrics would be mixed",
     )
     if not any(item.num_rows for item in datasets):
         raise _nothing_to_evaluate("no row")
@@ -206,9 +206,7 @@ def _require_rows(datasets: Sequence[HeldOut], tags: Mapping[str, tuple[str, ...
 
 def _nothing_to_evaluate(lacking: str) -> DataError:
     return DataError(
-        message(
-            given=f"evaluation datasets with {lacking}",
-            allowed="at least one held-out document with a token to predict",
-            fix="raise data.validation_fraction, give a component more documents, or set eval=null",
-        )
+        f"the evaluation datasets have {lacking}",
+        allowed="at least one held-out document with a token to predict",
+        fix="raise data.validation_fraction, add documents to a component, or set eval=null",
     )

@@ -100,13 +100,13 @@ def _gumbel_noise(
 def _require_sensible(temperature: float, top_k: int | None, top_p: float | None) -> None:
     require(
         0.0 <= temperature < float("inf") and (top_k is None or top_k > 0),
-        given=f"temperature={temperature} and top_k={top_k}",
-        allowed="a finite temperature of 0 or more; top_k above 0, or none",
-        fix="a temperature of 0 takes the likeliest token; without top_k all are drawn from",
+        f"temperature={temperature} and top_k={top_k}",
+        allowed="a finite temperature of 0 or more; top_k above 0, or None",
+        fix="use temperature=0 for the likeliest token, top_k=None to sample from all tokens",
     )
     require(
         top_p is None or 0.0 < top_p <= 1.0,
-        given=f"top_p={top_p}",
-        allowed="a probability above 0 and up to 1, or none",
-        fix="0.9 leaves out the least likely tenth; without top_p all tokens are drawn from",
+        f"top_p={top_p}",
+        allowed="a probability above 0 and at most 1, or None",
+        fix="use 0.9 to drop the least likely tenth, None to sample from all tokens",
     )

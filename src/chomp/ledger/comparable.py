@@ -25,8 +25,8 @@ def require_comparable(
     """What a reader should know of the pair; raises `ConfigError` if it must not be compared."""
     require(
         base.folder != variant.folder and not _is_same_run(base, variant),
-        f"one run on both sides: {base.folder} and {variant.folder}",
-        allowed="two runs",
+        f"the same run on both sides: {base.folder} and {variant.folder}",
+        allowed="two different runs",
         fix="name a run of the variant",
     )
     is_per_byte = metric.endswith("bpb")

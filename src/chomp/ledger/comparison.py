@@ -131,10 +131,10 @@ def _require_metric(pairs: Sequence[Pair], metric: str) -> None:
         require(
             bool(run.record.series(metric).steps.size),
             f"{run.folder} has no {metric}",
-            allowed=f"a metric of its record: {', '.join(known[:6]) or 'it is empty'}",
+            allowed=f"a metric in its record: {', '.join(known[:6]) or 'the record is empty'}",
             fix="pass --metric train/loss"
             if "train/loss" in known
-            else "compare runs that have logged something",
+            else "compare runs that have logged metrics",
         )
 
 

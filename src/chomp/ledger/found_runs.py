@@ -68,10 +68,10 @@ def found_side(given: str, *, outputs: str, checkout: Path | None = None) -> Sid
     current = [run for run in side.runs if source in (None, run.template_hash)]
     require(
         bool(current),
-        f"{given}, of which all runs are of an earlier {variant_path(given)}: "
+        f"all runs of {given} are of an earlier {variant_path(given)}: "
         + ", ".join(run.name for run in side.runs),
-        allowed="runs of the source that is there now",
-        fix="run the pairs again: add --seeds 3; or name the folders of the earlier runs",
+        allowed="runs of the current source",
+        fix="run the pairs again with --seeds 3, or name the folders of the earlier runs",
     )
     groups: dict[str, list[MeasuredRun]] = {}
     for run in current:
@@ -92,9 +92,9 @@ def side_of(given: str, folders: Iterable[str]) -> Side:
     runs = [measured_run(folder) for folder in folders if is_run_folder(folder)]
     if not runs:
         raise ConfigError(
-            f"{given}, of which no run has begun",
+            f"no run of {given} has started",
             allowed="at least one run of each side",
-            fix="read above why they failed, and run the same command again",
+            fix="see above why they failed, and run the same command again",
         )
     return _side(given, runs)
 
@@ -106,9 +106,9 @@ def _side(given: str, runs: Sequence[MeasuredRun]) -> Side:
     if not named:
         told = "; ".join(f"{run.name}: {', '.join(run.record.problems)}" for run in nameless)
         raise ConfigError(
-            f"{given}, of which no run tells its seed ({told})",
+            f"no run of {given} has a known seed ({told})",
             allowed="at least one run with a config that can be read",
-            fix="name another folder, or run the pairs now: add --seeds 3",
+            fix="name another folder, or run the pairs now with --seeds 3",
         )
     return Side(given, named, nameless=nameless)
 
@@ -165,20 +165,20 @@ def _require_one_setting(given: str, runs: Sequence[MeasuredRun]) -> None:
     listed = ", ".join(f"{run.name} ({sources[run.template_hash]})" for run in runs)
     require(
         len(sources) == 1,
-        f"{given} with runs of several sources of the template: {listed}",
-        allowed="runs of one source",
-        fix="name a folder or a pattern in quotes with runs of one source, or run them again: "
-        "chomp compare with --seeds N does",
+        f"{given} has runs of several versions of the template: {listed}",
+        allowed="runs of one version",
+        fix="name a folder or a quoted pattern with runs of one version, or run them again with "
+        "chomp compare --seeds N",
     )
     for other in runs[1:]:
         if other.settings_hash == first.settings_hash:
             continue
         fields = settings_difference(first, other)
         raise ConfigError(
-            f"{given} with runs of several settings: {first.name} and {other.name} "
+            f"{given} has runs with several settings: {first.name} and {other.name} "
             f"differ in {'; '.join(fields[:_FIELDS_TOLD])}",
-            allowed="runs that differ by their seed alone",
-            fix="name a folder that holds one setting, or a pattern in quotes that matches it",
+            allowed="runs that differ only in their seed",
+            fix="name a folder, or a quoted pattern, with runs of one setting",
         )
 
 
@@ -205,8 +205,8 @@ def _nothing_found(
     near = nearest(given, sorted(known))
     there = "; ".join([f"runs of {', '.join(sorted(known))}" if known else "no runs", *damaged])
     return ConfigError(
-        f"{given}, no folder with runs{did_you_mean(near)}; {folder} has {there}",
+        f"{given} is not a folder with runs{did_you_mean(near)}; {folder} has {there}",
         allowed="a run folder, a folder of runs, a pattern such as 'outputs/grug/base-*', or "
         "the name of a variant with runs among the outputs",
-        fix="correct it, or run the pairs now: add --seeds 3",
+        fix="correct it, or run the pairs now with --seeds 3",
     )

@@ -82,8 +82,8 @@ def _read(path: Path) -> Result:
 def _refused(given: str) -> ConfigError:
     return ConfigError(
         given,
-        allowed="what chomp compare --save has written",
-        fix="make it again, or remove the file",
+        allowed="a file that chomp compare --save wrote",
+        fix="create it again, or remove the file",
     )
 
 

@@ -58,10 +58,10 @@ def paired(base: Side, variant: Side, *, metric: str, is_other_data: bool = Fals
     notes = [note for side in (base, variant) for note in (*side.notes, *_nameless(side))]
     require(
         bool(common),
-        f"no seed is on both sides: {base.given} has {_listed(runs[0])}, {variant.given} "
+        f"the two sides share no seed: {base.given} has {_listed(runs[0])}, {variant.given} "
         f"has {_listed(runs[1])}" + "".join(f"; {note}" for note in notes),
         allowed="runs with the same train.seed and data seed on both sides",
-        fix="run the missing ones: chomp compare with --seeds N does",
+        fix="run the missing seeds with chomp compare --seeds N",
     )
     all_pairs = [Pair(seeds, runs[0][seeds], runs[1][seeds]) for seeds in common]
     notes += [*_alone(base, runs[0], common), *_alone(variant, runs[1], common)]
@@ -79,9 +79,9 @@ def paired(base: Side, variant: Side, *, metric: str, is_other_data: bool = Fals
         )
     if not pairs and not diverged:
         raise ConfigError(
-            "no pair of runs is finished:\n" + "".join(f"  {note}\n" for note in notes),
+            "no pair of runs has finished:\n" + "".join(f"  {note}\n" for note in notes),
             allowed="at least one seed whose runs have ended on both sides",
-            fix="wait for them, or start them again: a run goes on where it was stopped",
+            fix="wait for them, or start them again: a run continues where it stopped",
         )
     return Pairing(tuple(pairs), tuple(diverged), tuple(dict.fromkeys(notes)))
 
@@ -98,7 +98,7 @@ def _by_seeds(side: Side) -> dict[Seeds, MeasuredRun]:
             if seeds in found
             else "",
             allowed="one run for each seed",
-            fix="name a folder, or a pattern in quotes, that holds one of them",
+            fix="name a folder, or a quoted pattern, with one of them",
         )
         found[seeds] = run
     return found

@@ -60,14 +60,14 @@ def paired_statistics(
     require(
         len(base) == len(variant) > 0 and all(map(math.isfinite, (*base, *variant))),
         f"{len(base)} values and {len(variant)} to pair with them: {[*base, *variant]}",
-        allowed="as many finite values on both sides, and at least one",
-        fix="leave out pairs of which one has no value",
+        allowed="the same number of finite values on both sides, at least one",
+        fix="remove pairs in which one side has no value",
     )
     require(
         0.5 <= confidence < 1,
         f"confidence={confidence}",
-        allowed="a probability from 0.5 to below 1, such as 0.95",
-        fix="leave it out for 0.95",
+        allowed="a probability of at least 0.5 and below 1, such as 0.95",
+        fix="remove it for the default, 0.95",
     )
     differences = tuple(after - before for before, after in zip(base, variant, strict=True))
     count, mean = len(differences), math.fsum(differences) / len(differences)

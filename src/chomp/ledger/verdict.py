@@ -47,7 +47,7 @@ def best_of(metric: str, given: str | None) -> str:
     require(
         given is not None or _LOWER_IS_BETTER.search(metric) is not None,
         f"--metric {metric} without --best",
-        allowed="a loss, bpb or perplexity, of which the lowest is the best, or --best",
+        allowed="a loss, bpb or perplexity (lowest is best), or --best",
         fix=f"add --best {HIGHEST}, as for an accuracy, or --best {LOWEST}",
     )
     return given or LOWEST

@@ -124,7 +124,7 @@ def _first_of_buckets(
 def _require_limit(limit: int) -> None:
     require(
         limit >= MIN_POINTS,
-        given=f"a curve of at most {limit} points",
+        f"a curve of at most {limit} points",
         allowed=f"{MIN_POINTS} or more",
-        fix="draw fewer curves, or let each have more points",
+        fix="draw fewer curves, or allow more points for each",
     )

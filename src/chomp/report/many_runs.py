@@ -15,7 +15,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from typing import IO, Any
 
-from chomp.errors import ConfigError, StorageError, message
+from chomp.errors import ConfigError, StorageError
 from chomp.report.record import read_record
 from chomp.report.run_payload import PAGE_POINTS, run_payload
 from chomp.storage import exists, file_facts
@@ -173,18 +173,14 @@ def _gone(folder: str, code: int) -> StorageError:
     """What to say of a process that ended without an answer."""
     if code < 0:  # by a signal, as the system ends what takes too much
         return StorageError(
-            message(
-                given=f"the process that read {folder} was ended by signal {-code}",
-                allowed="a machine with memory for the records: twice the size of each",
-                fix="give fewer runs at a time",
-            )
+            f"the process that read {folder} was killed by signal {-code}",
+            allowed="enough memory for the records: twice the size of each",
+            fix="give fewer runs at a time",
         )
     return StorageError(
-        message(
-            given=f"the process that should read {folder} ended with {code}",
-            allowed=f"a Python ({sys.executable}) that can import chomp by itself",
-            fix="see what it wrote above",
-        )
+        f"the process that read {folder} exited with code {code}",
+        allowed=f"a Python ({sys.executable}) that can import chomp by itself",
+        fix="see its output above",
     )
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from chomp.errors import ConfigError, StorageError, message
+from chomp.errors import ConfigError, StorageError
 from chomp.report.attempts import Attempt, attempts_of, is_abandoned, late_lines
 from chomp.report.columns import Columns, Logged, read_columns
 from chomp.storage import (
@@ -249,9 +249,7 @@ def _no_run(path: str) -> ConfigError:
         there = f"which is no run folder but holds {len(runs)}"
         fix = f"name them: {join(path, '*')}, or one: {runs[-1]}"
     return ConfigError(
-        message(
-            given=f"{path}, {there}",
-            allowed=f"a run folder, or the path of a {METRICS_FILE}",
-            fix=fix,
-        )
+        f"{path}, {there}",
+        allowed=f"a run folder, or the path of a {METRICS_FILE}",
+        fix=fix,
     )

@@ -49,8 +49,8 @@ def require_free(out: Path) -> None:
     page = out / PAGE
     require(
         not page.exists() or _is_ours(page),
-        given=f"{page} is there, and is not a page of this program",
-        allowed="a folder that is new, or holds an earlier page of runs",
+        f"{page} exists and was not written by this program",
+        allowed="a new folder, or one with an earlier page of runs",
         fix="choose another folder with --out, or remove that page",
     )
 

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from tokenizers import Regex, decoders, models, pre_tokenizers, trainers
 from tokenizers import Tokenizer as HuggingFaceTokenizer
 
-from chomp.errors import DataError, message
+from chomp.errors import DataError
 from chomp.tokenize.json_tokenizer import JsonTokenizer, pieces_of
 
 EOS_TOKEN = "<|endoftext|>"
@@ -25,11 +25,9 @@ def train_bpe(texts: Iterable[str], *, vocab_size: int) -> BpeTokenizer:
     """A byte-level BPE of `vocab_size` ids trained on `texts`, the same for the same texts."""
     if vocab_size < MIN_BPE_VOCAB_SIZE:
         raise DataError(
-            message(
-                given=f"a BPE vocabulary of {vocab_size}",
-                allowed=f"{MIN_BPE_VOCAB_SIZE} ids or more (every byte, the end of a document)",
-                fix="raise vocab_size, or use the byte tokenizer",
-            )
+            f"vocab_size={vocab_size} of a BPE",
+            allowed=f"{MIN_BPE_VOCAB_SIZE} or more: one id for each byte and one to end a document",
+            fix="raise vocab_size, or use the byte tokenizer",
         )
     tokenizer = HuggingFaceTokenizer(models.BPE())
     # No prefix space: a document's first word is not another word than its second.

@@ -5,7 +5,7 @@ The description is written last and carries the content hash, so a half-written 
 
 from typing import Any
 
-from chomp.errors import DataError, message
+from chomp.errors import DataError
 from chomp.storage import (
     exists,
     join,
@@ -31,11 +31,9 @@ def save_tokenizer(tokenizer: Tokenizer, folder: str) -> None:
     """Write the tokenizer into `folder`; complete once the description is there."""
     if not isinstance(tokenizer, JsonTokenizer | ByteTokenizer):
         raise DataError(
-            message(
-                given=f"a tokenizer of type {type(tokenizer).__name__}",
-                allowed="a JsonTokenizer or a ByteTokenizer",
-                fix="save it by its own means; this folder could not be loaded again",
-            )
+            f"a tokenizer of type {type(tokenizer).__name__}",
+            allowed="a JsonTokenizer or a ByteTokenizer",
+            fix="save it with its own library: chomp could not load it again",
         )
     make_folder(folder)
     if isinstance(tokenizer, JsonTokenizer):
@@ -60,16 +58,14 @@ def load_tokenizer(folder: str, *, is_tried: bool = False) -> Tokenizer:
         )
     if tokenizer.content_hash != saved["content_hash"]:
         raise DataError(
-            message(
-                given=f"tokenizer {folder} whose rules hash to {tokenizer.content_hash[:12]}",
-                allowed=f"{saved['content_hash'][:12]}, the hash it was saved with",
-                fix="the file was changed after it was built: build the tokenizer again",
-            )
+            f"tokenizer {folder} has the hash {tokenizer.content_hash[:12]}",
+            allowed=f"{saved['content_hash'][:12]}, the hash it was saved with",
+            fix="its files were changed after it was saved: build the tokenizer again",
         )
     found = _described(tokenizer)
     for name in ("vocab_size", "eos_id", "bos_id"):
         if saved[name] != found[name]:
-            raise _damaged(folder, f"{name} {saved[name]} of a tokenizer that has {found[name]}")
+            raise _damaged(folder, f"{name} {saved[name]}, but the tokenizer has {found[name]}")
     return tokenizer
 
 
@@ -87,11 +83,9 @@ def _description(folder: str) -> dict[str, Any]:
     path = join(folder, DESCRIPTION)
     if not exists(path):
         raise DataError(
-            message(
-                given=f"no tokenizer in {folder} ({DESCRIPTION} is missing)",
-                allowed="a folder written by save_tokenizer, complete",
-                fix="build the tokenizer again, or correct the path",
-            )
+            f"no tokenizer in {folder} ({DESCRIPTION} is missing)",
+            allowed="a folder written by save_tokenizer, complete",
+            fix="build the tokenizer again, or correct the path",
         )
     read = read_json(path)
     # Folders from before there was a beginning-of-document id do not name one.
@@ -106,10 +100,8 @@ def _description(folder: str) -> dict[str, Any]:
 
 def _damaged(folder: str, content: str) -> DataError:
     return DataError(
-        message(
-            given=f"{join(folder, DESCRIPTION)}, which holds {content}",
-            allowed="the fields content_hash, eos_id, kind ('json' or 'byte') and vocab_size, as "
-            "they were saved; bos_id, a number or null",
-            fix="build the tokenizer again; this file is not as save_tokenizer wrote it",
-        )
+        f"{join(folder, DESCRIPTION)} holds {content}",
+        allowed="the fields content_hash, eos_id, kind ('json' or 'byte') and vocab_size, as "
+        "they were saved; bos_id, a number or null",
+        fix="build the tokenizer again: this file was changed after it was saved",
     )

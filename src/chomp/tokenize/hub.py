@@ -5,7 +5,7 @@ The download and its cache are the hub library's; `HF_HUB_OFFLINE=1` uses the ca
 
 import logging
 
-from chomp.errors import ChompError, DataError, StorageError, message
+from chomp.errors import ChompError, DataError, StorageError
 from chomp.tokenize.json_tokenizer import JsonTokenizer
 from chomp.tokenize.trial import read_rules
 
@@ -66,10 +66,8 @@ def _unreachable(name: str, revision: str | None, error: Exception, *, fix: str)
     # Wrong names never will be right, nor what the hub has refused; without an answer it may be.
     is_wrong = isinstance(error, ValueError | ImportError) or hasattr(error, "response")
     return (DataError if is_wrong else StorageError)(
-        message(
-            given=f"hub tokenizer {name!r}, revision {revision or 'main'!r}: "
-            f"{type(error).__name__}: {reason}",
-            allowed="the name of a model with a tokenizer.json, on a hub that can be reached",
-            fix=f"{fix}; or download its tokenizer.json elsewhere and give the path of that file",
-        )
+        f"hub tokenizer {name!r}, revision {revision or 'main'!r}: "
+        f"{type(error).__name__}: {reason}",
+        allowed="the name of a model with a tokenizer.json, on a hub that can be reached",
+        fix=f"{fix}; or download its tokenizer.json on another machine and give its path",
     )

@@ -15,7 +15,7 @@ from typing import Any
 
 from tokenizers import Tokenizer as HuggingFaceTokenizer
 
-from chomp.errors import DataError, message
+from chomp.errors import DataError
 from chomp.storage import StrPath
 from chomp.tokenize.piece_rules import BYTE_PIECES, PieceRules
 from chomp.tokenize.quoting import quotable, split_quotes
@@ -56,11 +56,9 @@ class JsonTokenizer:
         self.vocab_size: int = max(vocab.values()) + 1
         if self.vocab_size > MAX_IDS:
             raise DataError(
-                message(
-                    given=f"tokenizer {source} with the id {self.vocab_size - 1}",
-                    allowed=f"ids below {MAX_IDS}",
-                    fix="number its pieces from 0 without gaps",
-                )
+                f"tokenizer {source} has the id {self.vocab_size - 1}",
+                allowed=f"ids below {MAX_IDS}",
+                fix="number its pieces from 0, without gaps",
             )
         # Special tokens are read out of texts unless told otherwise, and documents quote them.
         self._tokenizer.encode_special_tokens = True
@@ -173,7 +171,7 @@ class JsonTokenizer:
             at = next(i for i, token in enumerate(encoding.ids) if token in self._never_given)
             start, end = encoding.offsets[at]
             name = self._tokenizer.id_to_token(encoding.ids[at])
-            why = f"has no id of its own, it would become {name!r}"
+            why = f"has no id of its own and would become {name!r}"
             raise unencodable(index, text, start=start, end=end, why=why, offset=offset)
 
     def _refusal(
@@ -241,11 +239,9 @@ def _parsed(text: str, *, source: str) -> HuggingFaceTokenizer:
         if not _is_of_library(error):
             raise
         raise DataError(
-            message(
-                given=f"tokenizer {source}: {error}",
-                allowed="the JSON that the tokenizers library writes",
-                fix="restore the file or build the tokenizer again",
-            )
+            f"tokenizer {source}: {error}",
+            allowed="the JSON that the tokenizers library writes",
+            fix="restore the file or build the tokenizer again",
         ) from error
     _refuse_moved_ids(tokenizer, json.loads(text).get("added_tokens") or [], source=source)
     # A limit meant for a model's input would cut documents short without a word.
@@ -267,12 +263,10 @@ def _refuse_moved_ids(
     if moved or shared:
         names = ", ".join(f"{name} is {vocab.get(name)}, not {moved[name]}" for name in moved)
         raise DataError(
-            message(
-                given=f"tokenizer {source}, whose ids cannot be those it was made with: "
-                f"{names[:200] or f'{shared} of them are shared by several pieces'}",
-                allowed="ids that leave out none in front of those of added tokens",
-                fix="fill the gaps in its vocabulary with unused pieces",
-            )
+            f"tokenizer {source}: its ids differ from those it was made with: "
+            f"{names[:200] or f'several pieces share {shared} of them'}",
+            allowed="a vocabulary without gaps below the ids of added tokens",
+            fix="fill the gaps in its vocabulary with unused pieces",
         )
 
 

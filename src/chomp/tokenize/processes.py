@@ -17,8 +17,9 @@ from typing import IO
 
 import numpy as np
 
-from chomp.errors import DataError, message
+from chomp.errors import DataError
 from chomp.tokenize.protocol import Tokenizer
+from chomp.tokenize.unencodable import UnencodableText
 
 # Every message begins with its size in bytes; an answer goes on with its kind.
 SIZE_BYTES = 8
@@ -49,7 +50,7 @@ class TokenizerProcesses:
         finally:
             self._idle.put(process)
         if answer[:1] == FAILURE:
-            raise DataError(answer[1:].decode())
+            raise UnencodableText(**json.loads(answer[1:]))
         lengths = np.frombuffer(answer, "<i8", len(texts), offset=1)
         ends = 1 + lengths.nbytes + 4 * np.cumsum(lengths)
         whole = memoryview(answer)
@@ -104,11 +105,9 @@ def _asked(process: "subprocess.Popen[bytes]", request: bytes) -> bytes:
         header, answer = b"", b""
     if len(header) < SIZE_BYTES or len(answer) < int.from_bytes(header, "little"):
         raise DataError(
-            message(
-                given=f"a tokenizer process that ended with {process.wait()} before its answer",
-                allowed="processes that run as long as there is text",
-                fix="look for a lack of memory; the same command goes on where this one stopped",
-            )
+            f"a tokenizer process exited with code {process.wait()} before it answered",
+            allowed="tokenizer processes that run until all text is done",
+            fix="check whether memory ran out; the same command continues where this one stopped",
         )
     return answer
 

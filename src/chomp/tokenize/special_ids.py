@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from chomp.errors import DataError, message
+from chomp.errors import DataError
 
 # In the vocabularies of GPT-2, Llama 3, SentencePiece, Gemma and BERT.
 # Not "<|end|>" and "<|eot_id|>": those end a turn of a chat, in vocabularies that have both.
@@ -18,12 +18,10 @@ def end_id(named: int | str | None, specials: Mapping[int, str], *, source: str)
     if len(found) == 1:
         return next(iter(found))
     raise DataError(
-        message(
-            given=f"tokenizer {source}, in which {_listed(found) or 'no special token'} "
-            f"{'each have' if found else 'has'} the usual name of an end of document",
-            allowed=f"exactly one, unless one is named; its special tokens: {_choice(specials)}",
-            fix="name the token that ends a document: eos=its id or its text",
-        )
+        f"tokenizer {source}, in which {_listed(found) or 'no special token'} "
+        f"{'each have' if found else 'has'} a usual name for the end of a document",
+        allowed=f"exactly one such token, or a named one; special tokens: {_choice(specials)}",
+        fix="name the token that ends a document, by id or text: eos=...",
     )
 
 
@@ -41,11 +39,9 @@ def _named_id(named: int | str, role: str, specials: Mapping[int, str], *, sourc
             return token_id
     what = f"{role} id {named}" if isinstance(named, int) else f"{role} token {named!r}"
     raise DataError(
-        message(
-            given=f"tokenizer {source} with {what}, which is not a special token of it",
-            allowed=f"an id that no text is given: {_choice(specials)}",
-            fix="name one of these by its id or its text",
-        )
+        f"tokenizer {source}: {what} is not one of its special tokens",
+        allowed=f"a special token: {_choice(specials)}",
+        fix="name one of these, by id or text",
     )
 
 

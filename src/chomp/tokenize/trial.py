@@ -9,7 +9,7 @@ import os
 import subprocess
 import sys
 
-from chomp.errors import DataError, message
+from chomp.errors import DataError
 from chomp.storage import StrPath, read_text
 from chomp.storage.reading import MAX_JSON_BYTES
 
@@ -43,19 +43,17 @@ def _try(text: str, source: str) -> None:
             env=environment,
         )
     except subprocess.TimeoutExpired:
-        reason = f"took over {TRIAL_SECONDS} s for a few thousand characters"
+        reason = f"took more than {TRIAL_SECONDS} s for a few thousand characters"
     else:
         if child.returncode == 0:
             return
         said = child.stderr.decode("utf-8", "replace").strip()
-        reason = f"a process could not use (exit {child.returncode}): {said[-300:]}"
+        reason = f"failed in a test process (exit {child.returncode}): {said[-300:]}"
     raise DataError(
-        message(
-            given=f"tokenizer {source}, which {reason}",
-            allowed="rules that the tokenizers library can load, and encode and decode text with, "
-            f"in {TRIAL_SECONDS} s, {TRIAL_BYTES >> 30} GiB and {MAX_IDS_PER_BYTE} ids per byte",
-            fix="restore the file, or take the tokenizer from a source that you trust",
-        )
+        f"tokenizer {source} {reason}",
+        allowed=f"a file that the tokenizers library can load and use in {TRIAL_SECONDS} s and "
+        f"{TRIAL_BYTES >> 30} GiB, with at most {MAX_IDS_PER_BYTE} ids per byte of text",
+        fix="restore the file, or take the tokenizer from a source that you trust",
     )
 
 

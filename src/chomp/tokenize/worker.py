@@ -11,10 +11,10 @@ from typing import BinaryIO
 
 import numpy as np
 
-from chomp.errors import ChompError
 from chomp.tokenize.files import load_tokenizer
 from chomp.tokenize.processes import FAILURE, IDS, SIZE_BYTES
 from chomp.tokenize.protocol import Tokenizer
+from chomp.tokenize.unencodable import UnencodableText
 
 
 def serve(tokenizer: Tokenizer, requests: BinaryIO, answers: BinaryIO) -> None:
@@ -30,8 +30,8 @@ def serve(tokenizer: Tokenizer, requests: BinaryIO, answers: BinaryIO) -> None:
             lengths = np.asarray([len(document) for document in ids], "<i8")
             flat = np.concatenate([np.empty(0, "<u4"), *(np.asarray(i, "<u4") for i in ids)])
             answer = IDS + lengths.tobytes() + flat.tobytes()
-        except ChompError as error:
-            answer = FAILURE + str(error).encode()
+        except UnencodableText as error:
+            answer = FAILURE + json.dumps(vars(error)).encode()
         answers.write(len(answer).to_bytes(SIZE_BYTES, "little") + answer)
         answers.flush()
 

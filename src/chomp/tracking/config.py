@@ -69,8 +69,8 @@ class LoggingConfig(Config):
         require(
             bool(self.project.strip()),
             f"logging.project={self.project!r}",
-            allowed="a text that is not blank",
-            fix="leave it out, or name the project",
+            allowed="a name that is not blank",
+            fix="remove it, or name the project",
         )
         _require_own("logging.metrics_file", self.metrics_file, METRICS_FILE)
         if self.log_file is not None:
@@ -82,7 +82,7 @@ class LoggingConfig(Config):
             and len(set(places)) == len(places),
             f"logging.metrics_file={self.metrics_file}, logging.log_file={self.log_file} and "
             f"logging.tensorboard.folder={self.tensorboard.folder}",
-            allowed="three places, none inside another",
+            allowed="three different paths, none inside another",
             fix="rename one of them",
         )
 
@@ -98,6 +98,6 @@ def _require_own(name: str, value: str, usual: str) -> None:
         and not any(part in ("", ".", "..") for part in parts)
         and (value == usual or not (parts[0] in _TAKEN or parts[0].startswith("."))),
         f"{name}={value!r}",
-        allowed=f"a path inside the run folder, and none of its own: {', '.join(_TAKEN)}",
+        allowed=f"a path inside the run folder, other than {', '.join(_TAKEN)}",
         fix=f"set {name} to a plain name, such as {usual}",
     )

@@ -14,7 +14,7 @@ from functools import cache
 from os import PathLike
 from pathlib import Path
 
-from chomp.errors import StorageError, message
+from chomp.errors import ConfigError, StorageError
 from chomp.storage.reading import open_regular
 from chomp.tracking.lines import (
     NONFINITE_SUFFIX,
@@ -114,12 +114,10 @@ class JsonlTracker:
 
     def _unwritable(self, error: OSError) -> StorageError:
         return StorageError(
-            message(
-                given=f"cannot write the metrics file {self._path}: {error.strerror or error}",
-                allowed="a local file that this user may append to, on a disk with room",
-                fix=f"free space or correct the permissions under {self._path.parent}, then start "
-                "the run again: rows already written are kept",
-            )
+            f"cannot write the metrics file {self._path}: {error.strerror or error}",
+            allowed="a writable local file, on a disk with free space",
+            fix=f"free space or correct the permissions under {self._path.parent}, then start "
+            "the run again: rows already written are kept",
         )
 
 
@@ -219,11 +217,9 @@ def _numbered_rows(path: Path) -> Iterator[tuple[int, Row | None]]:
                 yield number, row_of_line(line)
     except OSError as error:
         raise StorageError(
-            message(
-                given=f"cannot read the metrics file {path}: {error.strerror or error}",
-                allowed="the metrics.jsonl of a run that has logged a row",
-                fix="check the run folder's path",
-            )
+            f"cannot read the metrics file {path}: {error.strerror or error}",
+            allowed="the metrics.jsonl of a run that has logged a row",
+            fix="check the run folder's path",
         ) from error
 
 
@@ -232,12 +228,11 @@ def _refuse_other_values(row: Mapping[str, PlainValue], own: Mapping[str, int]) 
     clashes = [key for key in row if key in _LINE_KEYS or (key in own and row[key] != own[key])]
     if clashes:
         key = clashes[0]
-        raise ValueError(
-            message(
-                given=f"a row of step {own.get('step')} has a metric {key!r} = {row[key]!r}",
-                allowed=f"names other than {[*own, *_LINE_KEYS]}, which describe the line itself",
-                fix=f"give the metric a namespace, such as 'train/{key}'",
-            )
+        raise ConfigError(
+            f"a metric {key!r} = {row[key]!r}"
+            + (f" in the row of step {own['step']}" if own else " in the summary"),
+            allowed=f"names other than {[*own, *_LINE_KEYS]}, which describe the line itself",
+            fix=f"give the metric a namespace, such as 'train/{key}'",
         )
 
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn, TypeAlias, cast
 
-from chomp.errors import message
+from chomp.errors import ConfigError
 from chomp.storage.reading import open_regular
 from chomp.tracking.protocol import PlainValue
 
@@ -35,7 +35,13 @@ def json_line(row: Mapping[str, PlainValue]) -> bytes:
     encoded: dict[str, PlainValue] = {}
     for key, value in row.items():
         if isinstance(value, float) and not math.isfinite(value):
-            _refuse_taken_companion(key, row)
+            if key + NONFINITE_SUFFIX in row:
+                raise ConfigError(
+                    f"the metric {key!r} is {value}, and the row also has "
+                    f"{key + NONFINITE_SUFFIX!r}",
+                    allowed=f"no name ending in {NONFINITE_SUFFIX!r} beside a non-finite value",
+                    fix="rename the second metric",
+                )
             encoded[key] = None
             encoded[key + NONFINITE_SUFFIX] = str(value)
         else:
@@ -109,17 +115,6 @@ def _last_line_start(file: BinaryIO, size: int) -> int:
             return start + newline + 1
         end = start
     return 0
-
-
-def _refuse_taken_companion(key: str, row: Mapping[str, PlainValue]) -> None:
-    if key + NONFINITE_SUFFIX in row:
-        raise ValueError(
-            message(
-                given=f"{key!r} is {row[key]} in a row that also has {key + NONFINITE_SUFFIX!r}",
-                allowed=f"no name ending in {NONFINITE_SUFFIX!r} beside a non-finite value",
-                fix="rename the second metric",
-            )
-        )
 
 
 def _refuse_constant(constant: str) -> NoReturn:

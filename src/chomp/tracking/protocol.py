@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from os import PathLike
 from typing import Protocol, TypeAlias, runtime_checkable
 
-from chomp.errors import message
+from chomp.errors import ConfigError
 
 
 class HoldsOneValue(Protocol):
@@ -48,8 +48,8 @@ class Tracker(Protocol):
 def flat_metrics(metrics: Mapping[str, MetricValue]) -> dict[str, PlainValue]:
     """The same row with plain JSON values, non-finite floats included.
 
-    A nested value, an array of more than one number or a name that is not a string is a bug in the
-    caller, so it raises `TypeError` and not a `ChompError`.
+    Raises `ConfigError` for a nested value, an array of more than one number, and a name that is
+    not a string.
     """
     return {_checked_name(name): _plain(name, value) for name, value in metrics.items()}
 
@@ -57,12 +57,10 @@ def flat_metrics(metrics: Mapping[str, MetricValue]) -> dict[str, PlainValue]:
 def _checked_name(name: object) -> str:
     if isinstance(name, str) and name:
         return name
-    raise TypeError(
-        message(
-            given=f"a metric is named {name!r}",
-            allowed="names that are non-empty strings",
-            fix="log it under a name such as 'train/loss'",
-        )
+    raise ConfigError(
+        f"a metric with the name {name!r}",
+        allowed="names that are non-empty strings",
+        fix="log it under a name such as 'train/loss'",
     )
 
 
@@ -85,10 +83,8 @@ def _plain(name: str, value: object) -> PlainValue:
         if inner is None or isinstance(inner, bool | int | float | str):
             return _plain(name, inner)
     what = f"{type(value).__name__} of shape {shape}" if shape != () else type(value).__name__
-    raise TypeError(
-        message(
-            given=f"the metric {name!r} is a {what}",
-            allowed="a number, a string, a bool, None or a 0-d array of one of these",
-            fix=f"log each number under its own name, such as '{name}/mean'",
-        )
+    raise ConfigError(
+        f"the metric {name!r} is a {what}",
+        allowed="a number, a string, a bool, None or a 0-d array of one of these",
+        fix=f"log each number under its own name, such as '{name}/mean'",
     )

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from chomp.errors import ConfigError, message
+from chomp.errors import ConfigError
 from chomp.storage.paths import require_links_inside
 from chomp.storage.secrets import redacted, without_secrets
 from chomp.tracking.background import BackgroundSink
@@ -123,9 +123,7 @@ def is_installed(extra: str) -> bool:
 def missing(extra: str, asked_by: str) -> ConfigError:
     """What to raise where a package is asked for that is not installed."""
     return ConfigError(
-        message(
-            given=f"{asked_by}, and {_MODULES[extra]} is not installed",
-            allowed=f"this with the extra {extra}",
-            fix=f"pip install 'chomp[{extra}]', or uv run --extra {extra}",
-        )
+        f"{asked_by}, but {_MODULES[extra]} is not installed",
+        allowed=f"an environment with chomp's extra {extra!r}",
+        fix=f"pip install 'chomp[{extra}]', or uv run --extra {extra}",
     )

@@ -14,7 +14,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from chomp.errors import LaunchError, message
+from chomp.errors import LaunchError
 from chomp.tracking.histogram import histograms_of
 from chomp.tracking.metrics import GLOBAL_STEP, RUN_OUTCOME
 from chomp.tracking.protocol import MetricValue, flat_metrics
@@ -116,11 +116,9 @@ def _require_login() -> None:
     # W&B would ask for a key at the terminal, in the middle of a run.
     if not wandb.login(prompt=False, verify=False):
         raise LaunchError(
-            message(
-                given="W&B is enabled and nobody is logged in",
-                allowed="mode online with a key",
-                fix="set WANDB_API_KEY, run `wandb login`, or set logging.wandb.mode=offline",
-            )
+            "logging.wandb is enabled, but there is no W&B login",
+            allowed="an API key, or mode offline",
+            fix="set WANDB_API_KEY, run `wandb login`, or set logging.wandb.mode=offline",
         )
 
 

@@ -69,8 +69,8 @@ def read_archive(root: Path) -> Archive:
     path = root / ARCHIVE
     if not path.is_file():
         raise ConfigError(
-            f"there is no {ARCHIVE} in {root}",
-            allowed="a checkout with the archive of its variants",
+            f"{root} has no {ARCHIVE}",
+            allowed="a checkout with the variant archive",
             fix=f"run git checkout -- {ARCHIVE}",
         )
     return archive_of(read_text(path))
@@ -88,7 +88,7 @@ def with_entry(
     section = values["Status"]
     if section not in archive.sections:
         raise ConfigError(
-            f"{ARCHIVE} without a section '## {section.capitalize()}'",
+            f"{ARCHIVE} has no section '## {section.capitalize()}'",
             allowed=f"a page with the sections {', '.join(STATUSES)}",
             fix=f"add the line '## {section.capitalize()}' to it",
         )

@@ -20,9 +20,9 @@ def checkout_root(start: Path) -> Path:
         if (folder / GRUG / BASE).is_dir():
             return folder
     raise ConfigError(
-        f"{start} is in no checkout: it has no {GRUG}/{BASE}, nor has a folder above it",
-        allowed="a folder of a checkout of the repository, which is where variants are",
-        fix="clone the repository, and run the command there",
+        f"{start} is not in a checkout: neither it nor a folder above it has {GRUG}/{BASE}",
+        allowed="a folder inside a checkout of the repository",
+        fix="clone the repository and run the command there",
     )
 
 

@@ -17,8 +17,8 @@ def commit_of(root: Path, name: str) -> str:
     )
     if not commit:
         raise ConfigError(
-            f"{name!r} is no commit of {root}",
-            allowed="a commit that is in this clone, by hash, branch or tag",
+            f"{name!r} is not a commit of {root}",
+            allowed="a commit in this clone: a hash, branch or tag",
             fix=f"fetch it (git fetch origin {name}), or correct the name",
         )
     return commit

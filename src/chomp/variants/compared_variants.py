@@ -39,7 +39,7 @@ def variant_changes(
         require(
             is_variant_name(given),
             f"the name {given!r}",
-            allowed="the name of a variant: small letters, digits and underscores",
+            allowed="the name of a variant: lower-case letters, digits and underscores",
             fix="name a folder under experiments/grug; scripts/grug_dir_diff.py compares any two",
         )
     commit = _commit_of(root, archive, name)

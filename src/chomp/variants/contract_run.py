@@ -37,7 +37,7 @@ def _selection(name: str) -> str:
 
 def _not_kept(name: str, what: str, when: str) -> LaunchError:
     return LaunchError(
-        f"{variant_path(name)} is made, but its contracts {what}",
-        allowed="a variant whose contracts hold",
+        f"{variant_path(name)} was created, but its contracts {what}",
+        allowed="a variant that passes its contracts",
         fix=f"run {contract_command(name)} {when}",
     )

@@ -68,9 +68,9 @@ def _require_new(root: Path, archive: Archive, name: str) -> None:
         # Without its underscores, which a class's name leaves out, it would be another's.
         is_variant_name(name) and "__" not in name and not name.endswith("_"),
         f"the name {name!r}",
-        allowed="a Python identifier in small letters that is no keyword, with single underscores "
+        allowed="a lower-case Python identifier that is not a keyword, with single underscores "
         "between words, such as wide_mlp",
-        fix="choose such a name: it becomes a folder, a module and the run id",
+        fix="choose such a name: it becomes a folder, a module and a run id",
     )
     require(
         not git_history.is_ignored(root, variant_path(name)),
@@ -81,9 +81,9 @@ def _require_new(root: Path, archive: Archive, name: str) -> None:
     folder = root / variant_path(name)
     require(
         not os.path.lexists(folder),
-        f"{variant_path(name)} is there already",
-        allowed="a name that no variant has",
-        fix="choose another one, or edit that variant",
+        f"{variant_path(name)} already exists",
+        allowed="an unused name",
+        fix="choose another name, or edit that variant",
     )
     entry = archive.entry(name)
     if entry is None:
@@ -92,8 +92,8 @@ def _require_new(root: Path, archive: Archive, name: str) -> None:
     commit = entry.get("Last known-good")
     again = f" (git checkout {commit} -- {variant_path(name)} brings it back)" if commit else ""
     raise ConfigError(
-        f"the archive knows {name} as {status}{again}",
-        allowed="a name that no variant ever had, so that an entry is of one thing",
+        f"the archive lists {name} as {status}{again}",
+        allowed="a name that no variant ever had, so that each entry is about one variant",
         fix=f"choose another name, such as {name}_2",
     )
 
@@ -105,7 +105,7 @@ def _require_purpose(listed: Archive, name: str, purpose: str) -> None:
         not purpose or not says_nothing("Purpose", said),
         f"--purpose {purpose!r}",
         allowed="a sentence that says what the variant is for",
-        fix="write one, or leave --purpose out and fill it in later",
+        fix="write one, or omit --purpose and fill it in later",
     )
 
 
@@ -145,8 +145,8 @@ def _require_short_lines(before: str, text: str, file: str, renaming: Renaming) 
     require(
         too_many <= 0,
         f"the name {renaming.name!r} makes a line of {file} {longest} characters long",
-        allowed=f"a name with which lines have at most {LINE_LENGTH}",
-        fix=f"choose a shorter name, by {too_many} characters or more",
+        allowed=f"a name that keeps lines within {LINE_LENGTH} characters",
+        fix=f"choose a name at least {too_many} characters shorter",
     )
 
 

@@ -29,15 +29,15 @@ def write_report(
         context_lines >= 0,
         f"context_lines={context_lines}",
         allowed="0 or more lines around a change",
-        fix="give 0 to show changed lines alone",
+        fix="use 0 to show only changed lines",
     )
     # A mistyped folder may hold somebody's site.
     page = out / "index.html"
     require(
         not page.exists() or f'content="{GENERATOR}"'.encode() in read_bytes(page)[:2000],
-        f"{page} is there, and is not a report of this program",
-        allowed="a folder that is new, or holds an earlier report",
-        fix="choose another folder for the report, or remove that page",
+        f"{page} exists and is not a report of this program",
+        allowed="a new folder, or one with an earlier report",
+        fix="choose another folder, or remove that page",
     )
     now = (made_at or datetime.now(UTC)).astimezone(UTC)
     html = diff_page(

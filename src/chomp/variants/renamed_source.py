@@ -92,8 +92,8 @@ def renamed_source(source: str, renaming: Renaming, *, where: str) -> str:
     except (tokenize.TokenError, SyntaxError) as error:
         raise ConfigError(
             f"{where} is not Python: {error}",
-            allowed="a variant whose files can be read",
-            fix="repair the file, and run the command again",
+            allowed="a variant whose files are valid Python",
+            fix="correct the file and run the command again",
         ) from error
     plain = _replaced(source, _changes(tokens, renaming, renaming.text))
     prose = _replaced(source, _changes(tokens, renaming, renaming.prose))

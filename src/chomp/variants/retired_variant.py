@@ -100,7 +100,7 @@ def _active_entry(root: Path, archive: Archive, name: str) -> ArchiveEntry:
         name != BASE,
         f"retiring {BASE}",
         allowed="any other variant",
-        fix=f"edit {variant_path(BASE)}: it is what variants are copied from and come back to",
+        fix=f"edit {variant_path(BASE)}: variants are copied from it and merged back into it",
     )
     entry = archive.entry(name)
     active = [other.name for other in archive.entries if other.get("Status") == "active"]
@@ -113,8 +113,8 @@ def _active_entry(root: Path, archive: Archive, name: str) -> ArchiveEntry:
         )
     require(
         (root / variant_path(name)).is_dir(),
-        f"there is no {variant_path(name)}",
-        allowed="a variant whose folder is there",
+        f"{variant_path(name)} does not exist",
+        allowed="a variant whose folder exists",
         fix="move its entry in the archive by hand",
     )
     return entry
@@ -127,21 +127,21 @@ def _require_told(
         (status == "superseded") == bool(superseded_by),
         f"--status {status} with "
         + (f"--superseded-by {superseded_by}" if superseded_by else "no --superseded-by"),
-        allowed="--superseded-by with --status superseded, and only with it",
-        fix="name the variant that took its place, or use --status deleted",
+        allowed="--superseded-by together with --status superseded, and only then",
+        fix="name the variant that replaced it, or use --status deleted",
     )
     known = [other.name for other in archive.entries if other.name != entry.name]
     require(
         not superseded_by or superseded_by in known,
-        f"--superseded-by {superseded_by}, which the archive does not know",
+        f"--superseded-by {superseded_by}: the archive has no such variant",
         allowed=", ".join(known),
-        fix="name one of them; a change that went into base is superseded by base",
+        fix="name one of them; use base if the change was merged into base",
     )
     require(
         status == "superseded" or bool(reason or entry.get("Result") or entry.get("Reason")),
-        f"{entry.name} to be deleted without a word on why",
-        allowed="a reason, or a result in its entry: what did not work is worth as much",
-        fix="add --reason 'what was tried, and what came of it'",
+        f"{entry.name} would be deleted without a reason",
+        allowed="a reason, or a result in its entry: negative results are worth keeping",
+        fix="add --reason 'what was tried and what came of it'",
     )
 
 
@@ -153,7 +153,7 @@ def _require_unused(root: Path, name: str) -> None:
         not users,
         f"{variant_path(name)} is used by {', '.join(users[:_SHOWN])}{more}",
         allowed="a variant that nothing imports and no config trains",
-        fix="change or delete those files first",
+        fix="change or remove those files first",
     )
 
 
@@ -163,9 +163,9 @@ def _last_good_commit(root: Path, name: str, is_forced: bool) -> str:
     if commit is None:
         raise ConfigError(
             f"{path} is in no commit",
-            allowed="a variant that git keeps when its folder is gone",
-            fix="commit it, so that its entry has something to point to; what was never worth "
-            "a commit can be deleted by hand, folder and entry",
+            allowed="a committed variant, which git keeps when the folder is deleted",
+            fix="commit it, so that its entry can name a commit; or delete its folder and entry by "
+            "hand",
         )
     # Also what git ignores: a run that lies in the folder is hours of somebody's machine.
     changed = git_history.uncommitted(root, path)
@@ -173,7 +173,7 @@ def _last_good_commit(root: Path, name: str, is_forced: bool) -> str:
     require(
         is_forced or not changed,
         f"no commit has {', '.join(changed[:_SHOWN])}{more}",
-        allowed="a variant whose files are committed as they are",
+        allowed="a variant without uncommitted changes",
         fix="commit or move them, or add --force to lose them",
     )
     return git_history.short(root, commit)

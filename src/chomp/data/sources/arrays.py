@@ -14,7 +14,7 @@ from chomp.data.documents import Position
 from chomp.data.sources.file_hashes import hash_of_files
 from chomp.data.sources.record_fields import Record
 from chomp.data.sources.source_files import files_of, records_of_parts, require_paths
-from chomp.errors import DataError, message
+from chomp.errors import DataError
 from chomp.storage import is_local, read_bytes
 from chomp.storage.failures import storage_errors
 
@@ -65,11 +65,9 @@ class ArraysSource(Config):
             rows: Iterator[np.ndarray] = (array[row] for row in range(first, len(array)))
         elif self.separator_id is None:
             raise DataError(
-                message(
-                    given=f"{path}, which has one axis, without a separator_id",
-                    allowed="arrays with two axes, or the id that separates documents",
-                    fix="set separator_id to the end-of-document id of its tokenizer",
-                )
+                f"{path} has one axis, and separator_id is not set",
+                allowed="arrays with two axes, or one axis and the id that separates documents",
+                fix="set separator_id to the end-of-document id of its tokenizer",
             )
         else:
             rows = _separated(array, self.separator_id, first)
@@ -112,9 +110,7 @@ def _separated(
 
 def _refusal(path: str, fault: str) -> DataError:
     return DataError(
-        message(
-            given=f"{path} cannot be used: {fault}",
-            allowed="a .npy file of whole numbers with one axis or two",
-            fix="write it with numpy.save, again if it is cut short",
-        )
+        f"{path} cannot be used: {fault}",
+        allowed="a .npy file of whole numbers with one axis or two",
+        fix="write the file with numpy.save; it may have been cut short",
     )

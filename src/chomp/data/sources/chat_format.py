@@ -17,7 +17,7 @@ from chomp.data.sources.record_fields import (
     value_under,
     wrong_value,
 )
-from chomp.errors import DataError, message, require
+from chomp.errors import DataError, require
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,15 +45,15 @@ class ChatFormat(Config):
         _require_template("turn_end", self.turn_end)
         require(
             "role" in (_fields_of(self.turn_start) or ()),
-            given=f"turn_start={self.turn_start!r} without {{role}}",
-            allowed="a template that tells the roles apart",
-            fix='write the role into it, as in "<|{role}|>\\n"',
+            f"turn_start={self.turn_start!r} without {{role}}",
+            allowed="a template with {role} in it",
+            fix='write for example "<|{role}|>\\n"',
         )
         require(
             len(self.trained_roles) > 0 or not self.mask_user_turns,
-            given="no trained_roles with mask_user_turns=true",
-            allowed="at least one role to learn from",
-            fix='name it, as in trained_roles: ["assistant"], or set mask_user_turns=false',
+            "trained_roles=() with mask_user_turns=true",
+            allowed="at least one role to train on",
+            fix='set trained_roles: ["assistant"], or set mask_user_turns=false',
         )
 
     @property
@@ -79,11 +79,9 @@ class ChatFormat(Config):
             spans += turn_spans
         if roles and self.mask_user_turns and not roles.keys() & set(self.trained_roles):
             raise DataError(
-                message(
-                    given=f"record {name}, a conversation of {', '.join(map(repr, roles))} only",
-                    allowed=f"a turn of {' or '.join(map(repr, self.trained_roles))} in each",
-                    fix="remove the record, correct trained_roles, or set mask_user_turns=false",
-                )
+                f"record {name} has only turns of {', '.join(map(repr, roles))}",
+                allowed=f"at least one turn of {' or '.join(map(repr, self.trained_roles))}",
+                fix="remove the record, correct trained_roles, or set mask_user_turns=false",
             )
         return Document(id=name, spans=tuple(spans))
 
@@ -105,8 +103,8 @@ def _require_template(name: str, template: str) -> None:
     fields = _fields_of(template)
     require(
         fields is not None and fields <= {"role"},
-        given=f"{name}={template!r}",
-        allowed="a template whose only placeholder is {role}; a brace itself is written twice",
+        f"{name}={template!r}",
+        allowed="a template whose only placeholder is {role}; write a literal brace twice",
         fix='write it like "<|{role}|>\\n"',
     )
 

@@ -11,7 +11,7 @@ from itertools import islice
 from typing import Any, cast
 
 from chomp.data.sources.optional_packages import optional_package
-from chomp.errors import DataError, message
+from chomp.errors import DataError
 from chomp.storage import open_stream
 
 _BUFFER_BYTES = 1 << 20
@@ -30,11 +30,9 @@ def numbered_lines(path: str, first: int) -> Iterator[tuple[int, bytes]]:
                 yield number, line
         except (EOFError, zlib.error, gzip.BadGzipFile, _DamagedZstd) as error:
             raise DataError(
-                message(
-                    given=f"record {path}:{number + 1} cannot be decompressed: {error}",
-                    allowed="a whole file of the kind its suffix says",
-                    fix="copy or write the file again: it is cut short or damaged",
-                )
+                f"record {path}:{number + 1} cannot be decompressed: {error}",
+                allowed="a whole file of the kind that its suffix names",
+                fix="copy or write the file again: it was cut short or damaged",
             ) from error
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Literal
 
 from chomp.data.documents import Document
-from chomp.errors import DataError, message
+from chomp.errors import DataError
 
 EmbeddedPart = Literal["code", "prose"]
 
@@ -56,11 +56,9 @@ def _source_files() -> list[Path]:
         files += [Path(folder, name) for name in names if name.endswith(".py")]
     if not files:
         raise DataError(
-            message(
-                given=f"no Python sources under {root}",
-                allowed="an interpreter installed with its standard library as source files",
-                fix="use a regular CPython, or give the run text files of your own",
-            )
+            f"no Python sources under {root}",
+            allowed="an interpreter installed with its standard library as source files",
+            fix="use a regular CPython, or give the run text files of your own",
         )
     return sorted(files, key=lambda path: path.relative_to(root).as_posix())
 
@@ -132,11 +130,9 @@ def _topics_file() -> Path:
 
 def _no_topics(reason: object) -> DataError:
     return DataError(
-        message(
-            given=f"no help() topics in {_topics_file()}: {reason}",
-            allowed="an interpreter that has pydoc_data",
-            fix="install the distribution's full Python (on Debian: libpython3-stdlib)",
-        )
+        f"no help() topics in {_topics_file()}: {reason}",
+        allowed="an interpreter that has pydoc_data",
+        fix="install the distribution's full Python (on Debian: libpython3-stdlib)",
     )
 
 

@@ -21,7 +21,7 @@ from chomp.data.sources.record_fields import (
     value_under,
     wrong_value,
 )
-from chomp.errors import DataError, message
+from chomp.errors import DataError
 
 __all__ = ["ChatFormat", "Format", "PrebuiltFormat", "Record", "TextFormat"]
 
@@ -99,12 +99,10 @@ class PrebuiltFormat(Config):
         )
         if len(weights) != len(ids):
             raise DataError(
-                message(
-                    given=f"record {name} with {len(ids)} ids {place} and {len(weights)} weights "
-                    f"under {self.loss_weights_key!r}",
-                    allowed="one weight for each id",
-                    fix="correct the record",
-                )
+                f"record {name} has {len(ids)} ids {place} and {len(weights)} weights "
+                f"under {self.loss_weights_key!r}",
+                allowed="one weight for each id",
+                fix="correct the record",
             )
         return Document(id=name, ids=ids, loss_weights=weights)
 
@@ -131,12 +129,9 @@ def _checked_weights(value: Any, name: str, key: str) -> Float32[np.ndarray, " N
     wrong = np.flatnonzero(~(np.isfinite(weights) & (weights >= 0)))
     if len(wrong):
         raise DataError(
-            message(
-                given=f"record {name} with the weight {weights[wrong[0]]} at {wrong[0]} "
-                f"under {key!r}",
-                allowed="finite weights of 0 or more",
-                fix="correct the record; 0 leaves a prediction out of the loss",
-            )
+            f"record {name} has the weight {weights[wrong[0]]} at {wrong[0]} under {key!r}",
+            allowed="finite weights of 0 or more",
+            fix="correct the record; weight 0 takes a prediction out of the loss",
         )
     return weights
 

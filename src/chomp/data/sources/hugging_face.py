@@ -15,7 +15,7 @@ from chomp.data.sources.file_hashes import hash_of_files
 from chomp.data.sources.optional_packages import optional_package
 from chomp.data.sources.record_fields import Record, missing_key
 from chomp.data.sources.source_files import files_of, records_of_parts
-from chomp.errors import ChompError, DataError, StorageError, message, require
+from chomp.errors import ChompError, DataError, StorageError, require
 from chomp.tokenize.hub import show_hub_warnings_once
 
 # Names that stand for a kind of file and not for a dataset.
@@ -44,9 +44,9 @@ class HuggingFaceSource(Config):
     def __post_init__(self) -> None:
         require(
             bool(self.path.strip() and self.split.strip()),
-            given=f"path={self.path!r} and split={self.split!r} of a Hugging Face dataset",
-            allowed="the name of a dataset or a folder, and of one of its splits",
-            fix="write both, for example path: allenai/c4 and split: train",
+            f"path={self.path!r} and split={self.split!r} of a Hugging Face dataset",
+            allowed="the name of a dataset or a folder, and the name of a split",
+            fix="set both, for example path: allenai/c4 and split: train",
         )
 
     @property
@@ -133,18 +133,14 @@ def _explained(what: str) -> Iterator[None]:
         reason = (str(error) or type(error).__name__).rstrip(".")
         if _is_wrong(error):
             raise DataError(
-                message(
-                    given=f"{what} cannot be read: {reason}",
-                    allowed="a dataset with the names given that datasets.load_dataset can read",
-                    fix="correct path, name, split or revision, or the dataset's files",
-                )
+                f"{what} cannot be read: {reason}",
+                allowed="a dataset of this name that datasets.load_dataset can read",
+                fix="correct path, name, split or revision, or the dataset's files",
             ) from error
         raise StorageError(
-            message(
-                given=f"{what} cannot be read now: {reason}",
-                allowed="a dataset that can be reached",
-                fix="look to the network and the hub, or name a local dataset, and run it again",
-            )
+            f"{what} cannot be read now: {reason}",
+            allowed="a dataset on a hub that answers, or a local one",
+            fix="check the network and the hub, or use a local dataset, and run the command again",
         ) from error
 
 

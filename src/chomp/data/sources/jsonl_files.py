@@ -11,7 +11,7 @@ from chomp.data.sources.decompression import numbered_lines
 from chomp.data.sources.file_hashes import hash_of_files
 from chomp.data.sources.record_fields import Record, shown
 from chomp.data.sources.source_files import files_of, records_of_parts, require_paths
-from chomp.errors import DataError, message
+from chomp.errors import DataError
 
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
@@ -73,9 +73,7 @@ def _object_of(line: bytes, path: str, number: int) -> dict[str, Any]:
 
 def _refusal(path: str, number: int, fault: str, allowed: str) -> DataError:
     return DataError(
-        message(
-            given=f"record {path}:{number} (line {number + 1}) {fault}",
-            allowed=allowed,
-            fix="correct or remove that line",
-        )
+        f"record {path}:{number} (line {number + 1}) {fault}",
+        allowed=allowed,
+        fix="correct or remove that line",
     )

@@ -24,7 +24,7 @@ class MemorySource(Config):
     def __post_init__(self) -> None:
         require(
             len(self.documents) > 0,
-            given="a memory source without documents",
+            "a memory source without documents",
             allowed="one document or more",
             fix='give texts, as in documents: ["some text"], or mappings',
         )

@@ -3,7 +3,7 @@
 from importlib import import_module
 from types import ModuleType
 
-from chomp.errors import DataError, message
+from chomp.errors import DataError
 
 
 def optional_package(module: str, *, extra: str, purpose: str) -> ModuleType:
@@ -12,9 +12,7 @@ def optional_package(module: str, *, extra: str, purpose: str) -> ModuleType:
         return import_module(module)
     except ImportError as error:
         raise DataError(
-            message(
-                given=f"{purpose}, which needs the package {module.partition('.')[0]}: {error}",
-                allowed=f"an environment with chomp's extra {extra!r}",
-                fix=f"run pip install 'chomp[{extra}]'",
-            )
+            f"{purpose} needs the package {module.partition('.')[0]}: {error}",
+            allowed=f"an environment with chomp's extra {extra!r}",
+            fix=f"run pip install 'chomp[{extra}]'",
         ) from error

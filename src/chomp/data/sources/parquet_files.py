@@ -10,7 +10,7 @@ from chomp.data.sources.file_hashes import hash_of_files
 from chomp.data.sources.optional_packages import optional_package
 from chomp.data.sources.record_fields import Record, missing_key
 from chomp.data.sources.source_files import files_of, records_of_parts, require_paths
-from chomp.errors import DataError, StorageError, message
+from chomp.errors import DataError, StorageError
 from chomp.storage import open_stream
 
 # Rows turned into Python objects at once; a row group may have a million.
@@ -63,11 +63,9 @@ def _rows_of(path: str, first: int, keys: tuple[str, ...]) -> Iterator[tuple[int
         except (arrow.ArrowException, OSError) as error:
             reason = " ".join(str(error).split()).rstrip(".")
             raise DataError(
-                message(
-                    given=f"record {path}:{number} or a later one cannot be read: {reason}",
-                    allowed="a whole parquet file",
-                    fix="copy or write the file again: it is cut short, damaged or another kind",
-                )
+                f"record {path}:{number} or a later one cannot be read: {reason}",
+                allowed="a whole parquet file",
+                fix="copy or write the file again: it was cut short, is damaged or of another kind",
             ) from error
 
 
@@ -122,11 +120,9 @@ def _decoded(item: Any, name: str) -> Any:
         return item.as_py()
     except UnicodeDecodeError as error:
         raise DataError(
-            message(
-                given=f"record {name} is not UTF-8 at byte {error.start} of its text",
-                allowed="UTF-8 text",
-                fix="correct or remove that row",
-            )
+            f"record {name} is not UTF-8 at byte {error.start} of its text",
+            allowed="UTF-8 text",
+            fix="correct or remove that row",
         ) from error
 
 

@@ -11,7 +11,7 @@ from jaxtyping import Integer
 
 from chomp.config.words import did_you_mean, nearest
 from chomp.data.documents import Document
-from chomp.errors import DataError, message, require
+from chomp.errors import DataError, require
 
 Record: TypeAlias = str | Mapping[str, Any] | Integer[np.ndarray, " N"] | Document
 """What a source reads: a mapping with keys, or a whole text, row of ids or document without any."""
@@ -24,7 +24,7 @@ def require_key(name: str, key: str) -> None:
     """Raise `ConfigError` for a key that is blank."""
     require(
         bool(key.strip()),
-        given=f"{name}={key!r}",
+        f"{name}={key!r}",
         allowed="the name of a field of each record",
         fix=f"name the field that {name} stands for",
     )
@@ -34,11 +34,9 @@ def value_under(record: object, key: str, name: str) -> Any:
     """What the record holds under the key."""
     if not isinstance(record, Mapping):
         raise DataError(
-            message(
-                given=f"record {name}, which has no keys: it is {_words_for(record)}",
-                allowed=f"records with the key {key!r}",
-                fix="set the format that fits this source",
-            )
+            f"record {name} has no keys: it is {_words_for(record)}",
+            allowed=f"records with the key {key!r}",
+            fix="choose the format for this source",
         )
     try:
         return record[key]
@@ -52,12 +50,10 @@ def missing_key(name: str, key: str, found: Collection[str]) -> DataError:
     shown = ", ".join(repr(other) for other in list(found)[:_MAX_KEYS_SHOWN]) or "none"
     more = len(found) - _MAX_KEYS_SHOWN
     return DataError(
-        message(
-            given=f"record {name} without the key {key!r}{did_you_mean(near)}; its keys are {shown}"
-            + (f" and {more} more" if more > 0 else ""),
-            allowed=f"records with the key {key!r}, as the format says",
-            fix=f"set the format's key to {near!r}" if near else "name the right key in the format",
-        )
+        f"record {name} has no key {key!r}{did_you_mean(near)}; its keys are {shown}"
+        + (f" and {more} more" if more > 0 else ""),
+        allowed=f"records with the key {key!r}, as the format is set",
+        fix=f"set the format's key to {near!r}" if near else "set the right key in the format",
     )
 
 
@@ -78,11 +74,9 @@ def checked_text(value: object, name: str, place: str) -> str:
 def wrong_value(value: object, name: str, place: str, allowed: str) -> DataError:
     """The error for a value of the wrong type."""
     return DataError(
-        message(
-            given=f"record {name}, which holds {shown(value)} {place}",
-            allowed=allowed,
-            fix="correct the record, or name another key in the format",
-        )
+        f"record {name} holds {shown(value)} {place}",
+        allowed=allowed,
+        fix="correct the record, or set another key in the format",
     )
 
 
@@ -101,12 +95,9 @@ def _refuse_surrogates(text: str, name: str, place: str) -> None:
         text.encode()
     except UnicodeEncodeError as error:
         raise DataError(
-            message(
-                given=f"record {name}, which has half of a surrogate pair {place} "
-                f"at character {error.start}",
-                allowed="text that UTF-8 can hold",
-                fix="repair or remove the record",
-            )
+            f"record {name} has half of a surrogate pair {place}, at character {error.start}",
+            allowed="text that can be written as UTF-8",
+            fix="correct or remove the record",
         ) from error
 
 

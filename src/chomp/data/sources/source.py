@@ -14,7 +14,7 @@ from chomp.data.sources.memory_documents import MemorySource
 from chomp.data.sources.parquet_files import ParquetSource
 from chomp.data.sources.record_fields import Record
 from chomp.data.sources.text_files import TextSource
-from chomp.errors import DataError, message
+from chomp.errors import DataError
 
 __all__ = [
     "ArraysSource",
@@ -51,11 +51,9 @@ class EmbeddedSource(Config):
         for part in range(start.part + (start.record > 0), len(parts)):
             if parts[part] not in documents:
                 raise DataError(
-                    message(
-                        given=f"no document {parts[part]} in this Python's standard library",
-                        allowed="the interpreter whose documents were listed",
-                        fix="run with the Python this was begun with, or begin anew",
-                    )
+                    f"this Python's standard library has no document {parts[part]}",
+                    allowed="the Python version that listed the documents",
+                    fix="use the Python version that this was started with, or start over",
                 )
             yield Position(part), documents[parts[part]]
 

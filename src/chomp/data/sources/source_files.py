@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 from chomp.data.documents import Position
 from chomp.data.sources.record_fields import Record
-from chomp.errors import DataError, StorageError, message, require
+from chomp.errors import DataError, StorageError, require
 from chomp.storage import glob_files
 
 
@@ -17,8 +17,8 @@ def require_paths(kind: str, paths: tuple[str, ...], example: str) -> None:
     article = "an" if kind[0] in "aeiou" else "a"
     require(
         len(paths) > 0 and all(path.strip() for path in paths),
-        given=f"{article} {kind} source with{' an empty path' if paths else 'out paths'}",
-        allowed="one path or pattern, or more",
+        f"{article} {kind} source with{' an empty path' if paths else 'out paths'}",
+        allowed="at least one path or pattern",
         fix=f'name the files, for example paths: ["{example}"]',
     )
 
@@ -30,11 +30,9 @@ def files_of(patterns: Sequence[str]) -> tuple[str, ...]:
         found = glob_files(pattern)
         if not found:
             raise DataError(
-                message(
-                    given=f"source path {pattern!r}, which matches no file",
-                    allowed="paths or patterns that match at least one file each",
-                    fix="correct the path; it is read relative to the current folder",
-                )
+                f"source path {pattern!r} matches no file",
+                allowed="paths and patterns that each match at least one file",
+                fix="correct the path; it is relative to the current folder",
             )
         files += found
     return tuple(dict.fromkeys(files))
@@ -65,9 +63,7 @@ def present(path: str) -> Iterator[None]:
         if not isinstance(error.__cause__, FileNotFoundError):
             raise
         raise DataError(
-            message(
-                given=f"{path} has vanished since it was listed",
-                allowed="files that stay as they are while they are read",
-                fix="put it back and run the same command again, or begin anew without it",
-            )
+            f"{path} disappeared after it was listed",
+            allowed="files that do not change while they are read",
+            fix="put it back and run the same command again, or start over without it",
         ) from error

@@ -9,7 +9,7 @@ from chomp.data.documents import Position
 from chomp.data.sources.file_hashes import hash_of_files
 from chomp.data.sources.record_fields import Record
 from chomp.data.sources.source_files import files_of, records_of_parts, require_paths
-from chomp.errors import DataError, message
+from chomp.errors import DataError
 from chomp.storage import read_bytes
 
 
@@ -47,10 +47,8 @@ def _text_of(path: str, first: int) -> Iterator[tuple[int, Record]]:
         text = read_bytes(path).decode("utf-8")
     except UnicodeDecodeError as error:
         raise DataError(
-            message(
-                given=f"{path}, which is not UTF-8 at byte {error.start}",
-                allowed="UTF-8 text",
-                fix="convert the file, for example with iconv",
-            )
+            f"{path} is not UTF-8 at byte {error.start}",
+            allowed="UTF-8 text",
+            fix="convert the file, for example with iconv",
         ) from error
     yield 0, text

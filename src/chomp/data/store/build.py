@@ -23,7 +23,7 @@ from chomp.data.store.locations import location_of
 from chomp.data.store.parallel_encoding import encoded_in_order
 from chomp.data.store.token_store import MANIFEST, StoreIdentity, read_manifest
 from chomp.data.store.writer import PROGRESS, StoreWriter
-from chomp.errors import DataError, StorageError, message
+from chomp.errors import DataError, StorageError
 from chomp.storage import exists, join, remove_tree
 from chomp.tokenize import Tokenizer, load_tokenizer
 from chomp.tokenize.processes import available_cores
@@ -64,7 +64,8 @@ def build_store(config: StoreBuildConfig) -> None:
         else:
             _write_store(config, tokenizer, identity)
     except (DataError, StorageError) as error:
-        raise type(error)(f"component {config.name!r}, {config.split} split: {error}") from error
+        error.within(f"component {config.name!r}, {config.split} split")
+        raise
 
 
 def refuse_changed_source(source: Source, planned: str) -> None:
@@ -72,11 +73,9 @@ def refuse_changed_source(source: Source, planned: str) -> None:
     found = source_fingerprint(source)
     if found != planned:
         raise DataError(
-            message(
-                given=f"{source} with content {found[:12]}"[:500],
-                allowed=f"{planned[:12]}, its content when this build was planned",
-                fix="let whatever writes there finish, then run the same command again",
-            )
+            f"{source} with content {found[:12]}"[:500],
+            allowed=f"{planned[:12]}, its content when this build was planned",
+            fix="wait until nothing writes there, then run the same command again",
         )
 
 
@@ -119,11 +118,9 @@ def _refuse_nothing(config: StoreBuildConfig) -> None:
     where = f"{config.source}"[:500] if is_whole else "the train split"
     other = "remove it" if is_whole else "a smaller validation_fraction"
     raise DataError(
-        message(
-            given=f"no document in {where}",
-            allowed="at least one document with a text: white space alone is none",
-            fix=f"give the component more documents, or {other}",
-        )
+        f"no document in {where}",
+        allowed="at least one document with text other than white space",
+        fix=f"add documents to the component, or {other}",
     )
 
 
@@ -195,11 +192,9 @@ def _is_built(path: str, wanted: StoreIdentity) -> bool:
     other = [name for name, value in vars(wanted).items() if getattr(found, name) != value]
     if other:
         raise DataError(
-            message(
-                given=f"a finished store with another {', '.join(other)} at {path}",
-                allowed="a folder without a finished store, or with the one to be built",
-                fix=f"choose another folder, or move {path} away first",
-            )
+            f"{path} has a finished store with another {', '.join(other)}",
+            allowed="a folder without a finished store, or with this same store",
+            fix=f"choose another folder, or move {path} away first",
         )
     return True
 
@@ -208,9 +203,7 @@ def _refuse_changed_tokenizer(config: StoreBuildConfig, tokenizer: Tokenizer) ->
     planned = config.tokenizer_hash
     if planned is not None and planned != tokenizer.content_hash:
         raise DataError(
-            message(
-                given=f"tokenizer {config.tokenizer_path} ({tokenizer.content_hash[:12]})",
-                allowed=f"{planned[:12]}, its content when this build was planned",
-                fix="run the same command again: it plans with the tokenizer that is there now",
-            )
+            f"tokenizer {config.tokenizer_path} has the content {tokenizer.content_hash[:12]}",
+            allowed=f"{planned[:12]}, its content when this build was planned",
+            fix="run the same command again: it uses the tokenizer that is there now",
         )

@@ -4,7 +4,6 @@ It runs beside the tokenizer on every token of a corpus, in worker processes, so
 array and Python sees documents, never single tokens.
 """
 
-import re
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -15,13 +14,13 @@ import numpy as np
 from jaxtyping import Float32, Int, Integer
 
 from chomp.data.documents import Document
-from chomp.errors import DataError, message
+from chomp.errors import DataError
+from chomp.tokenize import UnencodableText
 
 # Axes: L tokens of a whole batch, N documents, M ids of one document, P its positions.
 
 # Unsigned, four bytes. `array` takes in a list of ints three times as fast as numpy does.
 _ID_CODE, _ID_DTYPE = "I", np.dtype(np.uintc)
-_TEXT_OF_BATCH = re.compile(r"^text (\d+) of a batch")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -112,11 +111,9 @@ class _Line:
         outside = np.flatnonzero((ids < 0) | (ids >= self._tokenizer.vocab_size))
         if len(outside):
             raise DataError(
-                message(
-                    given=f"document {name} with the id {ids[outside[0]]} at {outside[0]}",
-                    allowed=f"ids from 0 to {self._tokenizer.vocab_size - 1}, the tokenizer's",
-                    fix="name the tokenizer the ids were made with, or make them again",
-                )
+                f"document {name} has the id {ids[outside[0]]} at {outside[0]}",
+                allowed=f"ids of the tokenizer, 0 to {self._tokenizer.vocab_size - 1}",
+                fix="set the tokenizer that the ids were made with, or tokenize again",
             )
         self.ids.frombytes(ids.astype(_ID_DTYPE).tobytes())
         if not len(ids) or ids[-1] != self._tokenizer.eos_id:
@@ -133,14 +130,10 @@ def _piece_ids(documents: Sequence[Document], tokenizer: Encoder) -> Iterator[Se
     texts = [text for document in documents for text in _texts_of(document)]
     try:
         return iter(tokenizer.encode_batch(texts) if texts else [])
-    except DataError as error:
-        # Tokenizers number texts; errors cross processes as text, so that is where the number is.
-        found = _TEXT_OF_BATCH.match(str(error))
-        if found is None:
-            raise
+    except UnencodableText as error:
         owners = [document.id for document in documents for _ in _texts_of(document)]
-        owner = owners[int(found[1])]
-        raise DataError(_TEXT_OF_BATCH.sub(lambda _: f"document {owner}", str(error))) from error
+        error.within(f"document {owners[error.text_index]}")
+        raise
 
 
 def _texts_of(document: Document) -> Sequence[str]:

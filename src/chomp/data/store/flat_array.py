@@ -21,7 +21,7 @@ import numpy as np
 import tensorstore as ts
 from jaxtyping import Int, Num, UInt32
 
-from chomp.errors import DataError, StorageError, message
+from chomp.errors import DataError, StorageError
 from chomp.storage import is_local, join
 from chomp.storage.locations import without_dots
 
@@ -299,11 +299,9 @@ def _unreadable(path: str, reason: object) -> DataError | StorageError:
 
 def _unwritable(path: str, error: Exception) -> StorageError:
     return StorageError(
-        message(
-            given=f"{path} could not be written: {_told(error)}",
-            allowed="a folder that can be written, with space for the tokens",
-            fix="free space, or choose another --prefix; the same command goes on where this ended",
-        )
+        f"{path} could not be written: {_told(error)}",
+        allowed="a writable folder with space for the tokens",
+        fix="free space, or choose another --prefix; the same command then continues",
     )
 
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from chomp.data.documents import Position
 from chomp.data.store.flat_array import FlatArray
-from chomp.errors import DataError, message
+from chomp.errors import DataError
 
 # A location is one number: the part in the high bits, the record in the low ones.
 _RECORD_BITS = 40
@@ -23,11 +23,9 @@ def location_of(position: Position) -> int:
     """A position as the one number that stores hold; in the order of positions."""
     if position.part >= 1 << (63 - _RECORD_BITS) or position.record >= 1 << _RECORD_BITS:
         raise DataError(
-            message(
-                given=f"record {position.record} of part {position.part} of a source",
-                allowed=f"at most {1 << (63 - _RECORD_BITS):,} files in one component",
-                fix="put several documents into a file, as JSON lines, or make two components",
-            )
+            f"record {position.record} in file {position.part} of a source",
+            allowed=f"at most {1 << (63 - _RECORD_BITS):,} files in one component",
+            fix="put several documents into one file, as JSON lines, or make two components",
         )
     return position.part << _RECORD_BITS | position.record
 

@@ -27,7 +27,7 @@ from chomp.data.documents import Split
 from chomp.data.store.document_index import DOCUMENTS_PER_MARK, DocumentIndex
 from chomp.data.store.flat_array import FlatArray, checksum, damaged
 from chomp.data.store.locations import DocumentLocations
-from chomp.errors import DataError, message
+from chomp.errors import DataError
 from chomp.storage import exists, join, read_bytes, read_json
 
 log = logging.getLogger(__name__)
@@ -121,11 +121,9 @@ class TokenStore:
         made_with = manifest.identity.tokenizer_hash
         if tokenizer_hash is not None and made_with != tokenizer_hash:
             raise DataError(
-                message(
-                    given=f"store {path}, made with tokenizer {made_with[:12]}",
-                    allowed=f"a store made with this run's tokenizer, {tokenizer_hash[:12]}",
-                    fix="build the store again with this tokenizer, or name the other tokenizer",
-                )
+                f"store {path} was made with tokenizer {made_with[:12]}",
+                allowed=f"a store made with this run's tokenizer, {tokenizer_hash[:12]}",
+                fix="build the store again, or use the tokenizer that it was made with",
             )
         return TokenStore(path, manifest)
 
@@ -195,23 +193,19 @@ def read_manifest(path: str) -> StoreManifest:
     location = join(path, MANIFEST)
     if not exists(location):
         raise DataError(
-            message(
-                given=f"no finished token store at {path} ({MANIFEST} is missing)",
-                allowed="a store whose building has ended",
-                fix="correct the path, or run the command that builds the store: it goes on where "
-                "it was stopped",
-            )
+            f"no finished token store at {path} ({MANIFEST} is missing)",
+            allowed="a finished store",
+            fix="correct the path, or run the command that builds the store: it continues where "
+            "it stopped",
         )
     content = read_json(location)
     version = content.get("format_version") if isinstance(content, dict) else None
     if version != FORMAT_VERSION:
         raise DataError(
-            message(
-                given=f"store {path} of format {version}",
-                allowed=f"format {FORMAT_VERSION}",
-                fix=f"use the version of chomp that wrote it, or move {path} away: the same "
-                "command then builds it with this version",
-            )
+            f"store {path} has format {version}",
+            allowed=f"format {FORMAT_VERSION}",
+            fix=f"use the version of chomp that wrote it, or move {path} away: the same "
+            "command then builds it with this version",
         )
     identity = _exactly(StoreIdentity, content.get("identity"), path)
     manifest: StoreManifest = _exactly(StoreManifest, {**content, "identity": identity}, path)

@@ -9,7 +9,7 @@ from collections.abc import Generator, Iterator
 from chomp.data.documents import LocatedDocument, Position
 from chomp.data.sources.formats import Format
 from chomp.data.sources.records import RecordSource, located_documents, part_names
-from chomp.errors import DataError, message
+from chomp.errors import DataError
 
 _log = logging.getLogger(__name__)
 
@@ -95,12 +95,9 @@ class RetriedDocuments(Iterator[LocatedDocument]):
         cause = f"{type(error).__name__}: {error}"
         if failures >= self._max_retries:
             raise DataError(
-                message(
-                    given=f"the source cannot be read from {where} on, after {failures} retries "
-                    f"({cause})",
-                    allowed="a source that can be read; errors that pass are waited for",
-                    fix="mend the source or the connection and resume, or raise max_retries",
-                )
+                f"the source cannot be read from {where} on, after {failures} retries ({cause})",
+                allowed="a source that can be read; short failures are retried",
+                fix="repair the source or the connection and resume, or raise max_retries",
             ) from error
         self.retries += 1
         delay_s = self._retry_delay_s * 2**failures

@@ -19,7 +19,7 @@ from chomp.data.sources.formats import Format
 from chomp.data.sources.records import RecordSource
 from chomp.data.streams.retries import RetriedDocuments
 from chomp.data.streams.windows import Cursor, StreamSettings, Window, WindowMaker
-from chomp.errors import DataError, message
+from chomp.errors import DataError
 from chomp.tokenize import Tokenizer
 
 _log = logging.getLogger(__name__)
@@ -141,14 +141,10 @@ class StreamRows:
         mine = asdict(self._settings)
         if differing := [name for name in mine if given.get(name) != mine[name]]:
             raise DataError(
-                message(
-                    given=f"component {self.name!r}: a stream state of other settings "
-                    + ", ".join(
-                        f"({key}={given.get(key)!r}, now {mine[key]!r})" for key in differing
-                    ),
-                    allowed="the settings the state was saved under: they decide the rows",
-                    fix="set them back to resume, or start a new run",
-                )
+                f"component {self.name!r}: a stream state was saved with other settings "
+                + ", ".join(f"({key}={given.get(key)!r}, now {mine[key]!r})" for key in differing),
+                allowed="the settings that the state was saved with: they decide the rows",
+                fix="restore these settings to resume, or start a new run",
             )
         self._go_to(Cursor.from_json(state["cursor"]), served=state["served"])
 
@@ -206,12 +202,10 @@ class StreamRows:
     def _require_rows(self, window: Window) -> None:
         if self._served > len(window):
             raise DataError(
-                message(
-                    given=f"component {self.name!r}: {self._served} rows were served of a window "
-                    f"that now has {len(window)}",
-                    allowed="the source as it was when the state was saved",
-                    fix="restore the source's files, or start a new run",
-                )
+                f"component {self.name!r}: {self._served} rows were used of a window "
+                f"that now has {len(window)}",
+                allowed="the source as it was when the state was saved",
+                fix="restore the source's files, or start a new run",
             )
 
 

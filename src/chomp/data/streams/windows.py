@@ -17,7 +17,7 @@ from chomp.data.rows import RowBatch
 from chomp.data.store.encoding import EncodedBatch, encoded
 from chomp.data.streams.retries import RetriedDocuments
 from chomp.data.streams.rows import Carry, concat_rows, joined, packed_rows
-from chomp.errors import DataError, message
+from chomp.errors import DataError
 from chomp.kernels.attention.mask import PAD_SEGMENT
 from chomp.tokenize import Tokenizer
 
@@ -99,7 +99,8 @@ class WindowMaker:
         try:
             return self._window(cursor)
         except DataError as error:
-            raise DataError(f"component {self._settings.name!r}: {error}") from error
+            error.within(f"component {self._settings.name!r}")
+            raise
 
     def _window(self, cursor: Cursor) -> Window:
         documents, is_last = self._documents(cursor.start)
@@ -168,23 +169,18 @@ class WindowMaker:
         parts_hash = self._reader.parts_hash
         if cursor.parts_hash not in (None, parts_hash):
             raise DataError(
-                message(
-                    given="a stream state of other files than the source has now",
-                    allowed="the files that the state counted: it says where to go on among them",
-                    fix="take away the files that were added and bring back those that are gone, "
-                    "or start a new run",
-                )
+                "the stream state is of other files than the source has now",
+                allowed="the files that the state was saved with",
+                fix="remove the added files and restore the missing ones, or start a new run",
             )
         return replace(cursor, parts_hash=parts_hash)
 
     def _nothing_to_train_on(self, dropped_tokens: int) -> DataError:
         settings = self._settings
         return DataError(
-            message(
-                given="an epoch of the stream without a token to train on "
-                f"({dropped_tokens} tokens were dropped, of documents longer than a row)",
-                allowed="at least one training document, besides those held out "
-                f"(validation_fraction={settings.validation_fraction:g})",
-                fix="add documents to the source, or set long_documents=split",
-            )
+            "an epoch of the stream has no token to train on "
+            f"({dropped_tokens} tokens were dropped, of documents longer than a row)",
+            allowed="at least one training document that is not held out "
+            f"(validation_fraction={settings.validation_fraction:g})",
+            fix="add documents to the source, or set long_documents=split",
         )

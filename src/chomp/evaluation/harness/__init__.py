@@ -5,15 +5,13 @@ Needs the extra `harness`; import this package where it is used, not at the top 
 
 from importlib.util import find_spec
 
-from chomp.errors import ConfigError, message
+from chomp.errors import ConfigError
 
 if find_spec("lm_eval") is None:
     raise ConfigError(
-        message(
-            given="lm-eval tasks, which need the package lm_eval: it is not installed",
-            allowed="an environment with chomp's extra 'harness'",
-            fix="run pip install 'chomp[harness]'",
-        )
+        "lm-eval tasks need the package lm_eval, which is not installed",
+        allowed="an environment with chomp's extra 'harness'",
+        fix="run pip install 'chomp[harness]'",
     )
 
 from chomp.evaluation.harness.generation import Generate, GenerationSettings

@@ -30,9 +30,9 @@ class GenerationSettings:
         for name in asked:
             require(
                 name in KNOWN,
-                given=f"the generation setting {name}{did_you_mean(nearest(name, KNOWN))}",
+                f"the generation setting {name}{did_you_mean(nearest(name, KNOWN))}",
                 allowed=", ".join(KNOWN),
-                fix="take it out of the task's generation_kwargs",
+                fix="remove it from the task's generation_kwargs",
             )
         until = asked.get("until") or ()
         samples = asked.get("do_sample") is not False
@@ -45,13 +45,13 @@ class GenerationSettings:
         )
         require(
             settings.max_tokens > 0 and settings.temperature >= 0.0,
-            given=f"max_gen_toks={settings.max_tokens} and temperature={settings.temperature}",
+            f"max_gen_toks={settings.max_tokens} and temperature={settings.temperature}",
             allowed="at least one token, and a temperature of 0 or more",
             fix="correct the task's generation_kwargs",
         )
         require(
             not (asked.get("do_sample") and settings.temperature == 0.0),
-            given="do_sample=true with a temperature of 0",
+            "do_sample=true with a temperature of 0",
             allowed="sampling at a temperature above 0, or do_sample=false",
             fix="set temperature in the task's generation_kwargs",
         )

@@ -10,7 +10,7 @@ from typing import Any
 from lm_eval.api.model import LM
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
-from chomp.errors import ConfigError, LaunchError, message, require
+from chomp.errors import ConfigError, LaunchError, require
 from chomp.evaluation.harness.generation import Generate, GenerationSettings
 from chomp.evaluation.harness.serving import END, GENERATE, SCORE, told
 from chomp.evaluation.request_scores import RequestScorer, Score
@@ -92,11 +92,9 @@ class HarnessModel(LM):  # type: ignore[misc]  # lm_eval has no types
         """
         if self._generate is None:
             raise ConfigError(
-                message(
-                    given="a task that asks for generated text, of a model without a sampler",
-                    allowed="tasks that compare log-likelihoods",
-                    fix="leave the task out, or give HarnessModel a `generate`",
-                )
+                "the task asks for generated text, but the model has no sampler",
+                allowed="tasks that compare log-likelihoods",
+                fix="remove the task, or give HarnessModel a `generate` function",
             )
         settings = [GenerationSettings.from_request(request.args[1]) for request in requests]
         prompts = self._prompts([request.args[0] for request in requests], settings)
@@ -116,8 +114,8 @@ class HarnessModel(LM):  # type: ignore[misc]  # lm_eval has no types
             room = self._scorer.row_len - how.max_tokens
             require(
                 room > 0,
-                given=f"max_gen_toks={how.max_tokens} for a model of {self._scorer.row_len} tokens",
-                allowed="fewer, so that a prompt fits too",
+                f"max_gen_toks={how.max_tokens} for a model of {self._scorer.row_len} tokens",
+                allowed="fewer tokens, so that the prompt fits too",
                 fix="set max_gen_toks in the task's generation_kwargs",
             )
             whole = [self.prefix_id, *ids] if self.starts_with_prefix or not ids else ids
@@ -158,11 +156,9 @@ class HarnessModel(LM):  # type: ignore[misc]  # lm_eval has no types
                 return word
             else:
                 raise LaunchError(
-                    message(
-                        given=f"the harness failed in process 0: {word}",
-                        allowed="a harness that can go on in all processes",
-                        fix="see what process 0 says",
-                    )
+                    f"the harness failed in process 0: {word}",
+                    allowed="a harness that runs in every process",
+                    fix="see the log of process 0",
                 )
 
     def _scores(self, requests: Sequence[Request]) -> list[Score]:

@@ -89,8 +89,8 @@ def require_no_code(files: TaskFiles, known_metrics: Container[str]) -> None:
         problem = next(_problems(settings, known_metrics), None)
         require(
             problem is None,
-            given=f"{path}, which {problem}",
-            allowed="tasks that are data alone, unless code is allowed",
+            f"{path}, which {problem}",
+            allowed="task files without code, unless code is allowed",
             fix="read the code and pass --allow-code (allow_code=true), or move the file out of "
             "the folder",
         )

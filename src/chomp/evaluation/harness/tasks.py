@@ -24,7 +24,7 @@ from lm_eval.api.task import ConfigurableTask
 from lm_eval.tasks import TaskManager
 
 from chomp.config.words import did_you_mean, nearest
-from chomp.errors import TRIED_VERSIONS, ConfigError, message, private_names, require
+from chomp.errors import TRIED_VERSIONS, ConfigError, private_names, require
 from chomp.evaluation.harness.language_model import HarnessModel
 from chomp.evaluation.harness.results import HarnessResults
 from chomp.evaluation.harness.serving import END, FAILED, told
@@ -195,13 +195,11 @@ def require_sandbox() -> None:
             cause = error
         tried = TRIED_VERSIONS["lm-eval"]
         raise ConfigError(
-            message(
-                given=f"lm-eval {version('lm-eval')}, in which chomp's sandbox does not fill in "
-                f"{name} of a task{f' ({cause!r})' if cause else ''}: its file could run any code",
-                allowed=f"versions whose tasks use lm_eval.utils.env, such as {tried}, which chomp "
-                "is tested with",
-                fix=f"run pip install 'lm-eval=={tried}'",
-            )
+            f"lm-eval {version('lm-eval')}, whose chomp sandbox does not render "
+            f"{name} of a task{f' ({cause!r})' if cause else ''}: a task file could run any code",
+            allowed=f"versions whose tasks use lm_eval.utils.env, such as {tried}, which chomp "
+            "is tested with",
+            fix=f"run pip install 'lm-eval=={tried}'",
         ) from cause
 
 
@@ -232,19 +230,19 @@ def _require_possible(
 ) -> None:
     require(
         len(tasks) > 0 and (num_fewshot or 0) >= 0 and (limit is None or limit > 0),
-        given=f"{len(tasks)} tasks with num_fewshot={num_fewshot} and limit={limit}",
+        f"{len(tasks)} tasks with num_fewshot={num_fewshot} and limit={limit}",
         allowed="at least one task, num_fewshot of 0 or more, limit above 0; null for none",
-        fix="name a task, and leave the other two out unless they are wanted",
+        fix="name a task, and remove num_fewshot and limit unless needed",
     )
     require(
         include_path is not None or include_defaults,
-        given="no folder of tasks",
+        "there is no folder of tasks",
         allowed="a folder of YAML files, or lm-eval's own tasks",
         fix="pass --include-path (include_path), or --with-defaults (include_defaults=true)",
     )
     require(
         include_path is None or Path(include_path).is_dir(),
-        given=f"the folder of tasks {include_path}, where there is no folder",
+        f"the folder of tasks {include_path}, where there is no folder",
         allowed="a folder of lm-eval task files (.yaml)",
         fix="correct the path",
     )
@@ -258,8 +256,7 @@ def _found(manager: Any, name: str, unread: Mapping[Path, str]) -> list[str]:
     listed = "".join(f"\n  {path} could not be read: {fault}" for path, fault in unread.items())
     require(
         len(matches) > 0,
-        given=f"the task {name}{did_you_mean(nearest(name, known))}{listed}"
-        + ("\n" if listed else ""),
+        f"the task {name}{did_you_mean(nearest(name, known))}{listed}" + ("\n" if listed else ""),
         allowed=some or "none: the folder holds no task",
         fix="correct the name, or pass the folder that holds the task as --include-path "
         "(include_path)",
@@ -294,13 +291,11 @@ def _not_loaded(manager: Any, name: str, error: Exception) -> ConfigError:
         split, path = next(iter(files.items())) if isinstance(files, dict) else ("train", files)
         fault = f"its {split} split is empty: there is no record in {path}"
     return ConfigError(
-        message(
-            given=f"the task {name}, whose data or definition could not be loaded: {fault}",
-            allowed="data in local files (dataset_path: json, with data_files), or a hub "
-            "that can be reached",
-            fix="correct the task's file; without a network, save its data as JSON lines "
-            "and name them in data_files, with an absolute path",
-        )
+        f"the task {name}, whose data or definition could not be loaded: {fault}",
+        allowed="data in local files (dataset_path: json, with data_files), or a hub "
+        "that can be reached",
+        fix="correct the task's file; without a network, save its data as JSON lines "
+        "and name them in data_files, with an absolute path",
     )
 
 
@@ -309,17 +304,17 @@ def _require_runnable(
 ) -> None:
     require(
         task not in seen,
-        given=f"the task {task} twice, by {seen.get(task)} and by {name}",
+        f"the task {task} twice, by {seen.get(task)} and by {name}",
         allowed="each task once",
         fix="name the group or the task, not both",
     )
     seen[task] = name
     require(
         allow_code or not getattr(built, "UNSAFE_CODE", False),
-        given=f"the task {task}, which runs a model's answers as programs",
-        allowed="tasks that run nothing, unless code is allowed",
-        fix="pass --allow-code (allow_code=true) where such programs can do no harm, or leave the "
-        "task out",
+        f"the task {task}, which runs a model's answers as programs",
+        allowed="tasks that run no programs, unless code is allowed",
+        fix="pass --allow-code (allow_code=true) where such programs can do no harm, or remove the "
+        "task",
     )
 
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from chomp.errors import StorageError, message
+from chomp.errors import StorageError
 from chomp.storage import StrPath, is_folder, join, list_folder, name_of, parent_of
 from chomp.tracking.run_files import PROFILER, section_in
 
@@ -23,12 +23,10 @@ def newest_trace(run: StrPath, config: Mapping[str, Any] | None) -> TraceFile:
     found = [path for place in places for path in _traces_below(place)]
     if not found:
         raise StorageError(
-            message(
-                given=f"{run}, a run without a trace (no *.xplane.pb below {' or '.join(places)})",
-                allowed="the folder of a run that traced some of its steps to their end",
-                fix="train with -o train.profiler.enabled=true, and train.profiler.start_step a "
-                "step that is still to be done",
-            )
+            f"{run} has no trace (no *.xplane.pb below {' or '.join(places)})",
+            allowed="the folder of a run that finished tracing some of its steps",
+            fix="train with -o train.profiler.enabled=true, and train.profiler.start_step a step "
+            "that has not run yet",
         )
     # Named after the moment: 2026_11_16_08_45_36.
     moment = max(name_of(parent_of(path)) for path in found)

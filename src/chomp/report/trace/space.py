@@ -10,7 +10,7 @@ from typing import Any
 
 from google.protobuf.message import DecodeError
 
-from chomp.errors import StorageError, message
+from chomp.errors import StorageError
 from chomp.report.trace.wire import message_class
 from chomp.storage import read_bytes
 
@@ -101,12 +101,10 @@ def read_space(path: str) -> Space:
         space = message_class("Space").FromString(read_bytes(path))
     except DecodeError as error:
         raise StorageError(
-            message(
-                given=f"{path}, which is no whole trace ({error})",
-                allowed="an .xplane.pb file as the profiler writes it at the end of its steps",
-                fix="wait until the run has written it, or trace again; a run that was killed "
-                "while writing leaves half a file",
-            )
+            f"{path} is not a whole trace ({error})",
+            allowed="an .xplane.pb file as the profiler writes it at the end of its steps",
+            fix="wait until the run has written it, or trace again; a run killed while writing "
+            "leaves half a file",
         ) from error
     planes = tuple(Plane(plane) for plane in space.planes)
     return Space(planes, (*space.errors, *space.warnings))

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from chomp.errors import StorageError, message
+from chomp.errors import StorageError
 from chomp.report.trace.busy_time import PS_PER_MS, Timeline, timeline
 from chomp.report.trace.kinds import CATEGORIES, Category
 from chomp.report.trace.newest_file import newest_trace
@@ -145,12 +145,10 @@ def _window(path: str, devices: list[Device], steps: Steps | None) -> tuple[int,
     start = min((span.start for span in spans), default=0) if steps is None else steps.start
     if start >= end:
         raise StorageError(
-            message(
-                given=f"{path}, in which no operation of a device ran",
-                allowed="the trace of steps that ran on a CPU, a GPU or a TPU",
-                fix="trace again with train.profiler.num_steps of 2 or more; a trace that was cut "
-                "off while being written can look like this, too",
-            )
+            f"{path} has no operation that ran on a device",
+            allowed="the trace of steps that ran on a CPU, a GPU or a TPU",
+            fix="trace again with train.profiler.num_steps=2 or more; a trace that was cut off can "
+            "also look like this",
         )
     within = [
         Device(device.name, [op for op in device.operations if op.span.end > start])
