@@ -170,10 +170,8 @@ class WaitedClock:
 
 @pytest.fixture
 def waited_clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever waits for a lease in this process waits by a clock that takes no time."""
-    clock = WaitedClock()
-    for module in ("lease", "lease_holder"):
-        monkeypatch.setattr(f"chomp.storage.{module}.time", clock)
+    """Whoever waits for a lock in this process waits by a clock that takes no time."""
+    monkeypatch.setattr("chomp.storage.lock.time", WaitedClock())
 
 
 @pytest.fixture(scope="module")

@@ -25,7 +25,7 @@ from chomp.data import LmDataConfig
 from chomp.errors import ConfigError
 from chomp.executor import ExecutorStep, PlannedStep, plan_steps, run_plan
 from chomp.executor.identity import Identities
-from chomp.executor.source import source_hashes
+from chomp.executor.step import source_hashes
 from chomp.launch.local_runner import local_runner
 from chomp.tracking import latest_rows, read_metrics
 from chomp.training import HarnessConfig

@@ -14,7 +14,7 @@ from chomp.cli.given_config import GivenConfig
 from chomp.cli.launch_files import launch_steps
 from chomp.executor import plan_steps
 from chomp.executor.status import LOCK, read_info, read_status
-from chomp.storage import Lease
+from chomp.storage import FileLock
 from tests import tiny
 from tests.cli.conftest import Chomp
 from tests.cli.small_launch import LAUNCH_FILE
@@ -156,7 +156,9 @@ def test_a_run_that_ended_before_its_first_checkpoint_does_not_keep_the_folder(
     command = ["train", "launch.py", "--run-dir", "run"]
     assert chomp(*command, "-o", "is_stopped=true").code == 75
     other = [*command, "-o", "train.steps=41"]
-    with Lease.acquire(f"run/{LOCK}", timeout_s=1):  # as long as it runs, it may save at any time
+    with FileLock.acquire(
+        f"run/{LOCK}", timeout_s=1
+    ):  # as long as it runs, it may save at any time
         assert "run holds another run" in chomp(*other).err
     (training / "run/checkpoints/step-3").mkdir(parents=True)
     assert "run holds another run" in chomp(*other).err

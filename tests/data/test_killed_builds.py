@@ -36,7 +36,7 @@ from chomp.data.store import writer as store_writer
 from chomp.data.store.flat_array import FlatArrayWriter
 from chomp.errors import DataError
 from chomp.storage import atomic
-from chomp.storage.temporary import is_temporary
+from chomp.storage.paths import is_temporary
 from chomp.tokenize import ByteTokenizer, save_tokenizer
 
 

@@ -26,7 +26,6 @@ from source_samples import (
     source_of,
 )
 
-from chomp import storage
 from chomp.config import config_from_mapping, config_to_mapping
 from chomp.data.config import LmComponentConfig
 from chomp.data.documents import Document, LocatedDocument, Position
@@ -247,7 +246,7 @@ def test_cloud_files_read_as_local_ones_do(tmp_path, kind):
     else:
         source = source_of(kind, tmp_path, [["a", "b", "c"], ["d"]])
     for path in tmp_path.iterdir():
-        storage.write_bytes_atomic(f"memory://cloud/{path.name}", path.read_bytes())
+        fsspec.filesystem("memory").pipe_file(f"memory://cloud/{path.name}", path.read_bytes())
     try:
         paths = tuple(path.replace(str(tmp_path), "memory://cloud") for path in source.paths)
         cloud = config_from_mapping(type(source), {**config_to_mapping(source), "paths": paths})
@@ -265,7 +264,7 @@ def test_cloud_files_read_as_local_ones_do(tmp_path, kind):
         # Where the files are is not part of what they are.
         assert source_fingerprint(cloud) == source_fingerprint(source)
     finally:
-        storage.remove_tree("memory://cloud")
+        fsspec.filesystem("memory").rm("memory://cloud", recursive=True)
 
 
 @pytest.mark.parametrize("kind", FILE_KINDS)

@@ -80,7 +80,7 @@ def test_force_starts_over_whatever_is_allowed(prefix: str):
 
 def test_a_run_that_somebody_is_at_is_waited_for(prefix: str):
     ran(prefix, there(prefix, 1))
-    with storage.Lease.acquire(f"{prefix}/there/{LOCK}", timeout_s=5):
+    with storage.FileLock.acquire(f"{prefix}/there/{LOCK}", timeout_s=5):
         [plan] = plan_steps([there(prefix, 2)], prefix=prefix, allow=["version"])
     assert plan.action == "wait"
     assert plan.continues is not None

@@ -1,6 +1,7 @@
 """Steps at the same time: what may, what must wait, and how a stop reaches all of them."""
 
 import random
+import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -23,7 +24,7 @@ from chomp.executor import (
     this_output_path,
     versioned,
 )
-from chomp.storage import Lease
+from chomp.storage import FileLock, lock_holder
 
 Planned = Callable[..., list[PlannedStep]]
 
@@ -86,12 +87,9 @@ def test_every_step_runs_once_and_after_what_it_needs(seed: int, at_once: int, c
                 "own", work, {"n": versioned(i), "needs": needs, "out": this_output_path()}
             )
         )
-    prefix = f"memory://concurrent-{seed}-{count}"
-    try:
+    with tempfile.TemporaryDirectory() as prefix:
         plan = plan_steps(order.sample(steps, count), prefix=prefix)
         assert run_plan(plan, called, max_concurrent=at_once) == []
-    finally:
-        storage.remove_tree(prefix)
     assert sorted(begun) == sorted(item.path for item in plan)
 
 
@@ -152,7 +150,7 @@ def test_who_waits_for_another_process_stops_when_the_run_is_interrupted(planned
     plan = planned(step("held"), calling("own", interrupted))
     storage.make_folder(plan[0].path)
     with (
-        Lease.acquire(f"{plan[0].path}/.executor_lock", timeout_s=0),
+        FileLock.acquire(f"{plan[0].path}/.executor_lock", timeout_s=0),
         pytest.raises(RunInterrupted, match="saved"),
     ):
         run_plan(plan, called, max_concurrent=2, on_wait=lambda item, holder: waits.set())
@@ -163,11 +161,11 @@ def test_who_waits_for_another_process_stops_when_the_run_is_interrupted(planned
 def test_what_another_process_runs_is_left_for_later_while_there_is_other_work(
     planned: Planned, at_once: int
 ):
-    held, other = step("held"), calling("other", lambda out: lease.release())
+    held, other = step("held"), calling("other", lambda out: lock.release())
     above = step("above", data=other / "")
     plan = planned(held, above)
     storage.make_folder(plan[0].path)
-    lease = Lease.acquire(f"{plan[0].path}/.executor_lock", timeout_s=0)
+    lock = FileLock.acquire(f"{plan[0].path}/.executor_lock", timeout_s=0)
     begun: list[str] = []
     failures = run_plan(
         plan,
@@ -190,11 +188,11 @@ class Room:
     @contextmanager
     def __call__(self, item: PlannedStep) -> Iterator[None]:
         """Room for one step."""
-        assert Lease.holder(f"{item.path}/.executor_lock") is None
+        assert lock_holder(f"{item.path}/.executor_lock") is None
         self._on_enter()
         self.notes.append("enters")
         yield
-        assert Lease.holder(f"{item.path}/.executor_lock") is None
+        assert lock_holder(f"{item.path}/.executor_lock") is None
         self.notes.append("leaves")
 
     def run(self, item: PlannedStep) -> None:
@@ -216,13 +214,12 @@ def test_who_waits_for_room_leaves_the_step_to_another_process(planned: Planned)
 def test_who_waits_for_another_process_takes_no_room(planned: Planned, is_done: bool):
     [other], [mine] = planned(step("own")), planned(step("own"))
     storage.make_folder(mine.path)
-    lock = f"{mine.path}/.executor_lock"
-    lease = Lease.acquire(lock, timeout_s=0)
+    lock = FileLock.acquire(f"{mine.path}/.executor_lock", timeout_s=0)
     room = Room()
 
     def on_wait(item: PlannedStep, holder: object) -> None:
         room.notes.append("waits")
-        lease.release()
+        lock.release()
         if is_done:
             run_plan([other], called)
 

@@ -26,7 +26,7 @@ from chomp.executor import (
     this_output_path,
     versioned,
 )
-from chomp.storage import Lease
+from chomp.storage import FileLock
 
 Planned = Callable[..., list[PlannedStep]]
 Ran = Callable[..., list[StepFailure]]
@@ -206,7 +206,7 @@ def test_planning_writes_nothing(
         step("failed", error="no"),
         step("above", data=step("failed", error="no") / ""),
     )
-    with Lease.acquire(f"{planned(step('failed'))[0].path}/.executor_lock", timeout_s=0):
+    with FileLock.acquire(f"{planned(step('failed'))[0].path}/.executor_lock", timeout_s=0):
         before = snapshot()
         plan = planned(
             step("done"), step("failed", error="no"), step("done", 2), step("new"), force=("done",)
@@ -219,12 +219,12 @@ def test_a_live_holder_is_waited_for_and_a_dead_one_is_not(planned: Planned, ran
     ran(step("own", error="no"))
     [item] = planned(step("own"))
     lock = f"{item.path}/.executor_lock"
-    with Lease.acquire(lock, timeout_s=0):
-        record = storage.read_json(lock)
+    with FileLock.acquire(lock, timeout_s=0):
+        record = storage.read_bytes(lock)
         [held] = planned(step("own"))
     assert held.action == "wait"
     assert held.reason.startswith(f"being run by process {os.getpid()} on ")
-    storage.write_json_atomic(lock, {**record, "start_id": "1"})
+    storage.write_bytes_atomic(lock, record)  # as a killed process leaves it
     [left] = planned(step("own"))
     assert (left.action, left.reason) == ("run", "attempt 1 ended as failed; it continues")
 

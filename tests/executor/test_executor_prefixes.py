@@ -1,9 +1,7 @@
-"""Prefixes: on disk, as a file:// address and in memory all is the same, on any clock."""
+"""Prefixes: on disk and as a file:// address all is the same."""
 
-import os
 from collections.abc import Iterator
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +18,13 @@ from chomp.executor import (
     run_plan,
 )
 from chomp.executor.pins import add_pin
-from chomp.storage import Lease, LeaseWatch
 
 
-@pytest.fixture(params=["plain", "file://", "memory://"])
+@pytest.fixture(params=["plain", "file://"])
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     """A prefix of each kind that steps can be run below."""
     inside = f"{tmp_path}/outputs"
-    names = {"plain": inside, "file://": f"file://{inside}", "memory://": f"memory://{tmp_path}"}
+    names = {"plain": inside, "file://": f"file://{inside}"}
     yield names[request.param]
     storage.remove_tree(names[request.param])
 
@@ -67,20 +64,3 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
 
 def test_steps_are_planned_run_and_reused_alike_below_every_prefix(place: str, expected: list[Any]):
     assert story(place) == expected
-
-
-@pytest.mark.parametrize("hours", [-30, 0, 30])
-def test_a_lock_is_judged_by_its_silence_whatever_the_clocks_say(tmp_path: Path, hours: int):
-    lock = str(tmp_path / "lock")
-    with Lease.acquire(lock, timeout_s=0):
-        record = storage.read_json(lock)
-    # As a machine would leave it whose clock is off by so much.
-    then = datetime.now(UTC) + timedelta(hours=hours)
-    record |= {"host": "elsewhere", "heartbeat_s": 1e-3, "acquired_at": then.isoformat()}
-    watch = LeaseWatch(stale_after_s=0.1)
-    for beat in range(3):
-        storage.write_json_atomic(lock, {**record, "beat": beat})
-        os.utime(lock, (then.timestamp(), then.timestamp()))
-        assert Lease.try_acquire(lock, watch=watch) is None, "it has just changed"
-    with Lease.acquire(lock, timeout_s=30, stale_after_s=0.1, poll_s=0.01) as taken:
-        assert taken.still_held()

@@ -53,7 +53,7 @@ def work(config):
     sys.stdin.readline()
 
 def tell_wait(item, holder):
-    print("waiting for", holder.process.pid, flush=True)
+    print("waiting for", holder.pid, flush=True)
 
 plan = plan_steps([ExecutorStep("own", work, {"out": this_output_path()})], prefix=sys.argv[1])
 print(run_plan(plan, lambda item: item.step.fn(item.config), on_wait=tell_wait), flush=True)

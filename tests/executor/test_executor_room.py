@@ -8,7 +8,6 @@ import chomp.executor
 
 def test_the_public_names_are_exactly_these():
     assert chomp.executor.__all__ == [
-        "Abandon",
         "ExecutorStep",
         "InputName",
         "OutputName",
@@ -20,7 +19,6 @@ def test_the_public_names_are_exactly_these():
         "StepState",
         "StepStatus",
         "Versioned",
-        "end_this_process",
         "output_path_of",
         "plan_steps",
         "pseudo_dependency_of",

@@ -3,6 +3,7 @@
 import json
 import os
 import subprocess
+import tempfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +13,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from chomp import storage
 from chomp.cli.pin_command import pin
 from chomp.errors import ConfigError, LaunchError, StorageError
 from chomp.executor import ExecutorStep, output_path_of, plan_steps, run_plan, versioned
@@ -147,8 +147,8 @@ def test_a_file_that_does_not_hold_pins_is_an_error_that_names_it(prefix: str, c
 def test_whatever_is_pinned_every_identity_ends_at_one_that_counts_as_itself(
     pairs: list[tuple[int, int]],
 ):
-    prefix, names = "memory://pins", titles(*map(own, range(6)))
-    try:
+    names = titles(*map(own, range(6)))
+    with tempfile.TemporaryDirectory() as prefix:
         run_plan(plan_steps(map(own, range(6)), prefix=prefix), lambda item: None)
         for kept, other in pairs:
             try:
@@ -160,8 +160,6 @@ def test_whatever_is_pinned_every_identity_ends_at_one_that_counts_as_itself(
             end = f"own-{identities.of(own(version)).hash}"
             assert end not in pins
             assert (end != name) == (name in pins)
-    finally:
-        storage.remove_tree(prefix)
 
 
 # ---- The command ----------------------------------------------------------------------------

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 
-from chomp import storage
 from chomp.errors import DataError, LaunchError, RunInterrupted
 from chomp.executor import (
     ExecutorStep,
@@ -26,11 +25,7 @@ from chomp.executor import (
 )
 from chomp.launch.launching import run_planned
 from chomp.launch.process_runner import gpus_each, process_runner, usual_concurrency
-from chomp.launch.step_logs import log_path, opened_log
 from chomp.launch.visible_gpus import GpuPool, hidden_gpus
-from chomp.storage import LeaseHolder
-from chomp.storage.guarded import replace_if
-from chomp.storage.process_identity import ProcessIdentity
 from tests.launch.sent_steps import step, wait_for
 
 WISHES = ["", "data", "rare", "bug", "exit", "killed", "leaves", "crashes"]
@@ -171,7 +166,7 @@ run_plan(plan, process_runner(plan))
 """
 
 
-def test_a_step_does_not_outlive_the_process_that_holds_its_lease(tmp_path):
+def test_a_step_does_not_outlive_the_process_that_holds_its_lock(tmp_path):
     root = str(Path(__file__).parents[2])
     env = {**os.environ, "PYTHONPATH": root}
     parent = subprocess.Popen([sys.executable, "-c", LAUNCH, str(tmp_path)], env=env)
@@ -357,90 +352,31 @@ def test_who_wants_all_gpus_has_them_before_those_who_came_later_and_want_one():
     assert got == [2, 1, 1]
 
 
-def test_a_step_that_is_abandoned_while_it_waits_for_a_gpu_waits_no_more(tmp_path, monkeypatch):
+def test_a_step_that_waits_for_a_gpu_waits_no_more_once_all_are_to_stop(tmp_path, monkeypatch):
     said = all_printed(monkeypatch)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     one = Resources(gpus=1)
-    plan = plan_steps([step(name, resources=one) for name in "abc"], prefix=str(tmp_path))
+    plan = plan_steps([step(name, resources=one) for name in "ab"], prefix=str(tmp_path))
     runner = process_runner(plan)
     raised: list[Exception] = []
 
-    def run(planned: PlannedStep) -> None:
+    def run() -> None:
         try:
-            runner(planned)
-        except (LaunchError, RunInterrupted) as error:
+            runner(plan[1])
+        except RunInterrupted as error:
             raised.append(error)
 
     with runner.room(plan[0]):
-        for planned, end in (
-            (plan[1], runner.abandon),
-            (plan[2], lambda planned: runner.ask_to_stop()),
-        ):
-            waiting = threading.Thread(target=run, args=(planned,))
-            waiting.start()
-            deadline = time.monotonic() + 60
-            while f"Waiting for 1 GPU: {planned.title}" not in said.getvalue():
-                assert time.monotonic() < deadline
-                time.sleep(0.005)
-            end(planned)
-            waiting.join()  # though nobody has given a GPU back
-    assert [type(error) for error in raised] == [LaunchError, RunInterrupted]
-    assert "was abandoned" in str(raised[0])
+        waiting = threading.Thread(target=run)
+        waiting.start()
+        deadline = time.monotonic() + 60
+        while f"Waiting for 1 GPU: {plan[1].title}" not in said.getvalue():
+            assert time.monotonic() < deadline
+            time.sleep(0.005)
+        runner.ask_to_stop()
+        waiting.join()  # though nobody has given a GPU back
+    assert len(raised) == 1
     assert not list(tmp_path.glob("*/starts"))
-
-
-def test_a_step_whose_lease_was_taken_ends_at_once_and_is_tried_again_if_the_other_gives_up(
-    tmp_path,
-):
-    gang = Resources(processes=2, restarts=3)
-    plan = plan_steps([step("own", "never ends", resources=gang)], prefix=str(tmp_path))
-    folder = Path(plan[0].path)
-    lock = folder / ".executor_lock"
-
-    def steal() -> None:
-        wait_for(folder / "ready")
-        there = ProcessIdentity(host="elsewhere", pid_space="", pid=7, start_id="")
-        theirs = replace(LeaseHolder.from_bytes(lock.read_bytes()), token="theirs", process=there)
-        # Guarded as a true takeover is: a heartbeat between look and act would undo it.
-        replace_if(str(lock), lambda seen: True, theirs.to_bytes(), patience_s=60)
-
-    left: list[list[str]] = []
-
-    def give_up(planned: PlannedStep, holder: LeaseHolder) -> None:
-        assert "process 7 on elsewhere" in str(holder)
-        left.append((folder / "starts").read_text().split())
-        assert not (folder / "saved").exists()
-        for process in (folder / "ready").read_text().split():
-            wait_for_end(int(process))
-        (folder / "alone").touch()
-        lock.unlink()
-
-    stealing = threading.Thread(target=steal)
-    stealing.start()
-    with process_runner(plan) as runner:
-        hooks = {"abandon": runner.abandon, "room": runner.room, "on_wait": give_up}
-        assert run_plan(plan, runner, heartbeat_s=0.05, **hooks) == []
-    stealing.join()
-    # One of the two may have been ended before it began; none was begun again meanwhile.
-    assert [sorted(starts) for starts in left] in ([["0"]], [["1"]], [["0", "1"]])
-    assert len((folder / "starts").read_text().split()) == len(left[0]) + 2
-
-
-def test_a_word_that_came_after_a_try_was_over_does_not_end_the_next(tmp_path):
-    plan = plan_steps([step("own")], prefix=str(tmp_path))
-    with process_runner(plan) as runner:
-        runner.abandon(plan[0])
-        assert run_plan(plan, runner, room=runner.room) == []
-
-
-def test_a_step_that_was_abandoned_before_it_began_does_not_begin(tmp_path):
-    plan = plan_steps([step("own")], prefix=str(tmp_path))
-    with process_runner(plan) as runner:
-        runner.abandon(plan[0])
-        [failure] = run_plan(plan, runner)
-    assert "own-" in str(failure.error)
-    assert "was abandoned, and its processes ended" in str(failure.error)
-    assert not (Path(plan[0].path) / "starts").exists()
 
 
 def wait_for_end(process: int) -> None:
@@ -485,21 +421,6 @@ def test_more_than_this_machine_has_is_refused_before_anything_runs(
         process_runner(plan)
     assert re.search("Allowed: .*Fix: ", str(caught.value))
     assert not (tmp_path / "out").exists()
-
-
-def test_a_folder_that_only_this_process_sees_is_refused():
-    plan = plan_steps([step("own")], prefix="memory://out")
-    with pytest.raises(LaunchError, match=r"memory://out.*a folder that other processes see"):
-        process_runner(plan)
-
-
-def test_a_folder_that_no_process_can_print_into_gets_the_log_in_the_end():
-    [planned] = plan_steps([step("own")], prefix="memory://logs")
-    for text in ("one\n", "two\n"):
-        with opened_log(planned, 0, 1) as log:
-            subprocess.run(["echo", text.strip()], stdout=log, check=True)
-    lines = storage.read_text(log_path(planned.path)).splitlines()
-    assert [line.partition("-")[0] for line in lines] == ["==== own", "one", "==== own", "two"]
 
 
 def test_steps_at_once_are_as_many_as_the_cores_can_take(tmp_path, monkeypatch):

@@ -15,14 +15,13 @@ from pathlib import Path
 import pytest
 
 from tests import tiny
-from tests.launch.ray_head import RayHead, began_at, started_head
+from tests.launch.ray_head import RayHead, started_head
 from tests.launch.sent_steps import wait_for
 
 pytestmark = pytest.mark.ray
 
 ROOT = Path(__file__).parents[2]
 SENT = ROOT / "tests/launch/sent_launch.py"
-ABANDONING = ROOT / "tests/launch/ray_abandoning.py"
 TRAINED = ROOT / "tests/launch/gang_launch.py"
 BASE = ROOT / "experiments/grug/base/launch.py"
 STEPS = 30
@@ -135,23 +134,6 @@ def test_a_driver_asked_to_stop_hands_that_on_and_ends_as_the_step_did(start, tm
     assert (folder / "saved").exists()
     assert "the state is saved at step-5" in printed
     assert state(folder) == "INTERRUPTED"
-
-
-@pytest.mark.slow
-def test_a_step_that_is_abandoned_ends_at_once_with_all_it_started_and_may_be_tried_again(
-    start, tmp_path
-):
-    printed = ended(start(ABANDONING, tmp_path))
-    assert "LaunchError: one-" in printed
-    assert "was abandoned" in printed
-    assert "before it began: LaunchError" in printed
-    assert "tried again" in printed
-    assert "starting all of them again" not in printed
-    folder = folder_of(tmp_path, "one")
-    assert (folder / "starts").read_text().split() == ["0", "0"]  # none by who was to begin
-    assert not (folder / "saved").exists()
-    worked, helped = map(int, (folder / "ready").read_text().split())
-    wait_until(lambda: not began_at(worked) and not began_at(helped))
 
 
 def folder_of(prefix: Path, name: str) -> Path:

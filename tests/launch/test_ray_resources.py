@@ -17,7 +17,7 @@ from chomp.launch.ray_resources import (
     require_room,
     tell_idle_gpus,
 )
-from chomp.launch.ray_runner import forwarded_environment, ray_runner
+from chomp.launch.ray_runner import forwarded_environment
 from chomp.launch.ray_seat import Seat, SentProcess
 from chomp.launch.step_logs import log_path
 from chomp.launch.step_payload import payload_of
@@ -88,12 +88,6 @@ def test_as_many_processes_fit_as_can_be_placed_one_after_the_other(cpus, gpus, 
         while tenths >= round(cpus * 10) and free >= gpus:
             tenths, free, placed = tenths - round(cpus * 10), free - gpus, placed + 1
     assert found == placed
-
-
-def test_results_in_the_memory_of_this_process_are_refused_before_a_cluster_is_looked_for():
-    plan = plan_steps([step("one")], prefix="memory://nowhere")
-    with pytest.raises(LaunchError, match="all nodes"):
-        ray_runner(plan)
 
 
 def test_only_variables_that_say_how_a_step_runs_go_along(monkeypatch):

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from chomp.executor.source import source_hashes
 from chomp.executor.status import StepInfo, StepStatus, write_info, write_status
+from chomp.executor.step import source_hashes
 from chomp.tracking import JsonlTracker
 
 STEPS, LOG_EVERY, TOKENS_A_STEP = 100, 10, 2048

@@ -10,7 +10,7 @@ import pytest
 from chomp.executor.status import LOCK
 from chomp.report.record import read_record
 from chomp.report.run_state import FRESH_S, run_state
-from chomp.storage import Lease
+from chomp.storage import FileLock
 from tests.report.recorded_run import RecordedRun
 
 
@@ -37,14 +37,14 @@ def test_a_silent_run_is_running_while_its_lines_are_fresh(tmp_path):
 
 def test_a_lock_that_a_live_process_holds_means_running_however_old_the_lines(tmp_path):
     run = RecordedRun(tmp_path).attempt(0, 4, outcome="RunInterrupted").written()
-    with Lease.acquire(tmp_path / LOCK, timeout_s=0.0):
+    with FileLock.acquire(tmp_path / LOCK, timeout_s=0.0):
         assert run_state(read_record(run)) == "running"
     assert run_state(read_record(run)) == "stopped"
 
 
 def test_a_finished_run_is_running_again_once_another_process_holds_it(tmp_path):
     run = RecordedRun(tmp_path).attempt(0, 4).written()
-    with Lease.acquire(tmp_path / LOCK, timeout_s=0.0):
+    with FileLock.acquire(tmp_path / LOCK, timeout_s=0.0):
         assert run_state(read_record(run)) == "finished"  # this process draws what it has ended
         program = (
             "import sys; from chomp.report.record import read_record; "
@@ -60,8 +60,8 @@ def test_a_lock_left_by_a_killed_process_is_no_sign_of_life(tmp_path):
     run = RecordedRun(tmp_path).attempt(0, 4, outcome=None)
     folder = run.written()
     program = (
-        "import os, sys; from chomp.storage import Lease; "
-        "Lease.acquire(sys.argv[1], timeout_s=0.0); os.kill(os.getpid(), 9)"
+        "import os, sys; from chomp.storage import FileLock; "
+        "FileLock.acquire(sys.argv[1], timeout_s=0.0); os.kill(os.getpid(), 9)"
     )
     subprocess.run([sys.executable, "-c", program, str(tmp_path / LOCK)], env=os.environ)
     assert (tmp_path / LOCK).exists()

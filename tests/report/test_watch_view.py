@@ -18,7 +18,7 @@ from chomp.report.watch.parts import SPARKS, Page, one_line
 from chomp.report.watch.text_canvas import ASCII, BRAILLE
 from chomp.report.watch.view import view
 from chomp.report.watch.watched_run import WatchedRun
-from chomp.storage import Lease
+from chomp.storage import FileLock
 from chomp.tracking import JsonlTracker, with_short_keys
 
 TOTAL = 400
@@ -170,7 +170,7 @@ def test_a_run_whose_process_is_gone_is_killed_at_once_until_another_goes_on(tmp
     run.look()
     assert "running" in shown(run, 80)
     (tmp_path / LOCK).write_text(content)
-    with Lease.acquire(tmp_path / LOCK, timeout_s=0.0):
+    with FileLock.acquire(tmp_path / LOCK, timeout_s=0.0):
         run.look()
         assert "running" in shown(run, 80)
 
@@ -178,8 +178,8 @@ def test_a_run_whose_process_is_gone_is_killed_at_once_until_another_goes_on(tmp
 def locked_and_killed(path: Path) -> None:
     """What a process leaves that is killed while it holds a lock."""
     program = (
-        "import os, sys; from chomp.storage import Lease; "
-        "Lease.acquire(sys.argv[1], timeout_s=0.0); os.kill(os.getpid(), 9)"
+        "import os, sys; from chomp.storage import FileLock; "
+        "FileLock.acquire(sys.argv[1], timeout_s=0.0); os.kill(os.getpid(), 9)"
     )
     subprocess.run([sys.executable, "-c", program, str(path)], env=os.environ)
     assert path.exists()

@@ -9,23 +9,23 @@ import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import fsspec
 import pytest
-
-from chomp import storage
+from places import put_folder
 
 
 @pytest.fixture
 def memory_root() -> Iterator[str]:
     """An empty folder in the memory filesystem."""
     root = f"memory://{uuid.uuid4().hex}"
-    storage.make_folder(root)
+    put_folder(root)
     yield root
-    storage.remove_tree(root)
+    fsspec.filesystem("memory").rm(root, recursive=True)
 
 
 @pytest.fixture(params=["local", "memory"])
 def root(request: pytest.FixtureRequest, tmp_path: Path, memory_root: str) -> str:
-    """An empty folder, once local and once in memory."""
+    """An empty folder to read from, once local and once in memory."""
     return str(tmp_path) if request.param == "local" else memory_root
 
 

@@ -1,14 +1,12 @@
-"""Atomic writes, exclusive creates and appended lines, under kill -9 and among processes."""
+"""Atomic writes and appended lines, under kill -9 and among processes."""
 
 import math
 import os
 import random
 import stat
 import subprocess
-import sys
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -20,6 +18,7 @@ from chomp.errors import StorageError
 from chomp.launch.step_logs import appended_log
 from chomp.report.written_page import write_run_page
 from chomp.storage import join
+from chomp.storage.files import parse_json
 from chomp.tracking import JsonlTracker
 from chomp.training import RunFolder
 
@@ -32,18 +31,6 @@ for turn in itertools.count():
     storage.write_bytes_atomic(sys.argv[1], content)
     if turn == 1:
         print("writing", flush=True)
-"""
-
-CREATE_MANY = """
-import os, sys
-from chomp import storage
-
-folder, name, rounds = sys.argv[1], sys.argv[2], int(sys.argv[3])
-print("ready", flush=True)
-while not os.path.exists(f"{folder}/go"):
-    pass
-won = [storage.create_exclusive(f"{folder}/lock-{n}", name.encode() * 1000) for n in range(rounds)]
-print("".join("1" if mine else "0" for mine in won))
 """
 
 APPEND_MANY = """
@@ -86,14 +73,14 @@ def test_a_reader_never_sees_part_of_a_write(
         assert len(content) == 2_000_000 + (content[:1] == b"B")
 
 
-def test_a_write_replaces_all_of_the_old_content(root: str):
-    path = join(root, "x")
+def test_a_write_replaces_all_of_the_old_content(tmp_path: Path):
+    path = join(tmp_path, "x")
     storage.write_bytes_atomic(path, b"a long old content")
     storage.write_bytes_atomic(path, b"new")
     assert storage.read_bytes(path) == b"new"
     storage.write_bytes_atomic(path, b"")
     assert storage.read_bytes(path) == b""
-    assert storage.list_folder(root) == ["x"]
+    assert storage.list_folder(tmp_path) == ["x"]
 
 
 def test_a_write_keeps_permissions_and_goes_through_no_link(tmp_path: Path):
@@ -195,8 +182,8 @@ def test_the_longest_name_a_filesystem_takes_can_be_written(tmp_path: Path):
     assert len(os.listdir(tmp_path)) == 2
 
 
-def test_text_that_utf8_cannot_hold_changes_nothing(root: str):
-    path = join(root, "x")
+def test_text_that_utf8_cannot_hold_changes_nothing(tmp_path: Path):
+    path = join(tmp_path, "x")
     storage.write_text_atomic(path, "old")
     with pytest.raises(StorageError, match="character 3"):
         storage.write_text_atomic(path, "bad\udc80")
@@ -214,13 +201,11 @@ json_values = st.recursive(
 @settings(deadline=None)  # a busy machine is no bug
 @given(json_values)
 def test_json_reads_back_as_it_was(value: object):
-    path = "memory://json-round-trip/x.json"
-    storage.write_json_atomic(path, value)
-    assert storage.read_json(path) == value
+    assert parse_json(storage.json_text(value, name="x")) == value
 
 
-def test_json_is_indented_ends_with_a_line_end_and_sorts_when_asked(root: str):
-    path = join(root, "x.json")
+def test_json_is_indented_ends_with_a_line_end_and_sorts_when_asked(tmp_path: Path):
+    path = join(tmp_path, "x.json")
     storage.write_json_atomic(path, {"b": 1, "a": (2,)})
     assert storage.read_text(path) == '{\n  "b": 1,\n  "a": [\n    2\n  ]\n}\n'
     storage.write_json_atomic(path, {"b": 1, "a": 2}, indent=None, sort_keys=True)
@@ -242,73 +227,14 @@ itself.append(itself)
         ({"a": itself}, r"a\[0\] is a container that holds itself"),
     ],
 )
-def test_json_that_is_not_strict_is_refused_by_its_key_path(root: str, value: object, fault: str):
-    path = join(root, "x.json")
+def test_json_that_is_not_strict_is_refused_by_its_key_path(
+    tmp_path: Path, value: object, fault: str
+):
+    path = join(tmp_path, "x.json")
     storage.write_json_atomic(path, "old")
     with pytest.raises(StorageError, match=fault):
         storage.write_json_atomic(path, value)
     assert storage.read_json(path) == "old"
-
-
-def test_exclusive_create_tells_the_first_from_the_rest(root: str):
-    path = join(root, "lock")
-    assert storage.create_exclusive(path, b"first")
-    assert not storage.create_exclusive(path, b"second")
-    assert storage.read_bytes(path) == b"first"
-    if storage.is_local(path):
-        assert os.listdir(root) == ["lock"]
-
-
-def test_of_many_processes_exactly_one_creates_each_file(
-    tmp_path: Path, start: Callable[..., subprocess.Popen[str]]
-):
-    rounds, contenders = 30, "abcdef"
-    processes = [start(CREATE_MANY, tmp_path, name, rounds) for name in contenders]
-    for process in processes:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "ready\n"
-    (tmp_path / "go").touch()
-    answers = [process.communicate(timeout=120)[0].strip() for process in processes]
-    for number in range(rounds):
-        winners = [
-            name for name, won in zip(contenders, answers, strict=True) if won[number] == "1"
-        ]
-        assert len(winners) == 1
-        assert (tmp_path / f"lock-{number}").read_text() == winners[0] * 1000
-    assert len(os.listdir(tmp_path)) == rounds + 1
-
-
-@pytest.fixture
-def eager_threads() -> Iterator[None]:
-    """Threads that take turns as often as they can, to fall into every gap."""
-    usual = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    yield
-    sys.setswitchinterval(usual)
-
-
-@pytest.mark.usefixtures("eager_threads")
-def test_of_many_threads_exactly_one_creates_a_file_in_memory(memory_root: str):
-    winners: list[int] = []
-    barrier = threading.Barrier(8)
-
-    def contend(number: int) -> None:
-        for round_number in range(20):
-            barrier.wait(timeout=60)
-            if storage.create_exclusive(join(memory_root, f"lock-{round_number}"), b"x"):
-                winners.append(round_number)
-
-    threads = [threading.Thread(target=contend, args=(number,)) for number in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert sorted(winners) == list(range(20))
-
-
-def test_a_filesystem_without_exclusive_create_says_so():
-    with pytest.raises(StorageError, match="has no exclusive create"):
-        storage.create_exclusive("sftp://host/lock", b"x")
 
 
 def test_lines_of_several_processes_never_mix(
@@ -324,11 +250,30 @@ def test_lines_of_several_processes_never_mix(
     assert len(lines) == len(expected)
 
 
-def test_a_line_is_appended_as_it_is(root: str):
-    log = join(root, "log")
+def test_a_line_is_appended_as_it_is(tmp_path: Path):
+    log = join(tmp_path, "log")
     storage.append_line(log, "grüße")
     storage.append_line(log, "")
     storage.append_line(log, "bad \udc80")
     assert storage.read_text(log) == "grüße\n\nbad \\udc80\n"
     with pytest.raises(StorageError, match="one line without its line end"):
         storage.append_line(log, "two\nlines")
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda path: storage.write_bytes_atomic(path, b"x"),
+        lambda path: storage.append_line(path, "x"),
+        storage.make_folder,
+        storage.remove_tree,
+        storage.require_writable_folder,
+        lambda path: storage.rename_folder(path, "/elsewhere"),
+    ],
+)
+@pytest.mark.parametrize("path", ["memory://run/x", "s3://bucket/x"])
+def test_an_address_is_not_written(write: Callable[[str], None], path: str):
+    with pytest.raises(StorageError) as raised:
+        write(path)
+    assert path in raised.value.given
+    assert "local" in raised.value.allowed

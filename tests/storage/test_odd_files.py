@@ -22,9 +22,7 @@ from chomp.launch.outcome import read_outcome
 from chomp.report.record import read_record
 from chomp.report.run_texts import samples
 from chomp.report.watch.followed_file import FollowedFile
-from chomp.storage.lease_holder import LeaseHolder
-from chomp.storage.reading import MAX_TEXT_BYTES
-from chomp.storage.strict_json import MAX_DEPTH, parse_json
+from chomp.storage.files import MAX_DEPTH, MAX_TEXT_BYTES, parse_json
 from chomp.tokenize import load_tokenizer
 from chomp.tracking import JsonlTracker, last_attempt, read_metrics
 from chomp.tracking.late_rows import LateRows
@@ -60,8 +58,8 @@ ODD: dict[str, Callable[[Path], None]] = {
 READERS: dict[str, tuple[str, Callable[[Path], Any]]] = {
     "json": ("any.json", storage.read_json),
     "text": ("any.txt", lambda path: storage.read_text(path, max_bytes=MAX_TEXT_BYTES)),
-    "lease": (".executor_lock", storage.Lease.holder),
-    "lease taken": (".executor_lock", storage.Lease.try_acquire),
+    "lock": (".executor_lock", storage.lock_holder),
+    "lock taken": (".executor_lock", storage.FileLock.try_acquire),
     "status": (".executor_status", lambda path: read_status(str(path.parent))),
     "info": (".executor_info", lambda path: read_info(str(path.parent))),
     "pins": (".executor_pins.json", lambda path: read_pins(str(path.parent))),
@@ -77,7 +75,7 @@ READERS: dict[str, tuple[str, Callable[[Path], Any]]] = {
 # The same for files that may have any size.
 APPENDED: dict[str, tuple[str, Callable[[Path], Any]]] = {
     "stream": ("any.jsonl", storage.open_stream),
-    "size": ("any.jsonl", storage.file_facts),
+    "size": ("any.jsonl", storage.file_info),
     "line": ("log", lambda path: storage.append_line(path, "text")),
     "rows": ("metrics.jsonl", read_metrics),
     "attempt": ("metrics.jsonl", last_attempt),
@@ -189,7 +187,6 @@ def test_json_that_is_not_strict_is_an_error_of_one_kind(tmp_path: Path, text: s
     (tmp_path / "any.json").write_text(text)
     with pytest.raises(StorageError, match=fault):
         storage.read_json(tmp_path / "any.json")
-    assert LeaseHolder.from_bytes(text.encode()).token.startswith("unreadable-")
 
 
 def test_json_as_deep_as_allowed_is_read():

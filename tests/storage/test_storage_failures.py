@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from places import put
 
 from chomp import storage
 from chomp.errors import StorageError
@@ -31,7 +32,7 @@ except StorageError as error:
 
 def test_a_missing_file_names_its_neighbours_and_the_nearest_name(root: str):
     for name in ["metrics.jsonl", "train.log"]:
-        storage.write_bytes_atomic(join(root, name), b"")
+        put(join(root, name), b"")
     with pytest.raises(StorageError, match=three_parts) as caught:
         storage.read_bytes(join(root, "metric.jsonl"))
     text = str(caught.value)
@@ -76,13 +77,12 @@ def test_a_link_that_leads_nowhere_is_called_that(tmp_path: Path):
     "write",
     [
         lambda path: storage.write_text_atomic(path, "x"),
-        lambda path: storage.create_exclusive(path, b"x"),
         lambda path: storage.append_line(path, "x"),
         storage.make_folder,
         storage.require_writable_folder,
-        lambda path: storage.Lease.try_acquire(path),
+        lambda path: storage.FileLock.try_acquire(path),
     ],
-    ids=["write", "create", "append", "make", "require", "lease"],
+    ids=["write", "append", "make", "require", "lock"],
 )
 @pytest.mark.parametrize("place", ["below a file", "/sys", "/proc"])
 def test_a_place_that_takes_no_files_is_explained(
@@ -136,13 +136,10 @@ def test_a_full_disk_keeps_the_old_content_and_says_so(
     assert os.listdir(tmp_path) == ["state"]
 
 
-@pytest.mark.parametrize("call", ["require_writable_folder", "create_exclusive"])
 def test_a_full_disk_leaves_no_trace_of_what_failed(
-    tmp_path: Path, start: Callable[..., subprocess.Popen[str]], call: str
+    tmp_path: Path, start: Callable[..., subprocess.Popen[str]]
 ):
-    arguments = [str(tmp_path)] if call == "require_writable_folder" else [str(tmp_path / "x")]
-    content = [] if call == "require_writable_folder" else ["bytes(2000)"]
-    process = start(LIMITED, 1000, call, repr(arguments[0]), *content)
+    process = start(LIMITED, 1000, "require_writable_folder", repr(str(tmp_path)))
     assert "the disk is full" in process.communicate(timeout=120)[0]
     assert os.listdir(tmp_path) == []
 
@@ -167,6 +164,6 @@ def test_an_unknown_scheme_names_the_fix():
 
 def test_a_cloud_client_that_fails_in_its_own_way_is_explained(memory_root: str):
     # A file cannot be a folder in memory either; the memory filesystem says so with other types.
-    storage.write_bytes_atomic(join(memory_root, "file"), b"")
+    put(join(memory_root, "file"), b"")
     with pytest.raises(StorageError, match=three_parts):
-        storage.create_exclusive(join(memory_root, "file", "below"), b"")
+        storage.list_folder(join(memory_root, "file"))

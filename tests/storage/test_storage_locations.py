@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from chomp.errors import StorageError
 from chomp.storage import is_local, join, name_of, normalise, parent_of
-from chomp.storage.locations import without_dots
+from chomp.storage.paths import without_dots
 
 names = st.text(st.characters(codec="utf-8", exclude_characters="/\0:"), min_size=1).filter(
     lambda name: name not in (".", "..")

@@ -6,16 +6,17 @@ from pathlib import Path
 
 import fsspec
 import pytest
+from places import put
 
 from chomp import storage
 from chomp.errors import StorageError
-from chomp.storage import FileFacts, join
+from chomp.storage import FileInfo, join
 
 CONTENT = bytes(range(256)) * 20_000  # several buffers
 
 
 def test_a_stream_reads_what_the_file_holds_from_anywhere_in_it(root: str):
-    storage.write_bytes_atomic(join(root, "file"), CONTENT)
+    put(join(root, "file"), CONTENT)
     with storage.open_stream(join(root, "file")) as stream:
         assert stream.read(300) == CONTENT[:300]
         assert stream.read() == CONTENT[300:]
@@ -27,7 +28,7 @@ def test_a_stream_reads_what_the_file_holds_from_anywhere_in_it(root: str):
 
 
 def test_a_stream_of_nothing_ends_at_once(root: str):
-    storage.write_bytes_atomic(join(root, "file"), b"")
+    put(join(root, "file"), b"")
     with storage.open_stream(join(root, "file")) as stream:
         assert list(stream) == []
 
@@ -36,7 +37,7 @@ def test_a_missing_file_is_explained_when_it_is_opened(root: str):
     with pytest.raises(StorageError, match="'gone' does not exist in"):
         storage.open_stream(join(root, "gone"))
     with pytest.raises(StorageError, match="'gone' does not exist in"):
-        storage.file_facts(join(root, "gone"))
+        storage.file_info(join(root, "gone"))
 
 
 def test_a_folder_is_no_stream(tmp_path: Path):
@@ -75,10 +76,8 @@ def test_a_read_that_fails_in_the_middle_is_explained_with_its_cause():
 
 
 def test_facts_are_size_and_no_checksum_where_none_is_kept(root: str):
-    storage.write_bytes_atomic(join(root, "file"), CONTENT)
-    assert storage.file_facts(join(root, "file")) == FileFacts(
-        size_bytes=len(CONTENT), checksum=None
-    )
+    put(join(root, "file"), CONTENT)
+    assert storage.file_info(join(root, "file")) == FileInfo(size_bytes=len(CONTENT), checksum=None)
 
 
 @pytest.mark.parametrize(
@@ -98,5 +97,5 @@ def test_a_checksum_of_the_content_is_preferred_and_a_weak_one_is_none(
     monkeypatch.setattr(
         BreakingFileSystem, "info", lambda self, path: {"size": 3, **info}, raising=False
     )
-    found = storage.file_facts("breaking://bucket/file")
-    assert found == FileFacts(size_bytes=3, checksum=checksum)
+    found = storage.file_info("breaking://bucket/file")
+    assert found == FileInfo(size_bytes=3, checksum=checksum)

@@ -25,7 +25,7 @@ from chomp.config import Config, config_difference, setting
 from chomp.data import BatchSchedule
 from chomp.errors import require
 from chomp.executor import ExecutorStep, versioned
-from chomp.executor.source import source_hashes
+from chomp.executor.step import source_hashes
 from chomp.launch import executor_main
 from chomp.mesh import is_first
 from chomp.optim import AdamConfig, GrugOptimizerConfig

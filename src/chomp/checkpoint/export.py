@@ -38,9 +38,9 @@ from chomp.storage import (
     write_json_atomic,
     write_text_atomic,
 )
-from chomp.storage.failures import storage_errors
-from chomp.storage.reading import MAX_JSON_BYTES
-from chomp.storage.temporary import temporary_beside
+from chomp.storage.errors import storage_errors
+from chomp.storage.files import MAX_JSON_BYTES
+from chomp.storage.paths import temporary_beside
 from chomp.tokenize import load_tokenizer
 
 Weights = Literal["params", "ema"]

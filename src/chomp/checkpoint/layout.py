@@ -27,7 +27,7 @@ from chomp.checkpoint.metadata import (
 from chomp.errors import CheckpointError, StorageError
 from chomp.storage import (
     exists,
-    file_facts,
+    file_info,
     is_folder,
     is_local,
     join,
@@ -189,7 +189,7 @@ def state_file_sizes(path: str) -> dict[str, int]:
     state = join(path, STATE)
     if not is_folder(state):
         return {}
-    return {name: file_facts(join(state, name)).size_bytes for name in sorted(_files_below(state))}
+    return {name: file_info(join(state, name)).size_bytes for name in sorted(_files_below(state))}
 
 
 def write_metadata(path: str, metadata: CheckpointMetadata) -> None:

@@ -44,7 +44,7 @@ from chomp.storage import (
     rename_folder,
     sync_tree,
 )
-from chomp.storage.paths import require_inside
+from chomp.storage.files import require_inside
 
 # Longer than Orbax's own barriers take to give up, so that their error is the one that is told.
 _FINISH_TIMEOUT_S = 900.0

@@ -93,7 +93,7 @@ def _print_rows(rows: "list[LedgerRow]") -> None:
 def _changed_since(root: "Path", rows: "list[LedgerRow]") -> list[str]:
     """Variants whose newest result is of another source than the folder has now."""
     from chomp.config import fingerprint
-    from chomp.executor.source import source_hashes
+    from chomp.executor.step import source_hashes
     from chomp.variants.checkout import variant_path
 
     newest: dict[str, str | None] = {}

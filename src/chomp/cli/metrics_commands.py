@@ -136,7 +136,7 @@ def _record(run: str, run_id: str | None) -> "tuple[str, LoggingConfig, RunFacts
 def _sink(to: Service, config: "LoggingConfig", facts: "RunFacts") -> "tuple[Tracker, str]":
     from pathlib import Path
 
-    from chomp.storage.paths import require_links_inside
+    from chomp.storage.files import require_links_inside
     from chomp.tracking import TensorBoardSink, WandbProcess
     from chomp.tracking.sinks import is_installed, missing
 

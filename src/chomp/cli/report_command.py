@@ -122,7 +122,7 @@ def _require_trace(run: str) -> None:
 def _default_folder(runs: Sequence[str]) -> str:
     """Beside the run it is of; a page of several runs belongs to none of them."""
     from chomp.storage import is_local, join
-    from chomp.storage.paths import require_inside
+    from chomp.storage.files import require_inside
     from chomp.tracking.run_files import REPORT
 
     if len(runs) > 1:

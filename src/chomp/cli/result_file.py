@@ -88,7 +88,7 @@ def written(
 
 def _place(run: OpenedRun, name: str, out: str | None) -> str | None:
     from chomp.storage import join
-    from chomp.storage.paths import require_inside
+    from chomp.storage.files import require_inside
     from chomp.tracking.run_files import ARTIFACTS
 
     if out is not None:

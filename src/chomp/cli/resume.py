@@ -79,12 +79,12 @@ def beginning(run: PlannedStep, wish: Resume) -> Beginning:
 def reopen(run: PlannedStep) -> None:
     """Let a run that is done be run again, in its folder as it is."""
     from chomp.executor.status import LOCK, read_status, write_status
-    from chomp.storage import Lease, join
+    from chomp.storage import FileLock, join
 
-    lease = Lease.try_acquire(join(run.path, LOCK))
-    if lease is None:
+    lock = FileLock.try_acquire(join(run.path, LOCK))
+    if lock is None:
         raise _held(run)
-    with lease:
+    with lock:
         status = read_status(run.path)
         if status is not None and status.state == "SUCCESS":
             # As one that was stopped: whatever happens next, the same command continues it.
@@ -194,12 +194,15 @@ def _not_there(wish: Resume, folder: str, steps: list[int]) -> CheckpointError:
 
 
 def _held(run: PlannedStep) -> LaunchError:
+    from chomp.executor.status import LOCK
+    from chomp.storage import join, lock_holder
+
+    holder = lock_holder(join(run.path, LOCK))
+    stop = f" (kill {holder.pid} on {holder.host})" if holder else ""
     return LaunchError(
-        message(
-            given=f"--resume with {run.path}, which another process is training",
-            allowed="a run that nobody is at",
-            fix="wait for it, or stop it first",
-        )
+        f"--resume with {run.path}, which is held by {holder or 'another process'}",
+        allowed="a run that no process is training",
+        fix=f"wait for that process, or stop it{stop}; the same command then continues",
     )
 
 

@@ -53,7 +53,7 @@ def train_run(given: GivenConfig, asked: TrainOptions) -> int:
     """Train, continue, or say that it is done; the exit code."""
     from chomp.launch.allowed import allowed_fields, allowed_overrides
     from chomp.launch.launching import LaunchOptions, launched, require_dry_run
-    from chomp.storage.locations import without_dots
+    from chomp.storage.paths import without_dots
 
     # Before the launch file is loaded, which takes seconds: it refuses what cannot be.
     options = LaunchOptions(
@@ -199,12 +199,12 @@ def _planned(
 def _is_without_result(planned: PlannedStep) -> bool:
     """Whether the run in the folder ended without a checkpoint: there is nothing to protect."""
     from chomp.executor.status import LOCK
-    from chomp.storage import Lease, join
+    from chomp.storage import join, lock_holder
 
     has_ended = planned.found is not None and planned.found.state != "SUCCESS"
     return (
         has_ended
-        and Lease.live_holder(join(planned.path, LOCK)) is None
+        and lock_holder(join(planned.path, LOCK)) is None
         and not checkpoint_steps(planned.path)
     )
 

@@ -1,25 +1,21 @@
 """Experiments as content-addressed steps: describe, plan, run. Knows no runner of its own."""
 
-from chomp.executor.lost_lease import Abandon, end_this_process
-from chomp.executor.plan import plan_steps
-from chomp.executor.planned import PlannedStep
-from chomp.executor.resources import Resources
-from chomp.executor.run import StepFailure, run_plan
+from chomp.executor.plan import PlannedStep, plan_steps
+from chomp.executor.run import Room, Runner, StepFailure, run_plan
 from chomp.executor.status import StepState, StepStatus, read_status
 from chomp.executor.step import (
     ExecutorStep,
     InputName,
     OutputName,
+    Resources,
     Versioned,
     output_path_of,
     pseudo_dependency_of,
     this_output_path,
     versioned,
 )
-from chomp.executor.step_run import Room, Runner
 
 __all__ = [
-    "Abandon",
     "ExecutorStep",
     "InputName",
     "OutputName",
@@ -31,7 +27,6 @@ __all__ = [
     "StepState",
     "StepStatus",
     "Versioned",
-    "end_this_process",
     "output_path_of",
     "plan_steps",
     "pseudo_dependency_of",

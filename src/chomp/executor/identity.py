@@ -4,22 +4,28 @@ Identity = name, versioned values, and the identities of dependencies, as canoni
 The prefix, the machine, the order of fields and everything not versioned stay out of it. A pin
 lets one identity count as another, for the step itself and for all that is made from it.
 
+Of a versioned config, cosmetic fields do not count: to log more often must not train again. Fields
+of the schedule do, since another schedule makes another result. `setting(is_versioned=...)` says
+otherwise of one field. The class of a config counts by its name: two of equal fields are still two
+things, and a run of `AdamW(lr=1)` is not one of `Lion(lr=1)`.
+
 A path is hashed as what it means, and a text that only reads like one ("tokens-0123456789ab") is
 another value: the hash also takes where paths and class names stand.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+import dataclasses
+import functools
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 from chomp.config import fingerprint
+from chomp.config.fields import is_config, is_of_one_start, is_unset_addition, is_versioned
 from chomp.config.paths import KeyPath, dotted
 from chomp.config.plain import plain_value
-from chomp.errors import ConfigError
-from chomp.executor.class_names import ClassName
-from chomp.executor.counted import counted
-from chomp.executor.order import in_order
+from chomp.errors import ConfigError, LaunchError
 from chomp.executor.step import (
     LEAVES,
     ExecutorStep,
@@ -34,6 +40,10 @@ from chomp.executor.step import (
 
 # 48 bits: a collision among a million versions of one name has a chance of 1 in 500.
 HASH_DIGITS = 12
+# No field can have these names. A key of a mapping can, so what an identity reads at the first has
+# a type of its own.
+CLASS = "<class>"
+MODULE = "<module>"
 
 
 @dataclass(frozen=True)
@@ -74,7 +84,7 @@ class Identities:
             # Where a step writes says nothing about what it makes, unless it is marked so.
             if isinstance(marker, OutputName):
                 continue
-            value = counted(marker.value) if isinstance(marker, Versioned) else marker
+            value = hashed_fields(marker.value) if isinstance(marker, Versioned) else marker
             plain = plain_part(step, replaced(value, self._told), path)
             for place, item in _flattened(plain, path):
                 told, pointer = _names_of(place)
@@ -130,6 +140,102 @@ def plain_part(step: ExecutorStep, value: Any, path: KeyPath = ()) -> Any:
         raise
 
 
+def in_order(
+    roots: Iterable[ExecutorStep], needs: Callable[[ExecutorStep], Iterable[ExecutorStep]]
+) -> Iterator[ExecutorStep]:
+    """The roots and all they need, each object once and after what it needs itself.
+
+    `needs` is asked once for each step, before it is given out. Raises `LaunchError` on a cycle.
+    """
+    done: set[ExecutorStep] = set()
+    for root in roots:
+        # The steps from a root to where the walk stands, each with the needs not yet looked at.
+        way = {} if root in done else {root: iter(needs(root))}
+        while way:
+            here, rest = next(reversed(way.items()))
+            below = next((step for step in rest if step not in done), None)
+            if below is None:
+                del way[here]
+                done.add(here)
+                yield here
+            elif below in way:
+                raise _cycle([*way, below])
+            else:
+                way[below] = iter(needs(below))
+
+
+def hashed_fields(value: Any, *, is_left_out: bool = False) -> Any:
+    """What of a versioned value is part of an identity: configs as mappings, without some fields.
+
+    Each names its class, too. An enum is its value and a path its text, as a file writes them.
+    The output of another step counts wherever it stands, in a cosmetic field too: what a step is
+    made from is part of what it is. `is_left_out`: nothing else counts here.
+    """
+    parts = None if isinstance(value, LEAVES) else _parts(value)
+    if parts is None:
+        return value
+    kept = {
+        name: hashed_fields(child, is_left_out=is_left_out or not counts)
+        for name, child, counts in parts
+        if (counts and not is_left_out) or any(inputs(child))
+    }
+    if is_config(value) and not is_left_out:
+        return {CLASS: class_name(value), **kept}
+    return list(kept.values()) if isinstance(value, list | tuple) else kept
+
+
+def unhashed_fields(value: Any, path: KeyPath = ()) -> Iterator[tuple[KeyPath, bool]]:
+    """The paths of fields that no identity counts, and whether each is asked of one start."""
+    if isinstance(value, OutputName | InputName):
+        return  # another step's fields are that step's business
+    if isinstance(value, Versioned):
+        yield from unhashed_fields(value.value, path)
+        return
+    fields = {each.name: each for each in dataclasses.fields(value)} if is_config(value) else {}
+    for part, child in children(value):
+        field = fields.get(str(part))
+        if field is None or is_versioned(field):
+            if not isinstance(child, LEAVES):
+                yield from unhashed_fields(child, (*path, part))
+        # A marker counts by itself, and where outputs lie is no difference.
+        elif not any(True for _ in markers(child)):
+            yield (*path, part), is_of_one_start(field)
+
+
+class ClassName(str):
+    """The name of a config's class: a text that no config holds by itself."""
+
+    __slots__ = ()
+
+
+def class_name(config: object) -> ClassName:
+    """The name of a config's class, with those of the classes and functions it is defined in."""
+    return ClassName(type(config).__qualname__)
+
+
+def module_name(config: object) -> str:
+    """The module of a config's class, by its file: the same however that was loaded.
+
+    A launch file is `__main__` as a command, and has a made-up name where another one loaded it.
+    """
+    name = type(config).__module__
+    file = getattr(sys.modules.get(name), "__file__", None)
+    return name if file is None else _dotted_name(file)
+
+
+def with_class_names(value: Any) -> Any:
+    """`value` with each config as a mapping that names class and module; the rest as it is."""
+    if isinstance(value, LEAVES):
+        return value
+    if is_config(value):
+        fields = {str(name): with_class_names(each) for name, each in children(value)}
+        return {CLASS: class_name(value), MODULE: module_name(value), **fields}
+    if isinstance(value, Mapping):
+        # By the keys themselves, which are looked at when they become plain data.
+        return {key: with_class_names(each) for key, each in value.items()}
+    return [with_class_names(each) for each in value] if isinstance(value, list | tuple) else value
+
+
 def _needed(names: Iterable[InputName]) -> tuple[ExecutorStep, ...]:
     needed = (name.step for name in names if name.is_needed)
     return tuple(dict.fromkeys(each for each in needed if each is not None))
@@ -151,7 +257,9 @@ def _token(part: str | int) -> str:
     return f"~2{part}" if is_like_an_index else part.replace("~", "~0").replace("/", "~1")
 
 
-@lru_cache(maxsize=10_000)  # the steps of a sweep have the same few paths, each a thousand times
+@functools.lru_cache(
+    maxsize=10_000
+)  # the steps of a sweep have the same few paths, each a thousand times
 def _names_of(path: KeyPath) -> tuple[str, str]:
     """A path as people read it, and as it is hashed."""
     return dotted(path), _pointer(path)
@@ -165,3 +273,43 @@ def _flattened(plain: Any, path: KeyPath) -> Iterator[tuple[KeyPath, Any]]:
         return
     for key, item in plain.items():
         yield from _flattened(item, (*path, key))
+
+
+def _cycle(way: list[ExecutorStep]) -> LaunchError:
+    names = " -> ".join(step.name for step in way[way.index(way[-1]) :])
+    return LaunchError(
+        f"steps that wait for each other: {names}",
+        allowed="dependencies without a cycle",
+        fix="take one of those dependencies out",
+    )
+
+
+def _parts(value: Any) -> list[tuple[Any, Any, bool]] | None:
+    """What a value consists of: name, value, whether it counts. None for a leaf or a marker."""
+    if isinstance(value, OutputName | InputName):
+        return None
+    if is_config(value):
+        fields = {field.name: field for field in dataclasses.fields(value)}
+        return [
+            (name, each, is_versioned(fields[str(name)]))
+            for name, each in children(value)
+            if not is_unset_addition(fields[str(name)], each)
+        ]
+    if isinstance(value, Mapping):
+        # By the keys themselves, which are looked at when they become plain data.
+        return [(key, each, True) for key, each in value.items()]
+    if isinstance(value, list | tuple):
+        return [(index, each, True) for index, each in enumerate(value)]
+    return None
+
+
+@functools.cache  # asked for each config of each step, and there are few files
+def _dotted_name(file: str) -> str:
+    """What Python calls a file inside its package: only what travels with a copy of that."""
+    path = Path(file).resolve()
+    parts = [] if path.stem == "__init__" else [path.stem]
+    for folder in path.parents:
+        if not (folder / "__init__.py").is_file():
+            break
+        parts.insert(0, folder.name)
+    return ".".join(parts) or path.stem

@@ -12,7 +12,7 @@ from chomp.errors import LaunchError, StorageError
 from chomp.executor.identity import HASH_DIGITS, Identities
 from chomp.executor.status import read_info, read_status
 from chomp.storage import (
-    Lease,
+    FileLock,
     exists,
     is_folder,
     join,
@@ -63,7 +63,7 @@ def add_pin(prefix: str, kept: str, other: str) -> tuple[str, str]:
     kept_title, other_title = title_of(prefix, kept), title_of(prefix, other)
     _require_success(prefix, kept, kept_title)
     make_folder(prefix)
-    with Lease.acquire(join(prefix, _LOCK), timeout_s=_PATIENCE_S):
+    with FileLock.acquire(join(prefix, _LOCK), timeout_s=_PATIENCE_S):
         pins = read_pins(prefix)
         _refuse_pair(kept_title, other_title, pins)
         write_json_atomic(join(prefix, PINS), {**pins, other_title: kept_title})
@@ -74,7 +74,7 @@ def remove_pin(prefix: str, other: str) -> str:
     """Let the identity `other` count as itself again; its title. `LaunchError` if it does."""
     title = title_of(prefix, other)
     make_folder(prefix)
-    with Lease.acquire(join(prefix, _LOCK), timeout_s=_PATIENCE_S):
+    with FileLock.acquire(join(prefix, _LOCK), timeout_s=_PATIENCE_S):
         pins = read_pins(prefix)
         if title not in pins:
             raise LaunchError(

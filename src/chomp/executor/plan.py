@@ -4,31 +4,72 @@ Planning only reads. Steps come in an order in which dependencies stand before t
 a step that nobody needs any more (its only dependants are done) is left out, unless it is forced.
 """
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, TypeGuard
+from typing import Any, Literal, NamedTuple, TypeGuard
 
-from chomp.errors import LaunchError
-from chomp.executor.clashes import refuse_clash, refuse_unequal
-from chomp.executor.class_names import with_class_names
-from chomp.executor.counted import uncounted
-from chomp.executor.earlier import EarlierRuns
-from chomp.executor.identity import Identities, Identity, plain_part
-from chomp.executor.matching import matching
-from chomp.executor.order import in_order
-from chomp.executor.pins import identities_at
-from chomp.executor.planned import Action, PlannedStep
-from chomp.executor.reasons import (
+from chomp.errors import ConfigError, LaunchError
+from chomp.executor.explain import (
+    EarlierRuns,
     changes_since,
+    describe_changes,
     not_allowed,
+    plain_differences,
     record_differences,
-    told_changes,
+    short,
     why_new,
 )
-from chomp.executor.source import function_name, source_hashes, template_folder
+from chomp.executor.identity import (
+    Identities,
+    Identity,
+    in_order,
+    plain_part,
+    unhashed_fields,
+    with_class_names,
+)
+from chomp.executor.pins import identities_at
 from chomp.executor.status import LOCK, StepStatus, read_info, read_status
-from chomp.executor.step import ExecutorStep, InputName, OutputName, markers, replaced
-from chomp.storage import Lease, is_folder, join, normalise
+from chomp.executor.step import (
+    ExecutorStep,
+    InputName,
+    OutputName,
+    function_name,
+    markers,
+    replaced,
+    source_hashes,
+    template_folder,
+)
+from chomp.storage import is_folder, join, lock_holder, normalise
+
+Action = Literal["run", "skip", "wait"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannedStep:
+    """One step with its place on disk and what is to be done about it."""
+
+    step: ExecutorStep
+    identity: Identity
+    path: str
+    config: Any  # the step's config with every marker replaced
+    plain_config: Any  # the same as plain data, with the names of classes
+    dependencies: tuple[str, ...]  # output folders
+    sources: Mapping[str, str]  # the template's files when the plan was made, as SHA-256
+    action: Action
+    reason: str
+    is_forced: bool
+    found: StepStatus | None  # what the folder said when the plan was made
+    # What differs from the recorded run although the identity is the same.
+    differences: tuple[str, ...]
+    # The identity of the run in the folder, if that is another and is to be gone on with as this.
+    continues: str | None = None
+
+    @property
+    def title(self) -> str:
+        """Name and hash, as in the output path."""
+        return f"{self.step.name}-{self.identity.hash}"
 
 
 def plan_steps(
@@ -56,10 +97,10 @@ def plan_steps(
 
     everything = with_needs(roots)
     if only:
-        chosen = matching("--only", only, everything)
+        chosen = select_steps("--only", only, everything)
         roots = [step for step in everything if step.name in chosen]
         everything = with_needs(roots)
-    names = matching("--force", force, everything)
+    names = select_steps("--force", force, everything)
     forced = {step: "forced" for step in everything if step.name in names}
     planner = _Planner(prefix, identities, forced, allow)
     if is_source_identity:
@@ -71,6 +112,26 @@ def plan_steps(
     for step in in_order([*hidden, *roots], planner.needs):
         planner.add(step)
     return list(planner.planned.values())
+
+
+def select_steps(option: str, patterns: Sequence[str], steps: Sequence[ExecutorStep]) -> set[str]:
+    """The names in which some pattern is found. `ConfigError` for a pattern that finds none.
+
+    One that is of no use is a typing error: without a word, nothing or everything would run.
+    """
+    names = sorted({step.name for step in steps})
+    found: set[str] = set()
+    for text in patterns:
+        pattern = _pattern(option, text)
+        matches = {name for name in names if pattern.search(name)}
+        if not matches:
+            raise ConfigError(
+                f"{option} {text!r}, which is found in no step's name",
+                allowed=f"a part of one of {', '.join(names)}",
+                fix="correct the pattern, or leave it out",
+            )
+        found |= matches
+    return found
 
 
 class _Decision(NamedTuple):
@@ -105,7 +166,7 @@ class _Planner:
         identity, path = self._identities.of(step), self._path(step)
         if path not in self._decisions:
             self._decisions[path] = self._decision(step, identity, path)
-        refuse_clash(self._decisions[path].step, step, self._identities, path)
+        _refuse_clash(self._decisions[path].step, step, self._identities, path)
         if self._decisions[path].step is step and self._decisions[path].action == "run":
             _refuse_to_replace_pinned(step, identity)
         # A finished step needs its dependencies no more, whatever has become of them.
@@ -124,7 +185,7 @@ class _Planner:
         plain = plain_part(step, with_class_names(config))
         if path in self.planned:
             # Merged in silence, two steps that differ in a forgotten field would be one result.
-            refuse_unequal(self.planned[path], step, identity, plain)
+            _refuse_unequal(self.planned[path], step, identity, plain)
             return
         decision = self._decisions[path]
         is_forced = step in self._forced
@@ -136,7 +197,7 @@ class _Planner:
         # What was asked of a start that does not come is told: nothing else says it is ignored.
         uncovered = [
             place
-            for place, is_of_one_start in uncounted(step.config)
+            for place, is_of_one_start in unhashed_fields(step.config)
             if decision.action == "skip" or not is_of_one_start
         ]
         fn = function_name(step.fn)
@@ -178,7 +239,8 @@ class _Planner:
             if info is not None and not not_allowed(changes, self._allow):
                 action, reason = self._held(path) or (
                     "run",
-                    f"continues {found.identity} with {told_changes(changes)}, which is allowed",
+                    f"continues {found.identity} with {describe_changes(changes)}, "
+                    "which is allowed",
                 )
                 return _Decision(step, found, action, reason, continues=found.identity)
         return _Decision(step, found, *self._action(step, identity, path, found))
@@ -190,7 +252,7 @@ class _Planner:
             return "run", self._forced[step]
         if _is_other(found, identity):
             return "run", f"its folder holds {found.identity}, which is moved aside"
-        pinned = _told_pin(step, identity)
+        pinned = _pin_note(step, identity)
         if found is not None and found.state == "SUCCESS":
             return "skip", f"done{pinned}"
         if (held := self._held(path)) is not None:
@@ -204,7 +266,7 @@ class _Planner:
 
     def _held(self, path: str) -> tuple[Action, str] | None:
         # Whatever the status: who has just taken the lock has not written one yet.
-        holder = Lease.live_holder(join(path, LOCK)) if is_folder(path) else None
+        holder = lock_holder(join(path, LOCK)) if is_folder(path) else None
         return None if holder is None else ("wait", f"being run by {holder}")
 
     def _source_of(self, step: ExecutorStep) -> Mapping[str, str]:
@@ -222,7 +284,7 @@ def _is_other(found: StepStatus | None, identity: Identity) -> TypeGuard[StepSta
     return found is not None and found.identity != identity.hash
 
 
-def _told_pin(step: ExecutorStep, identity: Identity) -> str:
+def _pin_note(step: ExecutorStep, identity: Identity) -> str:
     if identity.own_hash == identity.hash:
         return ""
     return f" (pinned: {step.name}-{identity.own_hash} counts as {step.name}-{identity.hash})"
@@ -246,3 +308,46 @@ def _why_again(found: StepStatus) -> str:
     if found.state == "RUNNING":
         return f"attempt {found.attempt} was killed; it continues"
     return f"attempt {found.attempt} ended as {found.state.lower()}; it continues"
+
+
+def _refuse_clash(
+    one: ExecutorStep, other: ExecutorStep, identities: Identities, path: str
+) -> None:
+    """Raise if two steps of different identities would have one output folder."""
+    if identities.of(one).hash != identities.of(other).hash:
+        raise LaunchError(
+            f"two different steps, {one.name!r} and {other.name!r}, with one output folder, {path}",
+            allowed="one step per folder",
+            fix=f"give {other.name!r} another name or override_output_path",
+        )
+
+
+def _refuse_unequal(
+    planned: PlannedStep, step: ExecutorStep, identity: Identity, plain_config: Any
+) -> None:
+    """Raise if a step that shares the identity of a planned one would not do the same."""
+    if planned.identity.own_hash != identity.own_hash:
+        return  # pinned: they differ, and somebody said that it does not matter
+    told = [
+        f"{d.path} ({short(d.before)} and {short(d.after)})"
+        for d in plain_differences(planned.plain_config, plain_config)
+    ]
+    functions = [function_name(planned.step.fn), function_name(step.fn)]
+    told += [" and ".join(functions)] if functions[0] != functions[1] else []
+    if told:
+        raise LaunchError(
+            f"two steps {planned.title} that differ in {', '.join(told)}",
+            allowed="steps that are equal, or different in what is versioned or in name",
+            fix="mark what differs with versioned(...), or give one another name",
+        )
+
+
+def _pattern(option: str, text: str) -> re.Pattern[str]:
+    try:
+        return re.compile(text)
+    except re.error as error:
+        raise ConfigError(
+            f"{option} {text!r}, which is no regular expression ({error})",
+            allowed="a regular expression that matches step names",
+            fix=f"write for example {option} grug/base",
+        ) from error

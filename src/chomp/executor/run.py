@@ -1,28 +1,59 @@
 """Running a plan: dependencies first, several steps at once if asked, failures kept to a branch.
 
 How a step is run (in this process, in another, on a cluster) is the business of the `runner` that
-is handed in. What another process is running is left for later as long as there is other work.
+is handed in. Each step runs under the lock of its folder, and nothing is written there by a process
+that does not hold it. What another process is running is left for later as long as there is other
+work.
 """
 
+import dataclasses
+import errno
 import threading
+import time
+import traceback
 from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from functools import partial
 
-from chomp.errors import RunInterrupted, require
-from chomp.executor.lost_lease import Abandon, end_this_process
-from chomp.executor.planned import PlannedStep
-from chomp.executor.step_run import (
-    OnStart,
-    OnWait,
-    Room,
-    Runner,
-    StepHeld,
-    StepRunner,
-    note_failed_dependency,
+from chomp.errors import LaunchError, RunInterrupted, StorageError, require
+from chomp.executor.plan import PlannedStep
+from chomp.executor.status import (
+    ERROR,
+    LOCK,
+    StepInfo,
+    StepState,
+    StepStatus,
+    read_info,
+    read_status,
+    started_status,
+    write_info,
+    write_status,
 )
+from chomp.executor.step import function_name
+from chomp.storage import (
+    SET_ASIDE,
+    FileLock,
+    LockHolder,
+    join,
+    lock_holder,
+    make_folder,
+    remove_tree,
+    rename_folder,
+    sync_tree,
+    write_text_atomic,
+)
+from chomp.storage.secrets import redacted
+
+Runner = Callable[[PlannedStep], None]
+OnStart = Callable[[PlannedStep], None]
+OnWait = Callable[[PlannedStep, LockHolder | None], None]
+# What a step needs of this machine, lent as long as the context lasts; entering it may take long.
+Room = Callable[[PlannedStep], AbstractContextManager[None]]
+
+# Two processes that move one folder aside can get in each other's way once, not time and again.
+_TRIES_FOR_A_FOLDER = 5
 
 
 @dataclass(frozen=True)
@@ -43,26 +74,18 @@ def run_plan(
     on_wait: OnWait = lambda planned, holder: None,
     on_failure: Callable[[StepFailure], None] = lambda failure: None,
     ask_to_stop: Callable[[], None] = lambda: None,
-    abandon: Abandon | None = None,
-    lock_timeout_s: float | None = None,
-    heartbeat_s: float = 10.0,
 ) -> list[StepFailure]:
     """Run what the plan says to run, in order; the failures come back, the rest is done.
 
-    A step held by another process is waited for, without a limit by default: a process that died
-    is replaced. `on_wait` is told once, before that. An interruption ends the whole run.
+    A step that another process holds is waited for, by default without a limit: its lock is free
+    as soon as that process ends. `on_wait` is called once, before that. An interruption ends the
+    whole run.
     With `max_concurrent` above 1, steps that need not wait for each other run at the same time,
-    each in a thread; `on_start` and `on_wait` are called there. An interruption of one of them is
-    told to the others by `ask_to_stop`, and raised when they have ended.
+    each in a thread; `on_start` and `on_wait` are called there. After an interruption of one of
+    them, `ask_to_stop` is called, and the interruption is raised when all have ended.
     `room` lends a step what it needs to run here, such as GPUs. It is entered by the step's thread
-    before the lease is asked for, and left after the step: who waits for room holds no lease, so
-    another process may have the step meanwhile. What entering raises is the step's failure.
-    A step whose lease another process took over must not write any more: `abandon` ends it at
-    once, without saving, and must not raise. It is called by the lease's thread, once for a call of
-    `runner` at most, from the moment of that call. The step is then waited for as any other that is
-    held elsewhere, and run once more should the other process end without a result; it is a failure
-    if its lock is gone and nobody has it. `abandon=None`: steps run inside this process, which
-    cannot stop a function, and ends itself. A loss is noticed with the next heartbeat.
+    before the lock is taken, and left after the step: who waits for room holds no lock, so another
+    process may run the step meanwhile. What entering raises is the step's failure.
     """
     require(
         max_concurrent >= 1,
@@ -71,14 +94,11 @@ def run_plan(
         fix="give the number of steps that may run at the same time",
     )
     agenda = _Agenda(plan, on_failure)
-    steps = StepRunner(
+    steps = _StepRunner(
         runner=runner,
         room=room,
-        abandon=abandon or end_this_process,
         on_start=on_start,
         on_wait=on_wait,
-        lock_timeout_s=lock_timeout_s,
-        heartbeat_s=heartbeat_s,
         is_stopping=threading.Event(),
     )
     if max_concurrent == 1:
@@ -90,6 +110,10 @@ def run_plan(
     return agenda.failures
 
 
+class _StepHeld(Exception):
+    """Another process runs the step, and this one should not wait for it any longer."""
+
+
 class _Agenda:
     """What of a plan is still to be done, and what of it can be done now."""
 
@@ -99,12 +123,12 @@ class _Agenda:
         # By folder and not by step: a dependant may hold an equal step of its own.
         self._open = {planned.path: planned for planned in plan if planned.action != "skip"}
         self._taken: set[str] = set()
-        self._held: set[str] = set()  # by another process, when they were last looked at
+        self._held: set[str] = set()  # by another process, at the last try
 
     def take(self) -> tuple[PlannedStep, bool] | None:
         """The next step that can be done, and whether to wait for it; None if there is none now.
 
-        Waited for is what another process was found to hold, once nothing else can be done.
+        A step that another process held is waited for once nothing else can be done.
         """
         ready = [planned for planned in self._open.values() if self._is_ready(planned)]
         if not ready:
@@ -118,7 +142,7 @@ class _Agenda:
         """Note how a step that was taken has ended: as `ended` says, which may raise."""
         try:
             error = ended()
-        except StepHeld:
+        except _StepHeld:
             self._taken.remove(planned.path)
             self._held.add(planned.path)
             return
@@ -142,7 +166,7 @@ class _Agenda:
             if because and planned.action == "run":
                 del self._open[planned.path]
                 failed.add(planned.path)
-                note_failed_dependency(planned, because[0])
+                _record_failed_dependency(planned, because[0])
                 self._note(StepFailure(planned, None))
 
     def _note(self, failure: StepFailure) -> None:
@@ -150,8 +174,112 @@ class _Agenda:
         self._on_failure(failure)
 
 
+@dataclass(frozen=True, kw_only=True)
+class _StepRunner:
+    """Runs one step at a time, in any thread."""
+
+    runner: Runner
+    room: Room | None
+    on_start: OnStart
+    on_wait: OnWait
+    is_stopping: threading.Event
+
+    def run(self, planned: PlannedStep, is_patient: bool) -> BaseException | None:
+        """Run the step unless it is done; the error that it ended with, if it did.
+
+        What another process holds is waited for if `is_patient`, else `_StepHeld` is raised. An
+        interruption is raised, too.
+        """
+        try:
+            if self.room is None:
+                self._run_unless_done(planned, is_patient)
+            elif not self._is_settled(planned, is_patient):
+                with self.room(planned):
+                    self._require_going_on()
+                    self._run_unless_done(planned, is_patient=False)
+            return None
+        except (RunInterrupted, _StepHeld):
+            raise
+        # A step that calls sys.exit has not done its work, and must not end the others'.
+        except (Exception, SystemExit) as error:
+            return error
+
+    def _is_settled(self, planned: PlannedStep, is_patient: bool) -> bool:
+        """Whether the step needs no room, being done; else no other process held it a moment ago.
+
+        Asked before there is room, which others could use while this one only waits for the lock.
+        """
+        if is_patient:
+            self._lock(planned, is_patient).release()
+        elif lock_holder(join(planned.path, LOCK)) is not None:
+            raise _StepHeld
+        status = read_status(planned.path)
+        return _is_done(planned, status) and not _is_in_the_way(planned, status)
+
+    def _run_unless_done(self, planned: PlannedStep, is_patient: bool) -> None:
+        while True:
+            with self._lock(planned, is_patient):
+                status = read_status(planned.path)
+                if _is_in_the_way(planned, status):
+                    _move_aside(planned.path)
+                    continue  # the lock went with the folder; the new one needs a new one
+                # Another process may have finished it since the plan was made.
+                if not _is_done(planned, status):
+                    _require_needs(planned)
+                    self.on_start(planned)
+                    self._run_locked(planned, status)
+                return
+
+    def _require_going_on(self) -> None:
+        """Raise `_StepHeld` once the run is to end: what waited until now must not begin."""
+        if self.is_stopping.is_set():
+            raise _StepHeld
+
+    def _lock(self, planned: PlannedStep, is_patient: bool) -> FileLock:
+        """The lock on the step's folder, which is made if need be."""
+        for tries_left in reversed(range(_TRIES_FOR_A_FOLDER)):
+            try:
+                make_folder(planned.path)
+                return self._wait_for_lock(planned) if is_patient else _take_lock(planned)
+            except StorageError as error:
+                # Another process has just moved the folder aside: it was found when it was to be
+                # made, and then was not there; or it went while this one waited for its lock.
+                if error.errno not in (errno.ENOENT, errno.EEXIST) or not tries_left:
+                    raise
+        raise AssertionError("the last try returns or raises")
+
+    def _wait_for_lock(self, planned: PlannedStep) -> FileLock:
+        is_told = False
+
+        def tell_once(holder: LockHolder | None, waited_s: float) -> None:
+            nonlocal is_told
+            self._require_going_on()
+            if not is_told:
+                self.on_wait(planned, holder)
+            is_told = True
+
+        return FileLock.acquire(join(planned.path, LOCK), timeout_s=None, on_wait=tell_once)
+
+    def _run_locked(self, planned: PlannedStep, earlier: StepStatus | None) -> None:
+        status = started_status(earlier, planned.identity.hash)
+        try:
+            write_status(planned.path, status)
+            write_info(planned.path, _info(planned, status, earlier))
+            self.runner(planned)
+            # After a power cut, a status that outlived the outputs it speaks of would lie.
+            sync_tree(planned.path)
+        except (RunInterrupted, KeyboardInterrupt) as stop:
+            _record_end(planned, status, "INTERRUPTED", stop)
+            raise
+        except BaseException as error:
+            _record_end(planned, status, "FAILED", error)
+            raise
+        done = dataclasses.replace(status, state="SUCCESS", finished=time.time())
+        write_status(planned.path, done)
+
+
 def _run_at_once(
-    agenda: _Agenda, steps: StepRunner, most: int, ask_to_stop: Callable[[], None]
+    agenda: _Agenda, steps: _StepRunner, most: int, ask_to_stop: Callable[[], None]
 ) -> None:
     running: dict[Future[BaseException | None], PlannedStep] = {}
     with ThreadPoolExecutor(most, thread_name_prefix="step") as pool:
@@ -166,8 +294,116 @@ def _run_at_once(
         except BaseException:
             steps.is_stopping.set()
             ask_to_stop()
-            # Waited for: a step that is left alone would go on without a lease.
+            # Waited for: a step that is left alone would go on without its lock.
             for future, planned in running.items():
                 with suppress(RunInterrupted, KeyboardInterrupt):
                     agenda.settle(planned, future.result)
             raise
+
+
+def _take_lock(planned: PlannedStep) -> FileLock:
+    lock = FileLock.try_acquire(join(planned.path, LOCK))
+    if lock is None:
+        raise _StepHeld
+    return lock
+
+
+def _record_failed_dependency(planned: PlannedStep, dependency: str) -> None:
+    """Record in the step's folder that it was not run, since `dependency` failed."""
+    try:
+        make_folder(planned.path)
+        lock = FileLock.try_acquire(join(planned.path, LOCK))
+        if lock is None:
+            return  # another process runs it, and will record itself how that ends
+        with lock:
+            earlier = read_status(planned.path)
+            is_other = earlier is not None and earlier.identity != planned.identity.hash
+            if earlier is not None and (is_other or earlier.state == "SUCCESS"):
+                return  # a result that was to be replaced stays what it is
+            begun = started_status(earlier, planned.identity.hash)
+            status = dataclasses.replace(
+                begun,
+                state="DEP_FAILED",
+                attempt=begun.attempt - 1,  # nothing was tried
+                finished=begun.started,
+                error=f"{dependency} failed",
+            )
+            write_status(planned.path, status)
+    except StorageError:
+        pass  # the folder cannot be written; the dependency's own failure is reported
+
+
+def _require_needs(planned: PlannedStep) -> None:
+    """Raise `LaunchError` if a step that another process let go of lacks what it is made from.
+
+    Its dependencies were not planned: the process that held it was taken to have them.
+    """
+    if planned.action != "wait":
+        return
+    for path in planned.dependencies:
+        status = read_status(path)
+        if status is None or status.state != "SUCCESS":
+            raise LaunchError(
+                f"{planned.title} was let go of by another process, and {path}, which it "
+                "needs, is not there",
+                allowed="a step whose dependencies are done",
+                fix="run the same command again: it plans them now",
+            )
+
+
+def _is_done(planned: PlannedStep, status: StepStatus | None) -> bool:
+    # What is continued as another run is not done, however it ended as that one.
+    this = planned.identity.hash
+    return status is not None and status.identity == this and status.state == "SUCCESS"
+
+
+def _is_in_the_way(planned: PlannedStep, status: StepStatus | None) -> bool:
+    """Whether what the folder holds is neither the result nor something to continue."""
+    if status is None:
+        return False
+    if status.identity != planned.identity.hash:
+        return status.identity != planned.continues
+    # A run that began after the plan was made is one more run, which is what `force` asked for.
+    is_known = planned.found is not None and planned.found.started == status.started
+    return planned.is_forced and is_known
+
+
+def _move_aside(path: str) -> None:
+    """Move an earlier result out of the way; nothing is deleted."""
+    # A time and not a number counted up, which two processes could both arrive at.
+    aside = f"{path}{SET_ASIDE}{time.time_ns()}"
+    rename_folder(path, aside)
+    remove_tree(join(aside, LOCK))
+
+
+def _record_end(
+    planned: PlannedStep, status: StepStatus, state: StepState, error: BaseException
+) -> None:
+    """Record how a step ended early; trouble with that becomes a note on the error itself."""
+    text = f"{type(error).__name__}: {error}" if state == "FAILED" else str(error) or "interrupted"
+    ended = dataclasses.replace(status, state=state, finished=time.time(), error=text)
+    try:
+        # The status first: on a disk that is nearly full it is the one that matters.
+        write_status(planned.path, ended)
+        if state == "FAILED":
+            trace = "".join(traceback.format_exception(error))
+            write_text_atomic(join(planned.path, ERROR), redacted(trace))
+    except StorageError as trouble:
+        error.add_note(f"This end is not recorded in the step's folder: {trouble}")
+
+
+def _info(planned: PlannedStep, status: StepStatus, earlier: StepStatus | None) -> StepInfo:
+    # A result that was begun with other source stays one: else `--strict` would pass it later.
+    begun = read_info(planned.path) if earlier is not None else None
+    return StepInfo(
+        name=planned.step.name,
+        identity=planned.identity.hash,
+        values=planned.identity.values,
+        fn=function_name(planned.step.fn),
+        config=planned.plain_config,
+        description=planned.step.description,
+        dependencies=list(planned.dependencies),
+        output_path=planned.path,
+        sources=dict(planned.sources) if begun is None else begun.sources,
+        started=status.started,
+    )

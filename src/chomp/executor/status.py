@@ -2,7 +2,7 @@
 
 .executor_status   state, attempt, host, pid, times, error, identity
 .executor_info     name, function, config, identity values, template source
-.executor_lock     the lease of whoever is running it
+.executor_lock     locked by the process that runs it
 .executor_error    traceback of the last failure
 .executor_log      what it printed, where it ran in a process of its own
 """

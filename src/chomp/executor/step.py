@@ -1,4 +1,4 @@
-"""A step, and the markers its config may hold until it runs.
+"""A step, what it asks of a machine, and the markers its config may hold until it runs.
 
 A marker stands where its value will be: `versioned(x)` for x itself, and part of the step's
 identity; `this_output_path()` for the step's own folder; `output_path_of(step)` for another's, and
@@ -8,20 +8,55 @@ identity; `this_output_path()` for the step's own folder; `output_path_of(step)`
 from __future__ import annotations
 
 import dataclasses
+import functools
+import hashlib
+import inspect
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
+from pathlib import Path
 from typing import Any, TypeVar, cast
 
-from chomp.config import validated
+from chomp.config import Config, setting, validated
 from chomp.config.paths import KeyPath, dotted
 from chomp.errors import ConfigError, require
-from chomp.executor.resources import Resources
+from chomp.storage import read_bytes
 
 T = TypeVar("T")
 
 # What most of a config consists of. Asked for first: plans of a thousand steps walk over it often.
 LEAVES = (str, int, float, type(None))
+_LIBRARY = Path(__file__).resolve().parents[1]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Resources(Config):
+    """What a step needs, by process; `processes` of them work on it together (a gang).
+
+    Never part of its identity: the result is the same. A runner that can hand out machines reads
+    it; one that runs steps in its own process takes what that has.
+    """
+
+    processes: int = setting(default=1, ge=1, le=2**16)  # 1: an ordinary step
+    # 0 is fine: a step that waits for another machine needs none.
+    cpus: float = setting(default=1.0, ge=0, le=2**16)
+    # None: whatever there is, which is all GPUs of one machine, for one such step at a time, and
+    # none on a Ray cluster, where who asks for nothing gets nothing. 0: no GPU is shown to it.
+    gpus: int | None = setting(default=None, ge=0, le=2**16)
+    memory_gb: float | None = setting(default=None, gt=0, le=1e9)  # None: whatever there is
+    # By the names that a cluster gives its resources, such as {"TPU": 4}.
+    custom: Mapping[str, float] = setting(default_factory=dict, gt=0, le=1e9)
+    # How often a gang, or a step on another machine, that was lost begins again.
+    restarts: int = setting(default=3, ge=0, lt=2**31)
+
+    def __post_init__(self) -> None:
+        blank = [name for name in self.custom if not str(name).strip()]
+        require(
+            not blank,
+            f"resources.custom with the name {blank}",
+            allowed="the names that a cluster gives its resources",
+            fix="correct custom in the resources of the step",
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -198,3 +233,41 @@ def children(value: Any) -> Iterator[tuple[str | int, Any]]:
             yield str(key.value if isinstance(key, Enum) else key), item
     elif isinstance(value, list | tuple):
         yield from enumerate(value)
+
+
+def function_name(fn: Callable[[Any], Any]) -> str:
+    """Module and name of a step's function."""
+    named = _named(fn)
+    return f"{named.__module__}.{named.__qualname__}"
+
+
+def template_folder(fn: Callable[[Any], Any]) -> Path | None:
+    """The folder of the template that holds a step's function; None if that is no template.
+
+    The library's own functions are none: chomp's version names them, and nobody edits a copy.
+    """
+    try:
+        found = inspect.getsourcefile(_named(fn))
+    except TypeError:  # built into the interpreter
+        return None
+    if found is None:
+        return None
+    folder = Path(found).resolve().parent
+    return None if _LIBRARY in [folder, *folder.parents] else folder
+
+
+def source_hashes(folder: Path) -> dict[str, str]:
+    """SHA-256 of each Python file in a folder, by file name."""
+    return {
+        path.name: hashlib.sha256(read_bytes(path)).hexdigest()
+        for path in sorted(folder.glob("*.py"))
+        if path.is_file()
+    }
+
+
+def _named(fn: Callable[[Any], Any]) -> Any:
+    """The function or class behind partials, decorators and callable objects."""
+    while isinstance(fn, functools.partial):
+        fn = fn.func
+    fn = inspect.unwrap(fn)
+    return fn if hasattr(fn, "__qualname__") else type(fn)

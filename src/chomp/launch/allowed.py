@@ -13,8 +13,8 @@ from chomp.config.named_field import named_field
 from chomp.config.paths import dotted
 from chomp.errors import ConfigError, LaunchError
 from chomp.executor import ExecutorStep, PlannedStep, read_status
+from chomp.executor.explain import changes_since, nearest_allowed, not_allowed, short
 from chomp.executor.identity import Identities
-from chomp.executor.reasons import changes_since, nearest_allowed, not_allowed, short
 from chomp.executor.status import read_info
 from chomp.executor.step import replaced
 from chomp.launch.telling import force_flag

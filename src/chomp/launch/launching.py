@@ -23,8 +23,7 @@ from chomp.launch.telling import (
 )
 from chomp.launch.together import is_spokesman, run_together, spoken_once
 from chomp.storage import require_writable_folder
-from chomp.storage.guarded import require_guardable
-from chomp.storage.locations import require_plain_path, without_dots
+from chomp.storage.paths import require_plain_path, without_dots
 
 Report = Callable[[str], None]
 # Takes the config of the last step with every path filled in, and whether its data is there.
@@ -136,7 +135,6 @@ def _ran(planned: list[PlannedStep], prefix: str, runner: ChosenRunner, *, is_he
                 raise
     chosen = [item.path for item in to_do if item.step.override_output_path is not None]
     for folder in (prefix, *chosen):
-        require_guardable(folder)  # where nothing can be locked, two would run one step
         require_writable_folder(folder)
     failures = run_plan(
         planned,
@@ -147,7 +145,6 @@ def _ran(planned: list[PlannedStep], prefix: str, runner: ChosenRunner, *, is_he
         on_wait=tell_wait,
         on_failure=tell_failure,
         ask_to_stop=runner.ask_to_stop,
-        abandon=runner.abandon,
     )
     if not failures:
         return 0

@@ -6,16 +6,14 @@ checked before the first step begins.
 """
 
 import os
-import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 from types import TracebackType
-from typing import BinaryIO
 
 from chomp.errors import LaunchError
 from chomp.executor import PlannedStep, Resources
-from chomp.launch.gang import GangEnd, member_environment, run_gang
+from chomp.launch.gang import member_environment, run_gang
 from chomp.launch.step_end import raise_end, resources_of, tell_restart_of
 from chomp.launch.step_logs import opened_log
 from chomp.launch.step_member import StepMember
@@ -41,49 +39,30 @@ class ProcessRunner:
         self._payloads = {item.path: payload_of(item) for item in to_do}
         self._stop = StopWish()
         self._lent: dict[str, list[str]] = {}  # GPUs of those steps that have room, by folder
-        # Over the next two: a process that begins is either known here or not begun.
-        self._noting = threading.Lock()
-        self._members: dict[str, list[StepMember]] = {item.path: [] for item in to_do}
-        self._abandoned: set[str] = set()
 
     def __call__(self, planned: PlannedStep) -> None:
         """Run one step of the plan; returns when it is done, raises what it raised.
 
         It has its GPUs from `room`, if that was entered, else waits for them here.
         """
-        try:
-            if planned.path in self._lent:
-                self._run(planned, self._lent[planned.path])
-            else:
-                with self._gpus_for(planned) as gpus:
-                    self._run(planned, gpus)
-        finally:
-            self._forgive(planned)
+        if planned.path in self._lent:
+            self._run(planned, self._lent[planned.path])
+        else:
+            with self._gpus_for(planned) as gpus:
+                self._run(planned, gpus)
 
     @contextmanager
     def room(self, planned: PlannedStep) -> Iterator[None]:
         """While it is entered, the step has the GPUs that it asks for; waits until there are so.
 
-        Raises once all are to stop. A step that was abandoned may be tried again in a new room.
+        Raises once all are to stop.
         """
-        self._forgive(planned)
         with self._gpus_for(planned) as gpus:
             self._lent[planned.path] = gpus
             try:
                 yield
             finally:
                 del self._lent[planned.path]
-
-    def abandon(self, planned: PlannedStep) -> None:
-        """End a step's processes at once, without saving: its folder is another's by now.
-
-        From any thread. The call that runs the step raises, or else the one that is to come.
-        """
-        with self._noting:
-            self._abandoned.add(planned.path)
-            for member in self._members[planned.path]:
-                member.kill()
-        self._gpus.look_again()  # it may wait there
 
     def ask_to_stop(self) -> None:
         """Let all steps that run now save and end, and no other begin."""
@@ -112,7 +91,10 @@ class ProcessRunner:
                 own = gpus[index * each : (index + 1) * each]
                 environment = member_environment({**given, **self._shown(wanted, own)})
                 log = opened.enter_context(opened_log(planned, index, count))
-                return opened.enter_context(self._begun(planned, environment, log))
+                payload = self._payloads[planned.path]
+                member = StepMember(payload, environment=environment, log=log)
+                opened.callback(member.close)
+                return member
 
             end = run_gang(
                 start,
@@ -120,38 +102,17 @@ class ProcessRunner:
                 # One process that was killed here, for want of memory say, would be again.
                 restarts=wanted.restarts if count > 1 else 0,
                 stop=self._stop,
-                on_restart=partial(self._tell_restart, planned),
+                on_restart=partial(tell_restart_of, planned),
             )
-        self._require_kept(planned)
         raise_end(planned, end, self._stop)
 
     def _gpus_for(self, planned: PlannedStep) -> AbstractContextManager[list[str]]:
         """GPUs that the step has as long as the context lasts; waits while it is still wanted."""
         wanted = resources_of(planned)
         count = wanted.processes * gpus_each(wanted, self._gpus.size)
-
-        def require_wanted() -> None:
-            self._stop.raise_if_made()
-            self._require_kept(planned)
-
-        return self._gpus.lent(count, partial(tell_gpu_wait, planned, count), require_wanted)
-
-    @contextmanager
-    def _begun(
-        self, planned: PlannedStep, environment: Mapping[str, str], log: BinaryIO
-    ) -> Iterator[StepMember]:
-        """A process of the step, which is to have ended when the context does."""
-        members = self._members[planned.path]
-        with self._noting:
-            self._require_kept(planned)
-            member = StepMember(self._payloads[planned.path], environment=environment, log=log)
-            members.append(member)
-        try:
-            yield member
-        finally:
-            with self._noting:
-                members.remove(member)
-            member.close()
+        return self._gpus.lent(
+            count, partial(tell_gpu_wait, planned, count), self._stop.raise_if_made
+        )
 
     def _shown(self, wanted: Resources, own: Sequence[str]) -> dict[str, str]:
         """Variables that show a process its own GPUs; none where it may have whatever there is."""
@@ -160,23 +121,6 @@ class ProcessRunner:
         if own:
             return {VISIBLE: ",".join(own)}
         return hidden_gpus(os.environ, has_gpus=self._gpus.size > 0)
-
-    def _tell_restart(self, planned: PlannedStep, end: GangEnd) -> None:
-        self._require_kept(planned)  # what was ended on purpose was not lost
-        tell_restart_of(planned, end)
-
-    def _forgive(self, planned: PlannedStep) -> None:
-        # The other may end without a result: then the step is this process's once more.
-        with self._noting:
-            self._abandoned.discard(planned.path)
-
-    def _require_kept(self, planned: PlannedStep) -> None:
-        if planned.path in self._abandoned:
-            raise LaunchError(
-                f"{planned.title} was abandoned, and its processes ended",
-                allowed="one process per step: another holds its folder",
-                fix="leave it to that one",
-            )
 
 
 def process_runner(plan: Sequence[PlannedStep]) -> ProcessRunner:
@@ -246,10 +190,4 @@ def _require_possible(planned: PlannedStep, gpus: int) -> None:
             f"{wanted.processes} processes, and this machine has {memory_gb:.1f}",
             allowed="no more than there is",
             fix="lower resources.memory_gb, or run it on a cluster with --on ray",
-        )
-    if planned.path.startswith("memory://"):
-        raise LaunchError(
-            f"step {planned.step.name!r} with the output folder {planned.path}",
-            allowed="a folder that other processes see",
-            fix="choose another --prefix, or run with --on local",
         )

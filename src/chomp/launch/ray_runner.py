@@ -1,20 +1,17 @@
 """Steps on a Ray cluster: `--on ray`.
 
-The driver is the process of the launch file: it plans, holds the leases, and says what became of
+The driver is the process of the launch file: it plans, holds the locks, and says what became of
 each step. A step is a process on some node, or a gang of them, which `resources` places. The code
 and the output prefix are to be the same for all nodes; see docs/tutorials/cluster.md.
 """
 
 import os
-import threading
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from functools import partial
 from types import TracebackType
 
-from chomp.errors import LaunchError
 from chomp.executor import PlannedStep
-from chomp.launch.gang import GangEnd, member_environment, run_gang
+from chomp.launch.gang import member_environment, run_gang
 from chomp.launch.job_start import NAMES
 from chomp.launch.ray_connection import RayConnection
 from chomp.launch.ray_resources import demand_of, require_room, tell_idle_gpus
@@ -41,8 +38,6 @@ class RayRunner:
 
     def __init__(self, plan: Sequence[PlannedStep]) -> None:
         to_do = [item for item in plan if item.action != "skip"]
-        for item in to_do:
-            _refuse_own_memory(item)
         self._payloads = {item.path: payload_of(item) for item in to_do}
         self._cluster = RayConnection()
         try:
@@ -52,9 +47,6 @@ class RayRunner:
             self._cluster.close()
             raise
         tell_idle_gpus(to_do, nodes)
-        self._noting = threading.Lock()
-        self._seats: dict[str, Seats] = {}  # of the steps that run now, by their folders
-        self._abandoned: set[str] = set()
         self._stop = StopWish()
         # After the connection, which sets handlers of its own.
         self._stop.__enter__()
@@ -64,10 +56,6 @@ class RayRunner:
         self._stop.raise_if_made()
         wanted = resources_of(planned)
         seats = Seats(planned.title, demand_of(wanted), wanted.processes, self._stop)
-        with self._noting:
-            self._seats[planned.path] = seats
-            if planned.path in self._abandoned:  # before it began
-                seats.abandon()
         try:
             end = run_gang(
                 partial(self._started, planned, seats),
@@ -76,36 +64,11 @@ class RayRunner:
                 restarts=wanted.restarts,
                 stop=self._stop,
                 new_address=seats.new_address,
-                on_restart=partial(_tell_restart, planned, seats),
+                on_restart=partial(tell_restart_of, planned),
             )
         finally:
-            with self._noting:
-                del self._seats[planned.path]
-                self._abandoned.discard(planned.path)
             seats.free()
-        seats.require_kept()
         raise_end(planned, end, self._stop)
-
-    @contextmanager
-    def room(self, planned: PlannedStep) -> Iterator[None]:
-        """A new try at the step: that an earlier one was abandoned holds no longer.
-
-        Nothing is lent here: the cluster hands out its nodes once the step runs.
-        """
-        with self._noting:
-            self._abandoned.discard(planned.path)
-        yield
-
-    def abandon(self, planned: PlannedStep) -> None:
-        """End a step's processes at once, without saving: its folder is another's by now.
-
-        From any thread. The call that runs the step raises, or else the one that is to come.
-        """
-        with self._noting:
-            self._abandoned.add(planned.path)
-            seats = self._seats.get(planned.path)
-        if seats is not None:
-            seats.abandon()
 
     def ask_to_stop(self) -> None:
         """Let all steps that run now save and end, and no other begin."""
@@ -163,17 +126,3 @@ def forwarded_environment() -> dict[str, str]:
         for name, value in environment.items()
         if name.startswith(_FORWARDED) or name in keys
     }
-
-
-def _tell_restart(planned: PlannedStep, seats: Seats, end: GangEnd) -> None:
-    seats.require_kept()  # those that were ended on purpose were not lost
-    tell_restart_of(planned, end)
-
-
-def _refuse_own_memory(planned: PlannedStep) -> None:
-    if planned.path.startswith("memory://"):
-        raise LaunchError(
-            f"step {planned.step.name!r} with the output folder {planned.path}",
-            allowed="a folder that all nodes of the cluster see",
-            fix="choose another --prefix, or run with --on local",
-        )

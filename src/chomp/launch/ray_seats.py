@@ -5,11 +5,8 @@ wait for each other for ever.
 """
 
 import logging
-import threading
 import time
 from collections.abc import Mapping
-from contextlib import suppress
-from functools import partial
 from typing import Any
 
 from chomp.errors import LaunchError
@@ -42,7 +39,6 @@ class RayMember:
         self._run = seat.run.remote(sent)
         self._end: tuple[int, Outcome | None] | None = None
         self._is_killed = False
-        self._killing: Any = None
 
     def poll(self) -> int | None:
         """Its exit code, below 0 for a signal that ended it or a node that is gone."""
@@ -57,18 +53,12 @@ class RayMember:
         else:
             self.kill()
 
-    def begin_to_kill(self) -> None:
-        """Say that it is to end now, and wait for nothing."""
-        self._is_killed = True
-        if self._killing is None and _is_ready(self._is_seated):
-            # By its seat: an end of the seat takes the process along, but not what that started.
-            self._killing = self._seat.kill.remote()
-
     def kill(self) -> None:
         """End it now, with its seat."""
-        self.begin_to_kill()
-        if self._killing is not None:
-            _is_ready(self._killing, timeout_s=_KILL_S)
+        self._is_killed = True
+        if _is_ready(self._is_seated):
+            # By its seat: an end of the seat takes the process along, but not what that started.
+            _is_ready(self._seat.kill.remote(), timeout_s=_KILL_S)
         _free(self._seat)
 
     def outcome(self) -> Outcome | None:
@@ -79,17 +69,13 @@ class RayMember:
 class Seats:
     """The seats of one step, taken anew for each try; to be freed in the end.
 
-    Used by the one thread that waits for the step; any other may `abandon` them.
+    Used by the one thread that waits for the step.
     """
 
     def __init__(self, title: str, demand: Mapping[str, float], count: int, stop: StopWish) -> None:
         self._title, self._demand, self._count, self._stop = title, demand, count, stop
         self._seats: list[Any] = []
-        self._members: list[RayMember] = []
         self._group: Any = None
-        # Over who sits where: between a look at `_is_abandoned` and a new seat nobody may come.
-        self._seating = threading.Lock()
-        self._is_abandoned = False
 
     def new_address(self) -> str:
         """Take seats for all, free the earlier ones; host and port at the first of them."""
@@ -107,39 +93,13 @@ class Seats:
         """The process that was sent, in the seat of that index."""
         if self._count == 1:
             self._take()  # nobody asked for an address
-        with self._seating:
-            self.require_kept()
-            self._members.append(RayMember(self._seats[index], sent))
-            return self._members[-1]
-
-    def abandon(self) -> None:
-        """End what runs in the seats at once, and let nothing be started in them any more."""
-        with self._seating:
-            self._is_abandoned = True
-            # All of them are told before one is waited for.
-            ends = [each.begin_to_kill for each in self._members]
-            ends += [each.kill for each in self._members]
-            ends += [partial(_free, seat) for seat in self._seats]
-            for end in ends:
-                # One that is out of reach is no reason to spare the others.
-                with suppress(Exception):
-                    end()
-
-    def require_kept(self) -> None:
-        """Raise `LaunchError` once the seats were abandoned."""
-        if self._is_abandoned:
-            raise LaunchError(
-                f"{self._title} was abandoned, and its processes ended",
-                allowed="one process per step: another holds its folder",
-                fix="leave it to that one",
-            )
+        return RayMember(self._seats[index], sent)
 
     def free(self) -> None:
         """Give all seats back to the cluster. What still runs in them is ended."""
-        with self._seating:
-            for seat in self._seats:
-                _free(seat)
-            self._seats, self._members = [], []
+        for seat in self._seats:
+            _free(seat)
+        self._seats = []
         if self._group is not None:
             imported_ray().util.remove_placement_group(self._group)
             self._group = None
@@ -149,10 +109,8 @@ class Seats:
         options = [_options(self._demand)] * self._count
         if self._count > 1:
             options = self._reserved()
-        with self._seating:
-            self.require_kept()
-            for each in options:
-                self._seats.append(imported_ray().remote(Seat).options(**each).remote())
+        for each in options:
+            self._seats.append(imported_ray().remote(Seat).options(**each).remote())
 
     def _reserved(self) -> list[dict[str, Any]]:
         """Options of seats inside of a placement group that has room for all of them."""
@@ -172,7 +130,6 @@ class Seats:
         began, is_told = time.monotonic(), False
         while not _is_ready(answer, timeout_s=_POLL_S):
             self._stop.raise_if_made()
-            self.require_kept()
             if not is_told and time.monotonic() - began > _PATIENCE_S:
                 _log.warning(
                     "%s waits for room on the cluster: %d x %s",

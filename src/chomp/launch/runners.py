@@ -23,10 +23,8 @@ class ChosenRunner:
     run: Runner
     max_concurrent: int = 1
     ask_to_stop: Callable[[], None] = lambda: None
-    # Entered for each try at a step, before its lease is asked for: lends it what it takes here.
+    # Entered for each try at a step, before its lock is taken: lends it what it takes here.
     room: Room | None = None
-    # Ends a step that is another's by now; None: it runs in this process, which has to end itself.
-    abandon: Callable[[PlannedStep], None] | None = None
     has_logs: bool = False  # whether what steps print goes to their folders, and not to a terminal
 
 
@@ -79,7 +77,6 @@ def runner_named(
                 max_concurrent=most,
                 ask_to_stop=here.ask_to_stop,
                 room=here.room,
-                abandon=here.abandon,
                 has_logs=True,
             )
     else:
@@ -92,7 +89,5 @@ def runner_named(
                 run=there,
                 max_concurrent=most,
                 ask_to_stop=there.ask_to_stop,
-                room=there.room,
-                abandon=there.abandon,
                 has_logs=True,
             )

@@ -6,7 +6,6 @@ are those of the others, since lines of two processes in one file belong to nobo
 
 import os
 import socket
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -14,9 +13,9 @@ from typing import BinaryIO
 
 from chomp.executor import PlannedStep, read_status
 from chomp.executor.status import LOG
-from chomp.storage import exists, is_local, join, read_bytes, write_bytes_atomic
+from chomp.storage import join
 from chomp.storage.atomic import open_to_append
-from chomp.storage.failures import storage_errors
+from chomp.storage.errors import storage_errors
 
 
 def log_path(folder: str, member: int = 0) -> str:
@@ -34,25 +33,12 @@ def opened_log(planned: PlannedStep, member: int, count: int) -> Iterator[Binary
 
 @contextmanager
 def appended_log(place: str, header: str) -> Iterator[BinaryIO]:
-    """The log at `place`, to be printed to behind `header`.
-
-    A folder that no process can print into gets the log once its step has ended.
-    """
-    first = f"==== {header}\n".encode()
-    if is_local(place):
-        with storage_errors(place, "append to"):
-            descriptor = open_to_append(place)
-        with open(descriptor, "ab", buffering=0) as log:
-            log.write(first)
-            yield log
-        return
-    with tempfile.TemporaryFile() as kept:
-        kept.write((read_bytes(place) if exists(place) else b"") + first)
-        kept.flush()
-        # The process that prints moves on from here: it shares this file's position.
-        yield kept
-        kept.seek(0)
-        write_bytes_atomic(place, kept.read())
+    """The log at `place`, to be printed to behind `header`."""
+    with storage_errors(place, "append to"):
+        descriptor = open_to_append(place)
+    with open(descriptor, "ab", buffering=0) as log:
+        log.write(f"==== {header}\n".encode())
+        yield log
 
 
 def log_header(planned: PlannedStep, member: int, count: int) -> str:

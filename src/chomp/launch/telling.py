@@ -19,7 +19,7 @@ from chomp.executor import PlannedStep, StepFailure
 from chomp.executor.status import ERROR
 from chomp.launch.outcome import RaisedElsewhere
 from chomp.launch.step_logs import log_path
-from chomp.storage import LeaseHolder, exists, is_folder, join, list_folder
+from chomp.storage import LockHolder, exists, is_folder, join, list_folder
 from chomp.storage.printable import PlainConsole, PlainFormatter
 from chomp.tracking.run_files import RESOLVED_CONFIG
 
@@ -67,9 +67,16 @@ def tell_start(planned: PlannedStep, *, has_log: bool = False) -> None:
     _say(_console, "bold", planned.step.name, "  ".join(filter(None, parts)))
 
 
-def tell_wait(planned: PlannedStep, holder: LeaseHolder) -> None:
-    """Another process is at a step, and this one waits."""
-    _say(_console, "yellow", "Waiting", f"for {planned.title}, held by {holder}")
+def tell_wait(planned: PlannedStep, holder: LockHolder | None) -> None:
+    """Another process runs a step, and this one waits: who it is, and how to continue."""
+    stop = f" (kill {holder.pid} on {holder.host})" if holder else ""
+    _say(
+        _console,
+        "yellow",
+        "Waiting",
+        f"for {planned.title}, held by {holder or 'another process'}. This goes on as soon as that "
+        f"process ends or is stopped{stop}.",
+    )
 
 
 def tell_gpu_wait(planned: PlannedStep, count: int) -> None:

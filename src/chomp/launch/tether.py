@@ -25,7 +25,7 @@ def tethered(command: Sequence[str]) -> list[str]:
 
 def _become(parent: int, command: list[str]) -> None:
     if sys.platform == "linux":
-        # Killed and not asked: by now another process may hold the lease of what it works on.
+        # Killed and not asked: by now another process may hold the lock of what it works on.
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:
             return  # it ended before the kernel was told

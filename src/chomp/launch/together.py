@@ -1,6 +1,6 @@
 """One launch file, started once for each of several processes that train together.
 
-All of them make the plan. Process 0 alone takes leases and runs ordinary steps, while the others
+All of them make the plan. Process 0 alone takes locks and runs ordinary steps, while the others
 wait for its word; a training step is run by all at once. So nothing waits for a lock that another
 process of the same launch holds, and whatever holds among launches holds for this one.
 """
@@ -21,7 +21,7 @@ from typing import Any
 from chomp.config import fingerprint
 from chomp.errors import ChompError, LaunchError
 from chomp.executor import PlannedStep
-from chomp.executor.source import template_folder
+from chomp.executor.step import template_folder
 from chomp.launch.step_end import resources_of
 
 # Set by JAX's users, and by `srun` (and not for a batch script, which is one process of a job that

@@ -16,8 +16,8 @@ from chomp.config.difference import config_difference
 from chomp.config.fingerprint import fingerprint
 from chomp.config.words import did_you_mean, nearest
 from chomp.errors import ConfigError, StorageError, require
-from chomp.executor.source import source_hashes
 from chomp.executor.status import StepInfo, read_info
+from chomp.executor.step import source_hashes
 from chomp.ledger.measured_run import MeasuredRun, measured_run
 from chomp.storage import is_folder, is_set_aside, join, list_folder, name_of, parent_of
 from chomp.tracking.run_files import is_run_folder, run_folders_in

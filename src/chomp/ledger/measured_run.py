@@ -17,7 +17,7 @@ from chomp.executor import read_status
 from chomp.executor.status import StepInfo, read_info
 from chomp.report.record import RunRecord, read_record
 from chomp.storage import exists, is_folder, join, list_folder, name_of, read_bytes, read_json
-from chomp.storage.reading import MAX_TEXT_BYTES
+from chomp.storage.files import MAX_TEXT_BYTES
 from chomp.tracking import metrics
 from chomp.tracking.run_files import DERIVED, TEMPLATE
 from chomp.variants.last_run import variant_of

@@ -18,7 +18,7 @@ from typing import IO, Any
 from chomp.errors import ConfigError, StorageError
 from chomp.report.record import read_record
 from chomp.report.run_payload import PAGE_POINTS, run_payload
-from chomp.storage import exists, file_facts
+from chomp.storage import exists, file_info
 from chomp.tokenize.processes import available_cores
 from chomp.tracking.run_files import record_of
 
@@ -100,7 +100,7 @@ def _read_here(folder: str, points: int) -> dict[str, Any]:
 def _record_bytes(folder: str) -> int:
     try:
         path = record_of(folder)
-        return file_facts(path).size_bytes if exists(path) else 0
+        return file_info(path).size_bytes if exists(path) else 0
     except StorageError:
         return 0
 

@@ -28,7 +28,7 @@ from chomp.storage import (
     parent_of,
     read_text,
 )
-from chomp.storage.reading import MAX_TEXT_BYTES
+from chomp.storage.files import MAX_TEXT_BYTES
 from chomp.tracking import Row, summary_of
 from chomp.tracking.metrics import SHORT_KEYS
 from chomp.tracking.run_files import (

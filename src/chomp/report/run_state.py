@@ -1,13 +1,14 @@
 """Whether a run is under way, done or gone, told from its folder alone."""
 
 import os
+import socket
 import time
 from typing import Literal
 
 from chomp.errors import StorageError
 from chomp.executor.status import LOCK, StepStatus, read_status
 from chomp.report.record import RunRecord
-from chomp.storage import Lease, join
+from chomp.storage import join, killed_holder, lock_holder
 from chomp.tracking.run_files import FINISHED, STOPS
 
 State = Literal["finished", "running", "stopped", "failed", "empty"]
@@ -40,15 +41,15 @@ def run_state(record: RunRecord, *, now_s: float | None = None) -> State:
 
 
 def is_killed(folder: str) -> bool:
-    """Whether a process of this machine held the run's lock and is gone without letting go of it.
+    """Whether a process of this machine held the run's lock and ended without letting go of it.
 
-    False whenever that cannot be told: no lock, another machine, another container.
+    False for one of another machine: not every shared filesystem shows its locks here.
     """
     try:
-        holder = Lease.holder(join(folder, LOCK))
+        holder = killed_holder(join(folder, LOCK))
     except StorageError:
         return False
-    return holder is not None and holder.process.is_surely_dead()
+    return holder is not None and holder.host == socket.gethostname()
 
 
 def _status(folder: str) -> StepStatus | None:
@@ -59,15 +60,14 @@ def _status(folder: str) -> StepStatus | None:
 
 
 def _is_held(folder: str, *, but_own: bool) -> bool:
-    """Whether a process of this machine holds the run's lock and is alive.
+    """Whether a process holds the run's lock.
 
-    One of another machine cannot be seen from here: its lines tell. `but_own`: not this process,
-    which holds the lock while it draws the page of the run that it has just finished.
+    `but_own`: not this process, which holds the lock while it draws the page of the run that it has
+    just finished.
     """
     try:
-        holder = Lease.live_holder(join(folder, LOCK))
+        holder = lock_holder(join(folder, LOCK))
     except StorageError:
         return False
-    if holder is None or (but_own and holder.process.pid == os.getpid()):
-        return False
-    return holder.process.is_surely_running()
+    is_own = holder is not None and (holder.host, holder.pid) == (socket.gethostname(), os.getpid())
+    return holder is not None and not (but_own and is_own)

@@ -10,7 +10,7 @@ import chomp
 from chomp.errors import ConfigError, StorageError
 from chomp.executor.status import read_info
 from chomp.storage import is_folder, is_local, join, name_of, read_text
-from chomp.storage.reading import MAX_TEXT_BYTES
+from chomp.storage.files import MAX_TEXT_BYTES
 from chomp.tracking import redacted
 from chomp.tracking.run_files import SAMPLE_MARK, TEMPLATE, samples_in
 from chomp.variants.checkout import BASE, checkout_root, variant_path

@@ -9,7 +9,7 @@ from chomp.report.payload import page_payload
 from chomp.report.record import read_record
 from chomp.report.run_payload import run_payload
 from chomp.storage import join, make_folder, read_bytes, write_text_atomic
-from chomp.storage.paths import require_inside
+from chomp.storage.files import require_inside
 from chomp.tracking.run_files import REPORT
 
 PAGE = "index.html"

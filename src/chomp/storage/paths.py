@@ -1,316 +1,197 @@
-"""Looking at, listing, making and removing files and folders, local or behind fsspec.
+"""What a path means: a local path, or an address such as "s3://bucket/key" that fsspec reads.
 
-The text of paths (`locations`) and the content of files (`reading`) are offered here too; writing
-lives in `atomic`. Plain local paths go straight to the operating system, every other address goes
-through fsspec, and whatever goes wrong is a `StorageError` naming the path.
+Only the text of paths lives here; nothing is read or written. `normalise` gives every place one
+spelling, and all functions of this room start with it. Local paths never touch fsspec, whose import
+takes a tenth of a second. Addresses can be read; what is written is always local.
 """
 
-import errno
-import glob
 import os
-import shutil
-import stat
-from collections.abc import Iterable
+import re
+import secrets
+from typing import Any, TypeAlias
 
-from chomp.errors import StorageError, message
-from chomp.storage.failures import storage_errors
-from chomp.storage.locations import (
-    StrPath,
-    filesystem_of,
-    is_local,
-    join,
-    name_of,
-    normalise,
-    parent_of,
-)
-from chomp.storage.reading import read_bytes, read_json, read_text
-from chomp.storage.temporary import is_temporary, sync_name, temporary_beside, temporary_with
+from chomp.errors import StorageError, require
 
-__all__ = [
-    "exists",
-    "folder_size_bytes",
-    "glob_files",
-    "is_folder",
-    "is_local",
-    "join",
-    "list_folder",
-    "make_folder",
-    "name_of",
-    "normalise",
-    "parent_of",
-    "read_bytes",
-    "read_json",
-    "read_text",
-    "remove_tree",
-    "rename_folder",
-    "require_writable_folder",
-]
+StrPath: TypeAlias = str | os.PathLike[str]
 
-# A whole filesystem block, so that a full disk shows at the start and not hours later.
-_PROBE_BYTES = 4096
+# "s3://", and chains such as "simplecache::s3://".
+_ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.\-]*(::[A-Za-z][A-Za-z0-9+.\-]*)*://")
+_LOST_SLASH = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]+):/")
+_LOCAL_SCHEMES = ("file://", "local://")
+# In the name of a folder that was moved aside for a newer result.
+SET_ASIDE = ".replaced-"
+_PATTERN_CHARACTERS = "[]*?\\"
+_TEMPORARY = re.compile(r"\..*\.[0-9a-f]{16}\.tmp")
+# A file name may have 255 bytes; 50 characters of UTF-8 leave room for what is added.
+_KEPT_CHARACTERS = 50
 
 
-def exists(path: StrPath) -> bool:
-    """Whether anything is at the path; a link that leads nowhere counts as nothing."""
-    text = normalise(path)
-    with storage_errors(text, "look at"):
-        if is_local(text):
-            return _mode_of(text) is not None
-        filesystem, inner = filesystem_of(text)
-        return filesystem.exists(inner)
+def normalise(path: StrPath) -> str:
+    """The one spelling of a path: no "file://", no slash at the end, never empty.
 
-
-def is_folder(path: StrPath) -> bool:
-    """Whether a folder is at the path."""
-    text = normalise(path)
-    with storage_errors(text, "look at"):
-        if is_local(text):
-            mode = _mode_of(text)
-            return mode is not None and stat.S_ISDIR(mode)
-        filesystem, inner = filesystem_of(text)
-        return filesystem.isdir(inner)
-
-
-def list_folder(path: StrPath) -> list[str]:
-    """Names of what the folder holds, sorted; unfinished temporary files are left out."""
-    text = normalise(path)
-    with storage_errors(text, "list"):
-        if is_local(text):
-            names = os.listdir(text)
-        else:
-            filesystem, inner = filesystem_of(text)
-            _require_folder(text)
-            # Object stores may list the folder's own placeholder among what it holds.
-            entries = (entry.rstrip("/") for entry in filesystem.ls(inner, detail=False))
-            names = [name_of(entry) for entry in entries if entry != inner]
-    return sorted(name for name in names if not is_temporary(name))
-
-
-def glob_files(pattern: StrPath) -> list[str]:
-    """Files that match the pattern, sorted and spelled like it; none is an empty list.
-
-    `*` stays within a folder, `**` goes down. As in a shell, hidden local files need a pattern
-    with the dot, and local folders this user cannot read are passed over.
+    A relative path stays relative, and ".." stays as it is.
     """
-    text = normalise(pattern)
-    with storage_errors(text, "list"):
-        if is_local(text):
-            found = [path for path in glob.glob(text, recursive=True) if os.path.isfile(path)]
-        else:
-            found = _glob_addresses(text)
-    return sorted({path for path in found if not is_temporary(name_of(path))})
-
-
-def folder_size_bytes(path: StrPath) -> int:
-    """Bytes of all files below the folder; files that vanish meanwhile count as nothing."""
-    text = normalise(path)
-    with storage_errors(text, "measure"):
-        _require_folder(text)
-        if not is_local(text):
-            filesystem, inner = filesystem_of(text)
-            return filesystem.du(inner)
-        return _local_size(text)
-
-
-def make_folder(path: StrPath, *, inside: StrPath | None = None) -> None:
-    """Make the folder and its parents; one that is there already is fine, a file is not.
-
-    With `inside`, a folder that it lies in, a link that leads out of that one is refused.
-    """
-    text = normalise(path)
-    if inside is not None:
-        require_inside(text, inside)
-    with storage_errors(text, "make"):
-        if is_local(text):
-            os.makedirs(text, exist_ok=True)
-        else:
-            filesystem, inner = filesystem_of(text)
-            if filesystem.exists(inner) and not filesystem.isdir(inner):
-                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), text)
-            filesystem.makedirs(inner, exist_ok=True)
-
-
-def remove_tree(path: StrPath) -> None:
-    """Remove the file, or the folder with all it holds; nothing there is fine.
-
-    A symbolic link is removed, not what it points to. The root of a filesystem or of a bucket is
-    refused.
-    """
-    text = normalise(path)
-    where = os.path.abspath(text) if is_local(text) else text
-    if parent_of(where) == where:
+    text = os.fspath(path)
+    for scheme in _LOCAL_SCHEMES:
+        if text.startswith(scheme):
+            text = _path_of_file_address(text, scheme)
+    if not text or not _is_encodable(text):
         raise StorageError(
-            message(
-                given=f"cannot remove {text}: it is the root of its filesystem",
-                allowed="a file or a folder below the root",
-                fix="look where this path was put together; one of its parts is probably unset",
-            )
+            f"path {text!r}",
+            allowed="a path with at least one character, without NUL or lone surrogates",
+            fix="look where this path was put together; one of its parts is probably unset",
         )
-    with storage_errors(text, "remove"):
-        if not is_local(text):
-            filesystem, inner = filesystem_of(text)
-            if filesystem.exists(inner):
-                filesystem.rm(inner, recursive=True)
-        elif os.path.isdir(text) and not os.path.islink(text):
-            shutil.rmtree(text)
-        elif os.path.lexists(text):
-            os.unlink(text)
+    address = _ADDRESS.match(text)
+    if address is not None:
+        return address.group() + text[address.end() :].rstrip("/")
+    # pathlib turns "s3://bucket" into "s3:/bucket", which would be a local folder "s3:".
+    if (lost := _LOST_SLASH.match(text)) is not None:
+        raise StorageError(
+            f"path {text}",
+            allowed=f"{lost[1]}:// with two slashes, or a plain path",
+            fix="pass addresses as str, since pathlib.Path drops one of the slashes",
+        )
+    return text.rstrip("/") or "/"
 
 
-def rename_folder(source: StrPath, target: StrPath) -> None:
-    """Give a folder a new path on the same filesystem; a target that exists is refused.
-
-    Local: one atomic rename, and the new name survives a power cut (the files inside only if they
-    were synced before). Elsewhere: copy, then remove. That is **not atomic**: whoever looks
-    meanwhile, or after a crash, may find part of the folder at either path.
-    """
-    old, new = normalise(source), normalise(target)
-    with storage_errors(old, "rename"):
-        _require_folder(old)
-        _require_same_filesystem(old, new)
-    with storage_errors(new, "rename"):
-        if exists(new) or (is_local(new) and os.path.islink(new)):
-            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), new)
-        if not is_local(new):
-            filesystem, inner = filesystem_of(old)
-            filesystem.mv(inner, filesystem_of(new)[1], recursive=True)
-            return
-        # Between the check and this line only an empty folder could still be replaced: rename
-        # fails on a file and on a folder that holds anything.
-        try:
-            os.rename(old, new)
-        except OSError as error:
-            if error.errno == errno.EXDEV:
-                raise _different_filesystems(old, new) from error
-            raise
-    sync_name(new)
-    if parent_of(old) != parent_of(new):
-        sync_name(old)
+def is_local(path: StrPath) -> bool:
+    """Whether the path is on a mounted filesystem; a network mount such as NFS counts as local."""
+    return _ADDRESS.match(normalise(path)) is None
 
 
-def require_writable_folder(path: StrPath) -> None:
-    """Make the folder and prove that files can be written in it, or raise `StorageError`.
-
-    Leaves the folder, and nothing in it. Meant for the start of a run, so that a wrong output path
-    fails in the first second.
-    """
+def require_local(path: StrPath, doing: str) -> str:
+    """The path, normalised; `StorageError` for an address, which can only be read."""
     text = normalise(path)
-    make_folder(text)
-    probe = join(text, "probe")
-    data = bytes(_PROBE_BYTES)
-    with storage_errors(probe, "write"):
-        if is_local(text):
-            with temporary_with(data, beside=probe):
-                return
-        filesystem, inner = filesystem_of(temporary_beside(probe))
-        filesystem.pipe_file(inner, data)
-        filesystem.rm(inner, recursive=False)
-
-
-def require_inside(path: StrPath, folder: StrPath) -> None:
-    """Raise `StorageError` where a symbolic link below `folder` leads `path` out of it.
-
-    The folder itself and what is above it may be links.
-    """
-    text, root = normalise(path), os.path.realpath(normalise(folder))
     if not is_local(text):
-        return
-    real = os.path.realpath(text)
-    if os.path.commonpath([real, root]) != root:
         raise StorageError(
-            message(
-                given=f"{text} leads out of {root} by a symbolic link, to {real}",
-                allowed="files and folders of a run that lie in its folder",
-                fix="remove the link; to have a run on another disk, give its folder there "
-                "(--run-dir, --prefix), or make the whole run folder a link",
-            )
+            f"cannot {doing} {text}: it is not on a mounted filesystem",
+            allowed="a local path, or one on a network mount",
+            fix="choose a local folder (--run-dir, --prefix) and copy the result",
         )
+    return text
 
 
-def require_links_inside(folder: StrPath, names: Iterable[str]) -> None:
-    """`require_inside` for these names in `folder`, and for all folders down to two levels below.
+def without_dots(path: StrPath) -> str:
+    """The path without "..", as the system would follow it; other paths are only normalised.
 
-    No deeper, where a checkpoint has its arrays: those are many files, and none is written twice.
+    TensorStore refuses "..", and `a/../b` must be the same place as `b` for everyone who asks.
     """
-    if not is_local(folder):
-        return
-    for top in (join(folder, name) for name in names):
-        require_inside(top, folder)
-        for parent, inner, _ in os.walk(top):
-            for path in (os.path.join(parent, name) for name in inner):
-                if os.path.islink(path):
-                    require_inside(path, folder)
-            if parent != top:
-                inner.clear()
+    text = normalise(path)
+    if not is_local(text) or ".." not in text.split("/"):
+        return text
+    short, real = os.path.normpath(text), os.path.realpath(text)
+    # Where a link stands before "..", only the system knows where that leads.
+    return short if os.path.realpath(short) == real and ".." not in short.split("/") else real
 
 
-def _mode_of(path: str) -> int | None:
-    # os.path.exists answers "no" where the truth is "not permitted to know".
-    try:
-        return os.stat(path).st_mode
-    except (FileNotFoundError, NotADirectoryError):
-        return None
+def require_plain_path(path: StrPath) -> None:
+    """Raise `ConfigError` for an output path that Orbax would take for a pattern of many paths.
 
-
-def _require_folder(path: str) -> None:
-    if is_folder(path):
-        return
-    code = errno.ENOTDIR if exists(path) else errno.ENOENT
-    raise OSError(code, os.strerror(code), path)
-
-
-def _require_same_filesystem(old: str, new: str) -> None:
-    is_same = is_local(old) == is_local(new)
-    if is_same and not is_local(old):
-        is_same = filesystem_of(old)[0] is filesystem_of(new)[0]
-    if not is_same:
-        raise _different_filesystems(old, new)
-
-
-def _different_filesystems(old: str, new: str) -> StorageError:
-    return StorageError(
-        message(
-            given=f"cannot rename {old} to {new}: they are on different filesystems",
-            allowed="two paths on one filesystem",
-            fix="copy the folder there, check the copy, and remove the original",
-        )
+    It globs the whole path to find a checkpoint's files, and would find none or those of others.
+    """
+    text = normalise(path)
+    full = os.path.abspath(text) if is_local(text) else text
+    wrong = sorted(set(full) & set(_PATTERN_CHARACTERS))
+    require(
+        not wrong,
+        f"output path {full}, which has {' '.join(wrong)}: checkpoints there cannot be read",
+        allowed=f"a path without {' '.join(_PATTERN_CHARACTERS)}",
+        fix="choose another --run-dir or --prefix (CHOMP_PREFIX), or rename the folder",
     )
 
 
-def _local_size(folder: str) -> int:
-    def refuse_unreadable(error: OSError) -> None:
-        if not isinstance(error, FileNotFoundError):
-            raise error
+def join(base: StrPath, *parts: str) -> str:
+    """`base` with `parts` below it, in the spelling of `base`; empty parts are left out.
 
-    total = 0
-    for parent, _, names in os.walk(folder, onerror=refuse_unreadable):
-        for name in names:
-            try:
-                total += os.lstat(os.path.join(parent, name)).st_size
-            except FileNotFoundError:
-                continue
-    return total
-
-
-def _glob_addresses(pattern: str) -> list[str]:
-    # fsspec answers in its own spelling, which may have lost the scheme or the host. The part
-    # before the first wildcard is known in both spellings and is swapped back.
-    plain = pattern
-    while glob.has_magic(plain):
-        if parent_of(plain) == plain:
+    The result is never outside `base`: absolute parts, addresses and ".." are refused, so a name
+    read from a file cannot lead elsewhere. Use `parent_of` to go up.
+    """
+    result = normalise(base)
+    for part in parts:
+        if part.startswith("/") or _ADDRESS.match(part) or ".." in part.split("/"):
             raise StorageError(
-                message(
-                    given=f"pattern {pattern} with a wildcard in the bucket's name",
-                    allowed="wildcards after the bucket's name",
-                    fix="write the bucket's name in full",
-                )
+                f"part {part!r} to join to {result}",
+                allowed="relative parts without '..'",
+                fix="pass a path that stays below the base, or use parent_of to go up",
             )
-        plain = parent_of(plain)
-    filesystem, inner = filesystem_of(pattern)
-    inner_plain = filesystem_of(plain)[1]
-    found = filesystem.glob(inner, detail=True)
-    return [
-        join(plain, path.removeprefix(inner_plain).lstrip("/"))
-        for path, facts in found.items()
-        if facts["type"] == "file"
-    ]
+        if part.strip("/"):
+            separator = "" if result.endswith("/") else "/"
+            result = normalise(f"{result}{separator}{part}")
+    return result
+
+
+def parent_of(path: StrPath) -> str:
+    """The folder a path is in; the root of a filesystem or of a bucket is its own parent."""
+    # Everywhere but in memory the first part of an address is a bucket or a host, not a folder.
+    text = normalise(path)
+    address = _ADDRESS.match(text)
+    if address is None:
+        return os.path.dirname(text) or "."
+    place, slash, _ = text[address.end() :].rpartition("/")
+    is_memory = text.startswith("memory://")
+    return normalise(address.group() + place) if slash or is_memory else text
+
+
+def name_of(path: StrPath) -> str:
+    """The last part of a path; empty for the root of a filesystem."""
+    text = normalise(path)
+    address = _ADDRESS.match(text)
+    return text[address.end() if address else 0 :].rpartition("/")[2]
+
+
+def is_set_aside(path: StrPath) -> bool:
+    """Whether a folder's name says that a newer result has replaced it."""
+    return SET_ASIDE in name_of(path)
+
+
+def temporary_beside(path: str) -> str:
+    """A new hidden name in the folder of `path`, where a rename onto `path` is atomic."""
+    name = f".{name_of(path)[:_KEPT_CHARACTERS]}.{secrets.token_hex(8)}.tmp"
+    return join(parent_of(path), name)
+
+
+def is_temporary(name: str) -> bool:
+    """Whether `temporary_beside` made this file name: an unfinished file that nothing reads."""
+    return _TEMPORARY.fullmatch(name) is not None
+
+
+def filesystem_of(path: StrPath) -> tuple[Any, str]:
+    """The fsspec filesystem of an address, and the path as that filesystem spells it.
+
+    Listings cached by earlier calls are dropped: other machines write to the same places.
+    """
+    import fsspec.core  # noqa: PLC0415  (heavy, and no local path needs it)
+
+    text = normalise(path)
+    scheme = text.partition("://")[0]
+    try:
+        filesystem, inner = fsspec.core.url_to_fs(text)
+    except (ImportError, ValueError) as error:
+        raise StorageError(
+            f"path {text}, which cannot be opened: {error}",
+            allowed="a plain path, or an address whose fsspec package is installed",
+            fix=f"install the package that provides {scheme}:// (s3fs, gcsfs, adlfs, …), "
+            "or correct the address",
+        ) from error
+    filesystem.invalidate_cache()
+    return filesystem, str(inner)
+
+
+def _is_encodable(text: str) -> bool:
+    try:
+        return b"\0" not in os.fsencode(text)
+    except UnicodeEncodeError:
+        return False
+
+
+def _path_of_file_address(text: str, scheme: str) -> str:
+    path = text.removeprefix(scheme).removeprefix("localhost")
+    if not path.startswith("/"):
+        # "file://runs/x" names a machine called "runs" by the URL standard, and a folder to many.
+        raise StorageError(
+            f"path {text}",
+            allowed=f"{scheme} followed by an absolute path, as in {scheme}/data/run",
+            fix="add the slash, or write a relative path without the scheme",
+        )
+    # Two slashes at the front are one: "file:////data" is "/data".
+    return "/" + path.lstrip("/")

@@ -15,7 +15,7 @@ from chomp.storage import (
     write_json_atomic,
     write_text_atomic,
 )
-from chomp.storage.reading import MAX_JSON_BYTES
+from chomp.storage.files import MAX_JSON_BYTES
 from chomp.tokenize.byte import ByteTokenizer
 from chomp.tokenize.json_tokenizer import JsonTokenizer
 from chomp.tokenize.protocol import Tokenizer

@@ -11,7 +11,7 @@ import sys
 
 from chomp.errors import DataError
 from chomp.storage import StrPath, read_text
-from chomp.storage.reading import MAX_JSON_BYTES
+from chomp.storage.files import MAX_JSON_BYTES
 
 TRIAL_SECONDS = 60
 TRIAL_BYTES = 4 << 30  # the largest vocabularies in use, with 33 MB of rules, need half a GiB

@@ -17,8 +17,8 @@ from rich.panel import Panel
 from rich.text import Text
 
 from chomp.storage import read_text
+from chomp.storage.files import MAX_TEXT_BYTES
 from chomp.storage.printable import PlainConsole, printable
-from chomp.storage.reading import MAX_TEXT_BYTES
 from chomp.tracking.bar import TrainingBar
 from chomp.tracking.metrics import (
     DURATION,

@@ -15,7 +15,7 @@ from os import PathLike
 from pathlib import Path
 
 from chomp.errors import ConfigError, StorageError
-from chomp.storage.reading import open_regular
+from chomp.storage.files import open_regular
 from chomp.tracking.lines import (
     NONFINITE_SUFFIX,
     Row,

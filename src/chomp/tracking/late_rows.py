@@ -5,7 +5,7 @@ import time
 from os import PathLike
 from pathlib import Path
 
-from chomp.storage.reading import open_regular
+from chomp.storage.files import open_regular
 from chomp.tracking.jsonl import JsonlTracker
 
 # A line is one write, so it is whole within microseconds; what is torn for longer is left for good.

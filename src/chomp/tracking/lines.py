@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, NoReturn, TypeAlias, cast
 
 from chomp.errors import ConfigError
-from chomp.storage.reading import open_regular
+from chomp.storage.files import open_regular
 from chomp.tracking.protocol import PlainValue
 
 # A row as read from a file. Its values are flat, but only the file knows of which type each is.

@@ -9,9 +9,9 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from chomp.storage.failures import storage_errors
+from chomp.storage.errors import storage_errors
+from chomp.storage.files import open_regular
 from chomp.storage.printable import PlainFormatter
-from chomp.storage.reading import open_regular
 from chomp.storage.secrets import redacted
 
 # Loggers with a level of their own, which that of the root does not reach. Orbax logs by absl.

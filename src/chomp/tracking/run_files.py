@@ -23,7 +23,7 @@ from chomp.storage import (
     read_bytes,
     read_json,
 )
-from chomp.storage.reading import MAX_TEXT_BYTES
+from chomp.storage.files import MAX_TEXT_BYTES
 
 RESOLVED_CONFIG = "config_resolved.json"
 DERIVED = "derived"  # in the resolved config: what follows from the config, and is none of it

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from chomp.errors import ConfigError
-from chomp.storage.paths import require_links_inside
+from chomp.storage.files import require_links_inside
 from chomp.storage.secrets import redacted, without_secrets
 from chomp.tracking.background import BackgroundSink
 from chomp.tracking.config import LoggingConfig, WandbConfig

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 
 from chomp.errors import ConfigError
 from chomp.storage import exists, join, read_text, write_text_atomic
-from chomp.storage.reading import MAX_TEXT_BYTES
+from chomp.storage.files import MAX_TEXT_BYTES
 from chomp.tracking.run_files import ORIGINAL_CONFIG
 
 VARIABLE = "CHOMP_ORIGINAL_CONFIG"

@@ -38,10 +38,9 @@ from chomp.storage import (
     write_json_atomic,
     write_text_atomic,
 )
-from chomp.storage.locations import require_plain_path
-from chomp.storage.paths import require_links_inside
+from chomp.storage.files import MAX_TEXT_BYTES, require_links_inside
+from chomp.storage.paths import require_plain_path
 from chomp.storage.printable import PlainConsole, printable
-from chomp.storage.reading import MAX_TEXT_BYTES
 from chomp.tokenize import Tokenizer, save_tokenizer
 from chomp.tracking import (
     CompositeTracker,

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from chomp.errors import ConfigError, require
 from chomp.storage import make_folder, read_text, remove_tree, rename_folder, write_text_atomic
-from chomp.storage.failures import storage_errors
+from chomp.storage.errors import storage_errors
 from chomp.variants import git_history
 from chomp.variants.archive import Archive, read_archive, with_entry, write_archive
 from chomp.variants.archive_entry import NONE, NOT_COMMITTED, TO_BE_FILLED_IN

@@ -16,7 +16,7 @@ from chomp.data.sources.record_fields import Record
 from chomp.data.sources.source_files import files_of, records_of_parts, require_paths
 from chomp.errors import DataError
 from chomp.storage import is_local, read_bytes
-from chomp.storage.failures import storage_errors
+from chomp.storage.errors import storage_errors
 
 # Axes: L tokens of a file with one axis.
 

@@ -11,7 +11,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 
 from chomp.data.progress import progress_bar
 from chomp.data.sources.source_files import present
-from chomp.storage import FileFacts, file_facts, open_stream
+from chomp.storage import FileInfo, file_info, open_stream
 
 _MAX_THREADS = 4
 _CHUNK_BYTES = 1 << 20
@@ -49,7 +49,7 @@ class _Reading:
         self.is_over = threading.Event()
         self._guard = threading.Lock()
 
-    def digest_of(self, path: str, facts: FileFacts) -> bytes:
+    def digest_of(self, path: str, facts: FileInfo) -> bytes:
         """The digest of one file."""
         if facts.checksum is not None:
             return hashlib.sha256(f"{facts.checksum} size={facts.size_bytes}".encode()).digest()
@@ -62,12 +62,12 @@ class _Reading:
         return digest.digest()
 
 
-def _facts_of(path: str) -> FileFacts:
+def _facts_of(path: str) -> FileInfo:
     with present(path):
-        return file_facts(path)
+        return file_info(path)
 
 
-def _bytes_to_read(facts: FileFacts) -> int:
+def _bytes_to_read(facts: FileInfo) -> int:
     return facts.size_bytes if facts.checksum is None else 0
 
 

@@ -23,7 +23,7 @@ from jaxtyping import Int, Num, UInt32
 
 from chomp.errors import DataError, StorageError
 from chomp.storage import is_local, join
-from chomp.storage.locations import without_dots
+from chomp.storage.paths import without_dots
 
 # Axes: N pieces, L numbers of all pieces together, C chunks.
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
 
-from chomp.storage.reading import open_regular
+from chomp.storage.files import open_regular
 from chomp.tracking import Row
 from chomp.tracking.lines import row_of_line
 

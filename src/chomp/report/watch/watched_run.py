@@ -16,7 +16,7 @@ from chomp.report.run_state import is_killed
 from chomp.report.watch.followed_file import FollowedFile
 from chomp.report.watch.series import GrowingSeries
 from chomp.storage import join, name_of, read_text
-from chomp.storage.reading import MAX_TEXT_BYTES
+from chomp.storage.files import MAX_TEXT_BYTES
 from chomp.tracking import Row, metrics, redacted
 from chomp.tracking.lines import NONFINITE_SUFFIX
 from chomp.tracking.pace import Pace

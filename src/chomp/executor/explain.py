@@ -1,20 +1,62 @@
-"""Why a step is new, and how one that is not differs from its record. In words, for a plan."""
+"""Why a step is new, and how one that is not differs from its record, in words.
 
-from collections.abc import Iterable, Mapping, Sequence
+The nearest earlier run is found quickly among thousands: a sweep of a thousand steps over a
+thousand earlier runs is a million comparisons. So each record is read once for a plan, and compared
+as one whole number, with a bit for each value that occurs.
+"""
+
+import logging
+import re
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
 from chomp.config import MISSING, Difference, canonical_json, config_difference
 from chomp.config.paths import KeyPath, dotted
-from chomp.executor.class_names import CLASS, MODULE
-from chomp.executor.earlier import EarlierRuns, earlier_runs
-from chomp.executor.identity import HASH_DIGITS, Identity
-from chomp.executor.status import StepInfo
-from chomp.storage import name_of, parent_of
+from chomp.errors import StorageError
+from chomp.executor.identity import CLASS, HASH_DIGITS, MODULE, Identity
+from chomp.executor.status import StepInfo, read_info
+from chomp.executor.step import LEAVES
+from chomp.storage import is_folder, join, list_folder, name_of, parent_of
 from chomp.storage.secrets import without_secrets
 
+_log = logging.getLogger(__name__)
 _CHANGES_SHOWN = 3
 # Longer values are cut: the path says where to look.
 _MAX_VALUE_CHARACTERS = 80
+
+
+class EarlierRuns:
+    """The nearest earlier runs of many steps. What it has read is not read again."""
+
+    def __init__(self) -> None:
+        self._bits: dict[Hashable, int] = {}
+        self._found: dict[tuple[str, str], list[tuple[StepInfo, int]]] = {}
+
+    def nearest(self, name: str, identity: Identity, path: str) -> StepInfo | None:
+        """The run of that name beside `path` with the fewest changes, of several the latest."""
+        place = (name, parent_of(path))
+        if place not in self._found:
+            runs = _earlier_runs(name, place[1], name_of(name))
+            self._found[place] = [(info, self._mask(info.values)) for _, info in runs]
+        if not self._found[place]:
+            return None
+        own = self._mask(identity.values)
+        # A field that changed has two values of which each side lacks one; a field that one side
+        # does not have is missing itself and with its value. Two bits for each, either way.
+        ranked = ((own ^ mask).bit_count() for _, mask in self._found[place])
+        started = (-info.started for info, _ in self._found[place])
+        best = min(zip(ranked, started, range(len(self._found[place])), strict=True))
+        return self._found[place][best[2]][0]
+
+    def _mask(self, values: Mapping[str, Any]) -> int:
+        """Identity values as bits: one for each field that there is, one for each value it has."""
+        mask = 0
+        for field, value in values.items():
+            # With its type: in Python true equals 1, and 1 equals 1.0.
+            known = value if isinstance(value, LEAVES) else canonical_json(value)
+            for thing in (field, (field, type(value), known)):
+                mask |= 1 << self._bits.setdefault(thing, len(self._bits))
+        return mask
 
 
 def why_new(name: str, identity: Identity, path: str, earlier: EarlierRuns) -> str:
@@ -25,10 +67,10 @@ def why_new(name: str, identity: Identity, path: str, earlier: EarlierRuns) -> s
     changes = changes_since(nearest, name, identity)
     if not changes:
         return f"new here; {nearest.output_path} was continued as this run, and --allow finds it"
-    return f"changed since {nearest.identity}: {told_changes(changes)}"
+    return f"changed since {nearest.identity}: {describe_changes(changes)}"
 
 
-def told_changes(changes: Sequence[Difference]) -> str:
+def describe_changes(changes: Sequence[Difference]) -> str:
     """The first few changes in words."""
     told = [f"{d.path}: {short(d.before)} -> {short(d.after)}" for d in changes]
     more = f" and {len(told) - _CHANGES_SHOWN} more" if len(told) > _CHANGES_SHOWN else ""
@@ -63,7 +105,7 @@ def nearest_allowed(name: str, identity: Identity, path: str, allowed: Sequence[
     The nearest, and among those the latest; folders are named `<something>-<hash>`, as `path` is.
     """
     found: list[tuple[int, float, str]] = []
-    for folder, info in earlier_runs(name, parent_of(path), name_of(path)[: -HASH_DIGITS - 1]):
+    for folder, info in _earlier_runs(name, parent_of(path), name_of(path)[: -HASH_DIGITS - 1]):
         changes = changes_since(info, name, identity)
         if not not_allowed(changes, allowed):
             found.append((len(changes), -info.started, folder))
@@ -105,7 +147,7 @@ def record_differences(
     covered, not_covered = ([(*root, *each) for each in some] for some in (marked, unversioned))
     told = [
         f"{d.path}: recorded {short(d.before)}, now {short(d.after)}"
-        for d in _told_differences(*map(without_secrets, (info.config, config)))
+        for d in _differences_of_record(*map(without_secrets, (info.config, config)))
         if not any(_is_within(d.path, path) for path in covered)
         or any(_is_within(d.path, path) for path in not_covered)
         or _is_at(d.path, MODULE)
@@ -135,6 +177,25 @@ def short(value: Any) -> str:
     return text if len(text) <= _MAX_VALUE_CHARACTERS else text[: _MAX_VALUE_CHARACTERS - 3] + "..."
 
 
+def _earlier_runs(name: str, folder: str, stem: str) -> list[tuple[str, StepInfo]]:
+    """The runs of a step of that name in `<folder>/<stem>-<hash>`, each with its folder."""
+    if not is_folder(folder):
+        return []
+    # The whole name: results that were moved aside have a longer one.
+    pattern = re.compile(re.escape(stem) + rf"-[0-9a-f]{{{HASH_DIGITS}}}")
+    siblings = [join(folder, each) for each in list_folder(folder) if pattern.fullmatch(each)]
+    found = []
+    for sibling in siblings:
+        try:
+            info = read_info(sibling)
+        except StorageError as error:  # of another run: no reason not to begin this one
+            _log.warning("passed over among the earlier runs of %s: %s", name, error)
+            continue
+        if info is not None and info.name == name:
+            found.append((sibling, info))
+    return found
+
+
 def _inner_differences(whole: Difference) -> list[Difference]:
     """The same difference by the parts that differ; whole if it is none to a config's eyes."""
     inner = config_difference({"": whole.before}, {"": whole.after})
@@ -154,7 +215,7 @@ def _is_within(path: str, outer: KeyPath) -> bool:
     return not outer or path == dotted(outer) or path.startswith(f"{dotted(outer)}.")
 
 
-def _told_differences(recorded: Any, config: Any) -> list[Difference]:
+def _differences_of_record(recorded: Any, config: Any) -> list[Difference]:
     """What differs from a record in what it speaks of."""
     found = plain_differences(recorded, config)
     silent = [key for key in (CLASS, MODULE) if found and not _has_key(recorded, key)]
