@@ -28,7 +28,7 @@ from benchmarks.model_sizes import measured_platform
 from benchmarks.record import Figure, record
 from benchmarks.step_process import StepProcess, clean_environment
 from benchmarks.timing import note
-from chomp.errors import message
+from chomp.errors import ConfigError
 from chomp.mesh import MeshConfig, create_mesh, prepare_cpu_steps
 from experiments.grug.megalodon.model import GrugModelConfig
 from experiments.grug.megalodon.presets import MEGA_200M
@@ -171,10 +171,12 @@ def require_package() -> None:
     """Refuse to begin where the peer is not installed."""
     if find_spec("megalodon_jax") is None:
         raise SystemExit(
-            message(
-                given="no package megalodon-jax, which the model is compared with on a CPU",
-                allowed="an environment that has it, with JAX 0.10",
-                fix="run it under `uv run --group test`, or name other parts by --only",
+            str(
+                ConfigError(
+                    "no package megalodon-jax, which the model is compared with on a CPU",
+                    allowed="an environment that has it, with JAX 0.10",
+                    fix="run it under `uv run --group test`, or name other parts by --only",
+                )
             )
         )
 

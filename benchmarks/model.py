@@ -26,7 +26,7 @@ from benchmarks.model_sizes import SIZES, measured_platform, sizes_for
 from benchmarks.record import Figure, record
 from benchmarks.step_process import StepProcess, clean_environment
 from benchmarks.timing import note
-from chomp.errors import message
+from chomp.errors import ConfigError
 
 OURS, PEER = "benchmarks.training_step", "benchmarks.peers.torch_decoder"
 SPEED_GOALS = {"cpu": 0.8, "gpu": 1.05}
@@ -194,10 +194,12 @@ def torch_interpreter(asked_for: str | None) -> str:
     look = "import importlib.util as u, sys; sys.exit(u.find_spec('torch') is None)"
     if subprocess.run([python, "-c", look]).returncode:
         raise SystemExit(
-            message(
-                given=f"no package torch, which the step is compared with, in {python}",
-                allowed="an interpreter that has PyTorch 2.4 or newer, and a C++ compiler on a CPU",
-                fix="name it by --torch-python PATH or CHOMP_TORCH_PYTHON, or install torch here",
+            str(
+                ConfigError(
+                    f"no package torch, which the step is compared with, in {python}",
+                    allowed="an interpreter with PyTorch 2.4 or newer; on a CPU a C++ compiler too",
+                    fix="pass --torch-python PATH, set CHOMP_TORCH_PYTHON, or install torch here",
+                )
             )
         )
     return python

@@ -22,7 +22,7 @@ import jaxtyping
 import pytest
 
 from chomp.config import Config
-from chomp.errors import message
+from chomp.errors import ConfigError
 from chomp.executor import ExecutorStep
 from chomp.mesh import abstract_arrays
 from chomp.mesh.abstract_arrays import placed_arrays
@@ -108,7 +108,7 @@ class Template:
 
 def breach(variant: Variant, file: str, given: str, *, allowed: str, fix: str) -> str:
     """A violation that names the file."""
-    return message(given=f"{variant.told(file)}: {given}", allowed=allowed, fix=fix)
+    return str(ConfigError(f"{variant.told(file)}: {given}", allowed=allowed, fix=fix))
 
 
 @contextmanager
@@ -148,10 +148,12 @@ def something_to_verify(root: Path) -> list[str]:
         return []
     given = "which is not verified" if BASE in found else f"variants {sorted(found)} without it"
     return [
-        message(
-            given=f"experiments/grug/{BASE}: {given}",
-            allowed="a checkout with the base template, which keeps every contract",
-            fix="run the tests in the root of a whole checkout",
+        str(
+            ConfigError(
+                f"experiments/grug/{BASE}: {given}",
+                allowed="a checkout with the base template, which keeps every contract",
+                fix="run the tests in the root of a whole checkout",
+            )
         )
     ]
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from chomp.config import apply_overrides
-from chomp.errors import message
+from chomp.errors import ConfigError
 from chomp.executor import PlannedStep, plan_steps, run_plan
 from chomp.launch.local_runner import local_runner
 from chomp.tracking import metric_of, metrics
@@ -309,4 +309,4 @@ def _broken(
     allowed: str,
     fix: str = "compare the variant's train.py with experiments/grug/base/train.py",
 ) -> str:
-    return message(given=f"{run.parent.name}/{run.name}: {given}", allowed=allowed, fix=fix)
+    return str(ConfigError(f"{run.parent.name}/{run.name}: {given}", allowed=allowed, fix=fix))

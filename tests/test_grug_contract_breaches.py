@@ -78,7 +78,7 @@ BREACHES = {
     "an exception without a reason": Breach(
         contracts.says_why_it_is_not_verified,
         ("train.py", "from collections", "# GRUG NOVERIFY\nfrom collections"),
-        ("train.py:7: `# GRUG NOVERIFY` is not written as a mark is",),
+        ("train.py:7: `# GRUG NOVERIFY` is not in the form of a mark",),
     ),
     "a stale copy": Breach(
         contracts.copies_are_equal,

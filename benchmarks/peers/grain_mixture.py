@@ -13,7 +13,7 @@ import numpy as np
 import tensorstore as ts
 from jaxtyping import Int32
 
-from chomp.errors import message
+from chomp.errors import ConfigError
 
 # Axes: T tokens of a row.
 
@@ -28,10 +28,12 @@ def grain_package() -> Any:
         return import_module("grain")
     except ImportError as error:
         raise SystemExit(
-            message(
-                given="no package grain, which the loader is compared with",
-                allowed="an environment with the dependency group `bench`",
-                fix="run `uv run --group bench python -m benchmarks.data`",
+            str(
+                ConfigError(
+                    "no package grain, which the loader is compared with",
+                    allowed="an environment with the dependency group `bench`",
+                    fix="run `uv run --group bench python -m benchmarks.data`",
+                )
             )
         ) from error
 

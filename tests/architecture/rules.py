@@ -16,8 +16,6 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from chomp.errors import message
-
 # A room imports only rooms of a strictly lower layer. The package's own `__init__` runs before any
 # room, and `errors` is used by all of them, so these two stand below the rest.
 LAYERS = {
@@ -112,6 +110,11 @@ class Module:
         return _room_of(self.name)
 
 
+def violation(given: str, *, allowed: str, fix: str) -> str:
+    """The three parts as one line."""
+    return f"{given}. Allowed: {allowed}. Fix: {fix}."
+
+
 def upward_imports(root: Path) -> list[str]:
     """Imports of a room from a layer that is not strictly higher, and rooms without a layer.
 
@@ -128,8 +131,8 @@ def upward_imports(root: Path) -> list[str]:
                 violations.append(_unknown_room(where, room))
             elif module.room in LAYERS and LAYERS[room] >= LAYERS[module.room]:
                 violations.append(
-                    message(
-                        given=f"{where}: {_with_layer(module.room)} imports {_with_layer(room)}",
+                    violation(
+                        f"{where}: {_with_layer(module.room)} imports {_with_layer(room)}",
                         allowed="rooms of a strictly lower layer",
                         fix="move the shared piece down, or pass it in as an argument",
                     )
@@ -160,8 +163,8 @@ def import_cycles(root: Path) -> list[str]:
             for name, after in zip(circle, [*circle[1:], start], strict=True)
         ]
         violations.append(
-            message(
-                given=", ".join(steps),
+            violation(
+                ", ".join(steps),
                 allowed="imports without a circle",
                 fix="move what both sides need into a module of its own",
             )
@@ -172,8 +175,8 @@ def import_cycles(root: Path) -> list[str]:
 def outside_imports(root: Path) -> list[str]:
     """Imports of templates, tests or benchmarks by the library."""
     return [
-        message(
-            given=f"{module.path}:{entry.line}: {module.name} imports {entry.target}",
+        violation(
+            f"{module.path}:{entry.line}: {module.name} imports {entry.target}",
             allowed="the library's own lower rooms and third parties",
             fix="load a template by path at run time, or move the code into a room of src/chomp",
         )
@@ -186,8 +189,8 @@ def outside_imports(root: Path) -> list[str]:
 def relative_imports(root: Path) -> list[str]:
     """Relative imports in the library."""
     return [
-        message(
-            given=f"{module.path}:{entry.line}: {module.name} imports {entry.target} relatively",
+        violation(
+            f"{module.path}:{entry.line}: {module.name} imports {entry.target} relatively",
             allowed="absolute imports",
             fix=f"write the import from {entry.target}",
         )
@@ -209,8 +212,8 @@ def imports_across_variants(root: Path) -> list[str]:
             if entry.target.split(".")[0] != "experiments" or is_own:
                 continue
             violations.append(
-                message(
-                    given=f"{module.path}:{entry.line}: {own} imports {entry.target}",
+                violation(
+                    f"{module.path}:{entry.line}: {own} imports {entry.target}",
                     allowed=f"chomp, third parties and modules of {own}",
                     fix="copy the code into the variant; put `# verbatim: base` above a copy "
                     "that must stay equal",
@@ -239,8 +242,8 @@ def commands_that_load_jax(root: Path) -> list[str]:
         if done.returncode == 3:
             chain = done.stdout.strip().rpartition("\n")[2]
             violations.append(
-                message(
-                    given=f"{chain}: `{command}` imports jax",
+                violation(
+                    f"{chain}: `{command}` imports jax",
                     allowed=f"`{command}` without JAX, so that it answers at once",
                     fix="import the module inside the function that starts the command",
                 )
@@ -248,8 +251,8 @@ def commands_that_load_jax(root: Path) -> list[str]:
         elif done.returncode != 0:
             last_line = done.stderr.strip().rpartition("\n")[2]
             violations.append(
-                message(
-                    given=f"{module}: `{command}` fails with {last_line}",
+                violation(
+                    f"{module}: `{command}` fails with {last_line}",
                     allowed="a command that can be run",
                     fix="run it and read the traceback",
                 )
@@ -263,8 +266,8 @@ def drawer_names(root: Path) -> list[str]:
     files = sorted(library.rglob("*.py"))
     named = {path for file in files for path in [file, *file.parents] if library in path.parents}
     return [
-        message(
-            given=f"{path.relative_to(root).as_posix()}:1: the name {path.stem}",
+        violation(
+            f"{path.relative_to(root).as_posix()}:1: the name {path.stem}",
             allowed=f"any name but {', '.join(FORBIDDEN_NAMES)}",
             fix="name it for what it holds",
         )
@@ -293,8 +296,8 @@ def _with_layer(room: str) -> str:
 
 
 def _unknown_room(where: str, room: str) -> str:
-    return message(
-        given=f"{where}: chomp.{room} is a room without a layer",
+    return violation(
+        f"{where}: chomp.{room} is a room without a layer",
         allowed=", ".join(name for name in LAYERS if name != "__init__"),
         fix="add it to the table LAYERS in tests/architecture/rules.py, or correct the name",
     )

@@ -69,10 +69,10 @@ def test_only_the_loop_is_asked(tmp_path: Path):
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        ("# GRUG NOVERIFY", "is not written as a mark is"),
-        ("# GRUG NOVERIFY until 2100-01-01", "is not written as a mark is"),
-        ("#GRUG NOVERIFY: why, until 2100-01-01", "is not written as a mark is"),
-        ("# grug noverify: why, until 2100-01-01", "is not written as a mark is"),
+        ("# GRUG NOVERIFY", "is not in the form of a mark"),
+        ("# GRUG NOVERIFY until 2100-01-01", "is not in the form of a mark"),
+        ("#GRUG NOVERIFY: why, until 2100-01-01", "is not in the form of a mark"),
+        ("# grug noverify: why, until 2100-01-01", "is not in the form of a mark"),
         ("# GRUG NOVERIFY:", "gives no reason"),
         ("# GRUG NOVERIFY: , until 2100-01-01", "gives no reason"),
         ("# GRUG NOVERIFY: ..., until 2100-01-01", "gives no reason"),
@@ -80,7 +80,7 @@ def test_only_the_loop_is_asked(tmp_path: Path):
         ("# GRUG NOVERIFY: it is broken, until Christmas", "gives no date"),
         ("# GRUG NOVERIFY: it is broken, until 2100-02-31", "gives no date"),
         ("# GRUG NOVERIFY: it is broken, until 21000101", "gives no date"),
-        ("x = 1  # GRUG NOVERIFY: why, until 2100-01-01", "stands behind code"),
+        ("x = 1  # GRUG NOVERIFY: why, until 2100-01-01", "is behind code"),
         ("# GRUG NOVERIFY: why, until 9999-12-31", "ends more than 180 days ahead"),
         ("# GRUG NOVERIFY: why, until 2026-11-15", "has expired, today is 2026-11-16"),
     ],

@@ -128,15 +128,15 @@ def test_a_comment_may_stand_between_a_mark_and_its_copy(tmp_path: Path):
 @pytest.mark.parametrize(
     ("source", "words"),
     [
-        ("# verbatim: base\n\ndef pace(x): ...\n", "stands above no function, class or method"),
-        ("# verbatim: base\nx = 1\n", "stands above no function, class or method"),
-        ("def pace(x):  # verbatim: base\n    ...\n", "stands above no function"),
-        ("# verbatim: moe\ndef pace(x): ...\n", "the name of another variant, alone: base"),
-        ("# verbatim: odd\ndef pace(x): ...\n", "the name of another variant, alone: base"),
-        ("# verbatim:\ndef pace(x): ...\n", "the name of another variant, alone: base"),
-        ("# verbatim: base, nearly\ndef pace(x): ...\n", "the name of another variant, alone"),
-        ("# verbatim: base\ndef gone(x): ...\n", "gone is marked as a copy, and experiments/grug"),
-        ("# verbatim: base\ndef pace(x:\n", "Python that can be parsed"),
+        ("# verbatim: base\n\ndef pace(x): ...\n", "is not above a function, class or method"),
+        ("# verbatim: base\nx = 1\n", "is not above a function, class or method"),
+        ("def pace(x):  # verbatim: base\n    ...\n", "is not above a function"),
+        ("# verbatim: moe\ndef pace(x): ...\n", "the name of another variant: base"),
+        ("# verbatim: odd\ndef pace(x): ...\n", "the name of another variant: base"),
+        ("# verbatim:\ndef pace(x): ...\n", "the name of another variant: base"),
+        ("# verbatim: base, nearly\ndef pace(x): ...\n", "the name of another variant"),
+        ("# verbatim: base\ndef gone(x): ...\n", "gone is marked as a copy, but experiments/grug"),
+        ("# verbatim: base\ndef pace(x:\n", "valid Python"),
     ],
 )
 def test_a_mark_that_marks_nothing_is_told_apart(source: str, words: str, tmp_path: Path):

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from datetime import date, timedelta
 from pathlib import Path
 
-from chomp.errors import message
+from chomp.errors import ConfigError
 from chomp.variants.checkout import variant_path
 from chomp.variants.comments import Comment, comments_in
 
@@ -45,12 +45,13 @@ class NotVerified:
             wrong = f"ends more than {LONGEST.days} days ahead, today is {today}"
         if wrong is None:
             return None
-        return message(
-            given=f"{self.where}: `{self.text}` {wrong}",
-            allowed=f"`{_FORM}` as a line of its own, up to that day, at most "
-            f"{LONGEST.days} days ahead",
-            fix="make the variant keep the contracts and delete the line, or say why it does not "
-            "and until when",
+        return str(
+            ConfigError(
+                f"{self.where}: `{self.text}` {wrong}",
+                allowed=f"`{_FORM}` on its own line, with a date at most {LONGEST.days} days ahead",
+                fix="make the variant pass its contracts and delete the line, or give a reason "
+                "and a later date",
+            )
         )
 
 
@@ -79,9 +80,9 @@ def _mark(where: str, comment: Comment) -> NotVerified:
         reason, day = said, ""
     wrong = None
     if not comment.is_own_line:
-        wrong = "stands behind code"
+        wrong = "is behind code"
     elif said == comment.text:
-        wrong = "is not written as a mark is"
+        wrong = "is not in the form of a mark"
     elif not re.search(r"\w", reason):
         wrong = "gives no reason"
     elif _day(day) is None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from chomp.errors import message
+from chomp.errors import ConfigError
 from chomp.variants.checkout import variant_path
 from chomp.variants.comments import Comment, comments_in
 
@@ -35,10 +35,10 @@ class Definition:
 
 def verbatim_violations(folder: Path) -> list[str]:
     """What is wrong with the copies of a variant, each in three parts with file and line."""
-    return [told for file in sorted(folder.glob("*.py")) for told in _in_file(folder, file)]
+    return [str(fault) for file in sorted(folder.glob("*.py")) for fault in _in_file(folder, file)]
 
 
-def _in_file(folder: Path, file: Path) -> Iterator[str]:
+def _in_file(folder: Path, file: Path) -> Iterator[ConfigError]:
     source = file.read_text(encoding="utf-8", errors="replace")
     comments = {comment.line: comment for comment in comments_in(source)}
     marks = [comment for comment in comments.values() if _MARK.fullmatch(comment.text)]
@@ -56,27 +56,29 @@ def _in_file(folder: Path, file: Path) -> Iterator[str]:
         yield from _of_mark(folder, file, mark, copy)
 
 
-def _of_mark(folder: Path, file: Path, mark: Comment, copy: Definition | None) -> Iterator[str]:
+def _of_mark(
+    folder: Path, file: Path, mark: Comment, copy: Definition | None
+) -> Iterator[ConfigError]:
     where, origin = f"{_told(file)}:{mark.line}", _MARK.sub(r"\g<origin>", mark.text).strip()
     models = folder.parent.glob("*/model.py")
     others = sorted({path.parent.name for path in models} - {folder.name})
     if copy is None:
-        yield message(
-            given=f"{where}: `{mark.text}` stands above no function, class or method",
-            allowed="the line above one, or above its decorators",
+        yield ConfigError(
+            f"{where}: `{mark.text}` is not above a function, class or method",
+            allowed="the line above a definition or above its decorators",
             fix="move the mark there, or delete it",
         )
     elif origin not in others:
-        yield message(
-            given=f"{where}: `{mark.text}` above {copy.name}",
-            allowed=f"the name of another variant, alone: {', '.join(others) or 'there is none'}",
-            fix="name the variant that the copy was made from, or delete the mark",
+        yield ConfigError(
+            f"{where}: `{mark.text}` above {copy.name}",
+            allowed=f"the name of another variant: {', '.join(others) or 'there is none'}",
+            fix="name the variant that was copied, or delete the mark",
         )
     else:
         yield from _compared(where, copy, file, folder.parent / origin)
 
 
-def _compared(where: str, copy: Definition, file: Path, origin: Path) -> Iterator[str]:
+def _compared(where: str, copy: Definition, file: Path, origin: Path) -> Iterator[ConfigError]:
     # What was moved to another file is still a copy; the file of the same name goes first.
     files = sorted(origin.glob("*.py"), key=lambda path: (path.name != file.name, path.name))
     for source in files:
@@ -90,11 +92,11 @@ def _compared(where: str, copy: Definition, file: Path, origin: Path) -> Iterato
                 if original.text != copy.text:
                     yield _stale(where, copy, f"{_told(source)}:{original.line}", original)
                 return
-    yield message(
-        given=f"{where}: {copy.name} is marked as a copy, and {variant_path(origin.name)} has no "
+    yield ConfigError(
+        f"{where}: {copy.name} is marked as a copy, but {variant_path(origin.name)} has no "
         "such function, class or method",
-        allowed="names that the origin has",
-        fix="rename the copy as the origin did, or delete the mark",
+        allowed="names that the original has",
+        fix="rename the copy like the original, or delete the mark",
     )
 
 
@@ -124,25 +126,25 @@ def _text(lines: list[str]) -> str:
     return textwrap.dedent("\n".join(kept))
 
 
-def _stale(where: str, copy: Definition, there: str, original: Definition) -> str:
+def _stale(where: str, copy: Definition, there: str, original: Definition) -> ConfigError:
     pair = (original.text.split("\n"), copy.text.split("\n"))
     diff = list(difflib.unified_diff(*pair, n=_CONTEXT_LINES, lineterm=""))[2:]
     shown = [f"    {line}" for line in diff[:_MAX_DIFF_LINES]]
     if len(diff) > _MAX_DIFF_LINES:
         shown.append(f"    … and {len(diff) - _MAX_DIFF_LINES} lines more")
-    return message(
-        given=f"{where}: {copy.name} is marked as a copy of {there}, and differs:\n"
+    return ConfigError(
+        f"{where}: {copy.name} is marked as a copy of {there}, but differs:\n"
         + "\n".join(shown)
         + "\n",
-        allowed="the same text, decorators and comments included",
-        fix="copy the origin's again, or delete the mark if the variant means to differ",
+        allowed="the same text, including decorators and comments",
+        fix="copy the original again, or delete the mark if the variant should differ",
     )
 
 
-def _unreadable(file: Path, error: SyntaxError) -> str:
-    return message(
-        given=f"{_told(file)}:{error.lineno}: {error.msg}",
-        allowed="Python that can be parsed, so that copies can be compared",
+def _unreadable(file: Path, error: SyntaxError) -> ConfigError:
+    return ConfigError(
+        f"{_told(file)}:{error.lineno}: {error.msg}",
+        allowed="valid Python, so that copies can be compared",
         fix="correct the file",
     )
 
