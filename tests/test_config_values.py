@@ -7,8 +7,7 @@ import pytest
 
 from chomp.cli.launch_files import launch_class, loaded_module
 from chomp.config import config_from_mapping
-from chomp.config.declared import scalar_types, sections
-from chomp.config.fields import Setting, settings_of
+from chomp.config.fields import Setting, scalar_types, sections, settings_of
 from chomp.config.schema import classes_inside
 from chomp.errors import ConfigError
 

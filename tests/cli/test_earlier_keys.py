@@ -560,7 +560,7 @@ def test_a_key_of_a_file_that_cannot_be_is_told_by_its_own_name():
     content = merged("data.packing_max_docs_per_bin", 0, PACKED)
     with pytest.raises(ConfigError) as caught:
         own_config(GrugBaseLaunchConfig, content, source="a file")
-    assert str(caught.value).startswith("a file: data.packing: max_documents_per_row=0. Allowed: ")
+    assert str(caught.value).startswith("a file: data.packing.max_documents_per_row=0. Allowed: ")
     told = "data.packing_max_docs_per_bin is data.packing.max_documents_per_row here"
     assert str(caught.value).endswith(f"\n({told})")
 

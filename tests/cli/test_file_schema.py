@@ -8,7 +8,7 @@ import jsonschema
 import pytest
 
 from chomp.cli.config_schema import file_schema
-from chomp.config.yaml_text import parsed_yaml
+from chomp.config.files import parse_yaml
 from experiments.grug.array_stacked.launch import GrugArrayStackedLaunchConfig
 from experiments.grug.base.launch import GrugBaseLaunchConfig
 from experiments.grug.megalodon.launch import GrugMegalodonLaunchConfig
@@ -51,7 +51,7 @@ def complaints(schemas: Any, content: Any, template: str = "base") -> list[str]:
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
 def test_the_shipped_configs_are_right_by_it(schemas, path: Path):
-    content = parsed_yaml(path.read_text(), source=str(path))
+    content = parse_yaml(path.read_text(), source=str(path))
     assert complaints(schemas, content, content["template"]) == []
 
 

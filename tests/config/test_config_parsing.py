@@ -277,7 +277,7 @@ def test_other_containers_round_trip():
         ({"by_number": {1: 1, "1": 2}}, "by_number has the key '1' as text and as a number"),
         ({"by_number": {None: 1}}, "by_number has the key null"),
         ({"by_level": {"loud": 1}}, "keys that are each one of 'info', 'debug'"),
-        ({"names": ["a", 5]}, "names=['a', 5] (a list). Allowed: a string or a list"),
+        ({"names": ["a", 5]}, "names.1=5 (an integer). Allowed: a string. "),
         ({"grid": [[1], [2, "x"]]}, "grid.1.1='x' (a string). Allowed: an integer"),
         ({"pair": ["a"]}, "a list of 2 items: a string, an integer"),
         ({"pair": ["a", 1, 2]}, "pair=['a', 1, 2] (a list)"),

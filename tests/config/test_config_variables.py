@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chomp.config.variables import without_variables
-from chomp.config.yaml_text import parsed_yaml
+from chomp.config.files import parse_yaml
+from chomp.config.variables import replace_variables
 from chomp.errors import ConfigError
 
 scalars = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text("ab ")
@@ -18,12 +18,12 @@ names = st.lists(st.from_regex(r"[a-z][\w-]{0,5}", fullmatch=True), min_size=1, 
 
 
 def read(text: str) -> Any:
-    return without_variables(parsed_yaml(text, source="a file"), source="a file")
+    return replace_variables(parse_yaml(text, source="a file"), source="a file")
 
 
 def refused(content: dict[str, Any]) -> str:
     with pytest.raises(ConfigError) as caught:
-        without_variables(content, source="a file")
+        replace_variables(content, source="a file")
     return str(caught.value)
 
 
@@ -34,14 +34,14 @@ def test_a_whole_value_is_what_the_variable_is_at_any_depth(name: list[str], val
         variables = {part: variables}
     use = f"$variables.{'.'.join(name)}"
     content = {"variables": variables, "a": {"b": [use, use]}, "c": 1}
-    found = without_variables(content, source="a file")
+    found = replace_variables(content, source="a file")
     assert found == {"a": {"b": [value, value]}, "c": 1}
     assert type(found["a"]["b"][0]) is type(value)
 
 
 @given(values)
 def test_a_file_without_variables_stays_as_it_is(value: Any):
-    assert without_variables({"a": value}, source="a file") == {"a": value}
+    assert replace_variables({"a": value}, source="a file") == {"a": value}
 
 
 @pytest.mark.parametrize("written", ["{$variables.x}", "${variables.x}"])
@@ -51,10 +51,10 @@ def test_a_file_without_variables_stays_as_it_is(value: Any):
 )
 def test_inside_of_text_a_variable_is_its_text_as_yaml_writes_it(written, value, text):
     content = {"variables": {"x": value}, "run_id": f"a-{written}/{written}"}
-    assert without_variables(content, source="f") == {"run_id": f"a-{text}/{text}"}
+    assert replace_variables(content, source="f") == {"run_id": f"a-{text}/{text}"}
     # Alone it is text as well: braces are for text.
     content = {"variables": {"x": value}, "run_id": written}
-    assert without_variables(content, source="f") == {"run_id": text}
+    assert replace_variables(content, source="f") == {"run_id": text}
 
 
 def test_variables_may_use_each_other_in_any_order():
@@ -71,7 +71,7 @@ def test_names_that_yaml_takes_for_numbers_are_names():
 
 
 def test_two_uses_of_one_list_are_two_lists():
-    found = without_variables(
+    found = replace_variables(
         {"variables": {"x": [1]}, "a": "$variables.x", "b": "$variables.x"}, source="f"
     )
     found["a"].append(2)
@@ -106,7 +106,7 @@ def test_a_reference_that_leads_nowhere_is_refused_where_it_stands(content, word
 
 def test_text_that_only_looks_a_little_like_a_reference_is_text():
     content = {"a": "$variable.x costs $5, {$x} and ${HOME}"}
-    assert without_variables(content, source="f") == content
+    assert replace_variables(content, source="f") == content
 
 
 @pytest.mark.parametrize("key", ["$variables.a", "x-{$variables.a}", "${variables.a}"])

@@ -3,8 +3,7 @@
 from dataclasses import dataclass, field
 
 from chomp.config import Config, config_schema, setting
-from chomp.config.field_comments import field_comments
-from chomp.config.schema import classes_inside
+from chomp.config.schema import classes_inside, field_comments
 
 
 @dataclass(frozen=True, kw_only=True)

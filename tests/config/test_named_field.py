@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from chomp.config import Config, setting
-from chomp.config.named_field import named_field
+from chomp.config.overrides import find_field
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,11 +44,11 @@ class Run(Config):
 def test_any_spelling_leads_to_the_field_and_the_loosest_mark_on_the_way(
     name: str, path: tuple[str | int, ...], mark: str
 ):
-    assert named_field(Run(), name) == (path, mark)
+    assert find_field(Run(), name) == (path, mark)
 
 
 @pytest.mark.parametrize(
     "name", ["", "steps", "trainer.stepz", "trainer.steps.0", "train.stages.2", "sources.web.edu"]
 )
 def test_a_name_that_leads_nowhere_gives_none(name: str):
-    assert named_field(Run(), name) is None
+    assert find_field(Run(), name) is None

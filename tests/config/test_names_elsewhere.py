@@ -18,8 +18,8 @@ from chomp.config import (
     load_config,
     setting,
 )
-from chomp.config.elsewhere import elsewhere_in
-from chomp.config.named_field import named_field
+from chomp.config.names import also_names
+from chomp.config.overrides import find_field
 from chomp.errors import ConfigError
 
 
@@ -235,25 +235,25 @@ def test_a_whole_section_on_the_command_line_takes_its_own_fields_alone():
 
 
 def test_a_name_elsewhere_leads_to_the_field_and_its_mark():
-    assert named_field(Run(), "train.eval_every") == (("eval", "period"), "cosmetic")
-    assert named_field(Sweep(), "run.trainer.gen_tokens") == (
+    assert find_field(Run(), "train.eval_every") == (("eval", "period"), "cosmetic")
+    assert find_field(Sweep(), "run.trainer.gen_tokens") == (
         ("run", "samples", "tokens"),
         "identity",
     )
-    assert named_field(Run(eval=None), "train.eval_every") is None
+    assert find_field(Run(eval=None), "train.eval_every") is None
 
 
 def test_a_section_by_itself_does_not_know_the_names_it_has_elsewhere():
     assert config_from_mapping(Samples, {"every": 2}) == Samples(every=2)
     assert "train is not a known key" in refused({"train": {"generate_every": 2}}, Samples)
-    assert [".".join(item.name) for item in elsewhere_in(Run)] == [
+    assert [".".join(item.name) for item in also_names(Run)] == [
         "train.generate_every",
         "train.generate_top_p",
         "train.generate_tokens",
         "trainer.gen_tokens",
         "train.eval_every",
     ]
-    assert elsewhere_in(Sweep) == ()  # those of a run are the run's
+    assert also_names(Sweep) == ()  # those of a run are the run's
 
 
 def test_a_name_is_refused_for_a_kind_of_section_without_the_field():

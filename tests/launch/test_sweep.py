@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from chomp.config import Config
-from chomp.config.yaml_text import parsed_yaml, yaml_of
+from chomp.config.files import parse_yaml, to_yaml
 from chomp.errors import ConfigError
 from chomp.executor import (
     ExecutorStep,
@@ -71,7 +71,7 @@ def test_a_grid_holds_what_is_in_quotes_together(texts, quote):
     quoted = [yaml.safe_dump(each, default_style=quote, width=math.inf).rstrip() for each in texts]
     assert grid_of([f"knobs.name={','.join(quoted)}"]) == [(f"knobs.name={q}",) for q in quoted]
     [run, *_] = sweep_of(steps, Launch(), grid_of([f"knobs.notes={{a: {quoted[0]}}},{{}}"])).runs
-    assert run.config["all"].value.knobs.notes == {"a": parsed_yaml(quoted[0], source="text")}
+    assert run.config["all"].value.knobs.notes == {"a": parse_yaml(quoted[0], source="text")}
 
 
 def test_a_quote_inside_of_a_word_holds_nothing_together():
@@ -112,8 +112,8 @@ PLAIN = st.recursive(
 @settings(max_examples=15, deadline=None)
 def test_a_value_of_a_file_reaches_the_config_as_it_is(tmp_path_factory, name, notes):
     # Read back first: the question is what a sweep does to a value, not what YAML does.
-    text = yaml_of([{"knobs.name": name, "knobs.notes": notes}])
-    [wanted] = parsed_yaml(text, source="text")
+    text = to_yaml([{"knobs.name": name, "knobs.notes": notes}])
+    [wanted] = parse_yaml(text, source="text")
     file = tmp_path_factory.mktemp("sweep") / "points.yaml"
     file.write_text(text)
     [run] = sweep_of(steps, Launch(), points_in_file(str(file))).runs

@@ -15,7 +15,7 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from chomp.config import apply_overrides, config_from_mapping, config_to_mapping
-from chomp.config.elsewhere import elsewhere_in
+from chomp.config.names import also_names
 from chomp.errors import ConfigError
 from chomp.kernels.precision import Precision
 from chomp.mesh import BATCH_AXES
@@ -125,7 +125,7 @@ def test_a_run_takes_the_names_of_the_seed_and_writes_its_own():
 
 def test_every_name_in_another_section_stands_on_the_page_beside_its_field():
     for config in (GrugRunConfig, GrugBaseLaunchConfig):
-        found = {".".join(item.name): ".".join(item.field) for item in elsewhere_in(config)}
+        found = {".".join(item.name): ".".join(item.field) for item in also_names(config)}
         assert found == {name: field for name, (field, _) in NAMES.items()}
     rows = [line for line in TRAINING_PAGE.read_text().splitlines() if line.startswith("| `train.")]
     for name, (field, _) in NAMES.items():

@@ -4,10 +4,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import fields
 from typing import Any
 
-from chomp.config.fields import is_config, mark_of
-from chomp.config.named_field import named_field
-from chomp.config.paths import KeyPath, dotted
-from chomp.config.words import did_you_mean, nearest
+from chomp.config.fields import KeyPath, dotted, is_config, mark_of
+from chomp.config.messages import did_you_mean, nearest
+from chomp.config.overrides import find_field
 from chomp.errors import require
 
 
@@ -21,7 +20,7 @@ def allowed_changes(config: Any, names: Sequence[str]) -> tuple[str, ...]:
 
 
 def _field(config: Any, name: str) -> str:
-    found = named_field(config, name)
+    found = find_field(config, name)
     known = [dotted(path) for path in _schedule_paths(config)]
     near = None if found else nearest(name, known)
     require(

@@ -165,8 +165,7 @@ def _code(value: Any) -> str:
 
 def _sections(cls: type, place: str, mark: Mark, default: Any = None) -> Iterator[_Section]:
     """The tables of a class and of all below it, in the order of the fields."""
-    from chomp.config.declared import sections
-    from chomp.config.fields import MARKS, mark_of, settings_of
+    from chomp.config.fields import MARKS, mark_of, sections, settings_of
 
     yield _Section(place or "The top level", cls, mark, default)
     for item in settings_of(cls):
@@ -181,7 +180,7 @@ def _sections(cls: type, place: str, mark: Mark, default: Any = None) -> Iterato
 
 def _held(declared: Any) -> Iterator[tuple[str, Any]]:
     """A type itself, the items of its list and the entries of its mapping, each with its place."""
-    from chomp.config.declared import entry_types, item_type, list_member, mapping_member
+    from chomp.config.fields import entry_types, item_type, list_member, mapping_member
 
     yield "", declared
     if (items := list_member(declared)) is not None:
@@ -192,15 +191,15 @@ def _held(declared: Any) -> Iterator[tuple[str, Any]]:
 
 def _kind(section: type, among: tuple[type, ...]) -> str:
     """Which of several configs a section is."""
-    from chomp.config.declared import kinds_of
+    from chomp.config.fields import kinds_of
 
     return f" (kind: {kinds_of(section)[0]})" if len(among) > 1 else ""
 
 
 def _table(section: _Section, marks: Mapping[str, Mark]) -> str:
     """A class as a table; `marks` go before those of its own fields."""
-    from chomp.config.field_comments import field_comments
     from chomp.config.fields import MARKS, mark_of, settings_of
+    from chomp.config.schema import field_comments
 
     comments = field_comments(section.cls)
     lines = [
@@ -237,29 +236,29 @@ def _as_yaml(comment: str) -> str:
 
 def _name(item: Setting) -> str:
     """A field as YAML files write it: a section by its alias, if it has one (`train`, `optim`)."""
-    from chomp.config.declared import sections
+    from chomp.config.fields import sections
 
     return item.aliases[0] if item.aliases and sections(item.declared) else item.name
 
 
 def _type(declared: Any) -> str:
-    from chomp.config.declared import allows_none, members, sections
-    from chomp.config.words import allowed_values
+    from chomp.config.fields import allows_none, members, sections
+    from chomp.config.messages import describe_type
 
     if sections(declared):
         others = [part for part in members(declared) if part not in sections(declared)]
-        words = ["a section", *map(allowed_values, others), *["null"] * allows_none(declared)]
+        words = ["a section", *map(describe_type, others), *["null"] * allows_none(declared)]
         return " or ".join(words)
     for place, inner in _held(declared):
         if place and sections(inner):
             return "a section for each " + ("item of a list" if place == ".0" else "name")
-    return allowed_values(declared)
+    return describe_type(declared)
 
 
 def _default(item: Setting, around: Any) -> str:
     """What a file gets that leaves a field out; `around` is what the launch file has around it."""
-    from chomp.config.declared import sections
-    from chomp.config.plain import plain_value
+    from chomp.config.fields import sections
+    from chomp.config.parse import plain_value
 
     if item.is_required and around is None:
         return "required"

@@ -69,7 +69,7 @@ def file_schema(cls: type[Any]) -> Schema:
 
 def _earlier_keys(schema: Schema, cls: type[Any]) -> Iterator[tuple[str, Schema]]:
     """The keys of the first chomp that a file may have and the template has not."""
-    from chomp.config.elsewhere import rerouted
+    from chomp.config.names import resolve_also
     from chomp.config.schema import field_schema
 
     for name in {**RULES, **_READ_TOGETHER}:
@@ -82,7 +82,7 @@ def _earlier_keys(schema: Schema, cls: type[Any]) -> Iterator[tuple[str, Schema]
             yield name, part
     more = {name: _NULL for name in NULL_IS_DEFAULT} | {"data.tokenizer.kind": {"const": "hf"}}
     for name, part in more.items():
-        found = field_schema(schema, cls, rerouted(cls, _parts(name))[0])
+        found = field_schema(schema, cls, resolve_also(cls, _parts(name))[0])
         if found is not None:
             yield name, {"anyOf": [found, part]}
 

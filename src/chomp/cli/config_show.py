@@ -22,10 +22,10 @@ from chomp.tracking.run_files import DERIVED, RESOLVED_CONFIG
 
 def show_config(given: GivenConfig) -> int:
     """Print a config with every field; the exit code. Secrets in it are not shown."""
-    from chomp.config.yaml_text import yaml_of
+    from chomp.config.files import to_yaml
     from chomp.tracking import redacted
 
-    print(redacted(yaml_of(shown_mapping(given))), end="")
+    print(redacted(to_yaml(shown_mapping(given))), end="")
     return 0
 
 

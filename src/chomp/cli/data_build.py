@@ -63,7 +63,7 @@ def _data_steps(
 
 
 def _require_components(run: RunData, only: Sequence[str]) -> None:
-    from chomp.config.words import did_you_mean, nearest
+    from chomp.config.messages import did_you_mean, nearest
 
     known = run.data.components
     for name in only:

@@ -13,7 +13,7 @@ from chomp.cli.earlier_words import has_field, is_taken, refusal, unknown_earlie
 from chomp.errors import ConfigError, message
 
 if TYPE_CHECKING:  # for annotations alone
-    from chomp.config.elsewhere import Elsewhere
+    from chomp.config.names import AlsoName
 
 _NULLS = ("null", "~", "")
 # What a file has beside the config of its template, and what to do in the place of an override.
@@ -28,16 +28,15 @@ def own_override(config: Any, text: str) -> str | None:
 
     Raises `ConfigError` for a key that was replaced.
     """
-    from chomp.config.elsewhere import rerouted
-    from chomp.config.paths import split_override
-    from chomp.config.yaml_text import parsed_yaml
+    from chomp.config.files import parse_yaml
+    from chomp.config.names import resolve_also, split_override
 
     split = split_override(text)
     if split is None:
         return text  # refused where overrides are applied
     cls = type(config)
     parts, value = split
-    path, by = rerouted(cls, parts)
+    path, by = resolve_also(cls, parts)
     if _lacks_section(config, path, by):
         if value in ("0", *_NULLS):
             return None
@@ -55,7 +54,7 @@ def own_override(config: Any, text: str) -> str | None:
         return text
     if isinstance(rule, Moved) and rule.values is None:
         return _placed(config, rule, value)  # its own type says what the text means
-    meant = parsed_yaml(value, source="the value")
+    meant = parse_yaml(value, source="the value")
     if isinstance(rule, Moved):
         values = rule.values or {}
         return f"{rule.to}={values[meant] if isinstance(meant, bool) else value}"
@@ -66,7 +65,7 @@ def own_override(config: Any, text: str) -> str | None:
 
 def _refuse_of_file(cls: type, text: str, name: str, parts: Sequence[str]) -> None:
     """Raise for a key that only a file may have, and for one that nothing has."""
-    from chomp.config.paths import dotted
+    from chomp.config.fields import dotted
 
     told = None
     if name in OF_SOURCES:
@@ -89,11 +88,10 @@ def _refuse_of_file(cls: type, text: str, name: str, parts: Sequence[str]) -> No
 
 def _default_override(cls: type, parts: tuple[str, ...]) -> str | None:
     """An override with the default of its field in the place of null; None: there is no field."""
-    from chomp.config.declared import sections
-    from chomp.config.elsewhere import rerouted
-    from chomp.config.fields import Setting, settings_by_spelling
+    from chomp.config.fields import Setting, sections, settings_by_spelling
+    from chomp.config.names import resolve_also
 
-    path, _ = rerouted(cls, parts)
+    path, _ = resolve_also(cls, parts)
     classes: tuple[type, ...] = (cls,)
     items: list[Setting] = []
     for part in path:
@@ -105,7 +103,7 @@ def _default_override(cls: type, parts: tuple[str, ...]) -> str | None:
     return f"{'.'.join(parts)}={written(items[0].default())}"
 
 
-def _lacks_section(config: Any, path: Sequence[str], by: Elsewhere | None) -> bool:
+def _lacks_section(config: Any, path: Sequence[str], by: AlsoName | None) -> bool:
     """Whether a path is that of a period in a section that is not there: `train.eval_every`."""
     return by is not None and by.zero_is_null and _at(config, path[:-1]) is None
 
@@ -126,7 +124,8 @@ def _at(config: Any, path: Sequence[str]) -> Any:
 
     here = config
     for part in path:
-        item = None if here is None else settings_by_spelling(type(here)).get(part)
+        cls: type = type(here)
+        item = None if here is None else settings_by_spelling(cls).get(part)
         here = None if item is None else getattr(here, item.name)
     return here
 

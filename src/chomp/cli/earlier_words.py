@@ -42,7 +42,7 @@ def refusal(name: str, rule: Fixed | Replaced, value: Any) -> str:
 
 def unknown_earlier(name: str) -> str:
     """The message for a key of a section that only the first chomp has."""
-    from chomp.config.words import did_you_mean, nearest
+    from chomp.config.messages import did_you_mean, nearest
 
     known = [key for key in RULES if key.startswith(f"{ONLY_EARLIER}.")]
     near = nearest(name, known)
@@ -55,15 +55,14 @@ def unknown_earlier(name: str) -> str:
 
 def written(value: Any) -> str:
     """A value as YAML writes it."""
-    from chomp.config.yaml_text import yaml_of
+    from chomp.config.files import to_yaml
 
-    return yaml_of(value).partition("\n")[0]
+    return to_yaml(value).partition("\n")[0]
 
 
 def has_field(cls: type, name: str) -> bool:
     """Whether a config class has a field by a dotted name, in any spelling."""
-    from chomp.config.declared import sections
-    from chomp.config.fields import settings_by_spelling
+    from chomp.config.fields import sections, settings_by_spelling
 
     classes: tuple[type, ...] = (cls,)
     for part in name.split("."):

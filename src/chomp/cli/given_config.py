@@ -90,7 +90,7 @@ class GivenConfig:
         )
 
     def _require_file(self, *, has_known_suffix: bool) -> None:
-        from chomp.config.words import did_you_mean, nearest
+        from chomp.config.messages import did_you_mean, nearest
         from chomp.storage import exists, is_folder, list_folder, name_of, parent_of
 
         if exists(self.path) and has_known_suffix:

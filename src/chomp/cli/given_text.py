@@ -14,8 +14,8 @@ def given_text(given: GivenConfig) -> str | None:
     Secrets are blotted out, also passwords that variables put into an address, and what a comment
     notes down after the name of one.
     """
-    from chomp.config.variables import without_variables
-    from chomp.config.yaml_text import parsed_yaml
+    from chomp.config.files import parse_yaml
+    from chomp.config.variables import replace_variables
     from chomp.storage import read_text
     from chomp.storage.secrets import redacted, without_noted_secrets, without_passwords_of
 
@@ -23,7 +23,7 @@ def given_text(given: GivenConfig) -> str | None:
         return None
     text = read_text(given.path)
     # Of the file and not of the config, in which an option may have replaced the address.
-    content = without_variables(parsed_yaml(text, source=given.path) or {}, source=given.path)
+    content = replace_variables(parse_yaml(text, source=given.path) or {}, source=given.path)
     kept = without_noted_secrets(redacted(_with_comments(text, _options(given))))
     return without_passwords_of(content, kept)
 

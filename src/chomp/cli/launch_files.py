@@ -134,10 +134,10 @@ def loaded_module(path: str) -> ModuleType:
 
 
 def _yaml_mapping(given: GivenConfig) -> dict[str, Any]:
-    from chomp.config.yaml_text import parsed_yaml
+    from chomp.config.files import parse_yaml
     from chomp.storage import read_text
 
-    content = parsed_yaml(read_text(given.path), source=given.path)
+    content = parse_yaml(read_text(given.path), source=given.path)
     require(
         content is None or isinstance(content, dict),
         given=f"{given.path}, which holds a {type(content).__name__}",
@@ -163,12 +163,12 @@ def _refuse_code_by_file(said: Any, config: Any, given: GivenConfig) -> None:
 
 def _taken_template(content: dict[str, Any], *, source: str) -> Any:
     """What a file says about its template, variables replaced; taken out of its content."""
-    from chomp.config.variables import SECTION, without_variables
+    from chomp.config.variables import SECTION, replace_variables
 
     if _TEMPLATE_KEY not in content:
         return None
     said = {SECTION: content.get(SECTION), _TEMPLATE_KEY: content.pop(_TEMPLATE_KEY)}
-    return without_variables(said, source=source)[_TEMPLATE_KEY]
+    return replace_variables(said, source=source)[_TEMPLATE_KEY]
 
 
 def _launch_file(given: GivenConfig, template_key: Any) -> str:

@@ -45,15 +45,15 @@ class FileContent(NamedTuple):
 def own_content(cls: type, content: Content, *, source: str) -> FileContent:
     """The content of a file, variables replaced, by the keys of the launch config `cls`."""
     from chomp.config.messages import raise_problems
-    from chomp.config.variables import without_variables
+    from chomp.config.variables import replace_variables
 
     refuse_secrets(content, source=source)
-    file = _File(cls, without_variables(content, source=source))
+    file = _File(cls, replace_variables(content, source=source))
     run_dir = file.read_together()
     for name, rule in RULES.items():
         file.apply(name, rule)
     file.refuse_unknown()
-    raise_problems(source, {(name,): ConfigError(text) for name, text in file.problems.items()})
+    raise_problems(source, map(ConfigError, file.problems.values()))
     return FileContent(file.content, run_dir, file.moved, file.vocab_multiple)
 
 
@@ -111,7 +111,7 @@ class _File:
     def _refuse_misspelt(self) -> None:
         """Name keys that seem to be those that only files have: `templat`."""
         from chomp.config.fields import settings_by_spelling
-        from chomp.config.words import did_you_mean, nearest
+        from chomp.config.messages import did_you_mean, nearest
 
         known = settings_by_spelling(self._cls)
         for key in [key for key in self.content if isinstance(key, str) and key not in known]:

@@ -95,7 +95,7 @@ def _checkouts(beside: str | None) -> Iterator[Path]:
 
 
 def _no_template(named: str | None, roots: list[Path]) -> ConfigError:
-    from chomp.config.words import did_you_mean, nearest
+    from chomp.config.messages import did_you_mean, nearest
 
     known = sorted({path.parent.name for root in roots for path in _launch_files(root)})
     near = None if named is None else nearest(named, known)

@@ -30,7 +30,7 @@ from chomp.cli.verify_verdict import (
     spread_between,
     widest,
 )
-from chomp.config.paths import split_override
+from chomp.config.names import split_override
 from chomp.errors import LaunchError, message, require
 
 UNBROKEN, KILLED = "unbroken", "killed"

@@ -6,12 +6,19 @@ never imports JAX. The invariant: a config that came out of here holds only valu
 types, at every depth, and reads back equal from its own mapping or YAML text.
 """
 
-from chomp.config.difference import MISSING, Difference, config_difference, unset_additions
 from chomp.config.fields import Config, Mark, setting
 from chomp.config.files import config_to_yaml, load_config
-from chomp.config.fingerprint import canonical_json, config_hash, fingerprint
+from chomp.config.fingerprint import (
+    MISSING,
+    Difference,
+    canonical_json,
+    config_difference,
+    config_hash,
+    fingerprint,
+    unset_additions,
+)
 from chomp.config.overrides import apply_overrides
-from chomp.config.parsing import config_from_mapping, config_to_mapping, validated
+from chomp.config.parse import config_from_mapping, config_to_mapping, validated
 from chomp.config.schema import config_schema
 
 __all__ = [

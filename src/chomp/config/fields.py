@@ -1,32 +1,36 @@
-"""What a config class says about its fields: bounds, spellings, marks, documentation, defaults.
+"""What a config class declares about its fields: types, bounds, names, marks, defaults.
 
-A field written plainly (`steps: int = 100`) has one spelling and is part of the run's identity.
-`setting(...)` says more, beside the field it is about. Of values only bounds are checked here.
+A field written plainly (`steps: int = 100`) has one name and is part of the run's identity.
+`setting(...)` says more, beside the field it is about. Only bounds are checked here, when an
+instance is made; `chomp.config.parse` checks everything else.
 """
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+import types
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
 from functools import cache, wraps
 from operator import ge, gt, le, lt
-from types import NoneType
+from pathlib import PurePath
 from typing import (
+    Annotated,
     Any,
     ClassVar,
     Literal,
     NamedTuple,
     Protocol,
-    TypedDict,
+    TypeGuard,
     TypeVar,
-    Unpack,
+    Union,
+    cast,
     get_args,
+    get_origin,
     get_type_hints,
-    overload,
 )
 
 from pydantic import ConfigDict
 
-from chomp.config.paths import KeyPath, dotted
 from chomp.errors import ConfigError, require
 
 Mark = Literal["identity", "schedule", "cosmetic"]
@@ -38,26 +42,34 @@ Mark = Literal["identity", "schedule", "cosmetic"]
 # From strict to loose. A mark covers everything below its field and can only be loosened there.
 MARKS: tuple[Mark, ...] = ("identity", "schedule", "cosmetic")
 
+# The field that tells the members of a union of configs apart.
+KIND = "kind"
+
+KeyPath = tuple[str | int, ...]
+"""A place in a config: field names, keys of mappings, indexes of lists."""
+
 T = TypeVar("T")
 
 # pydantic hands known metadata keys on to its own Field and leaves the others alone.
 _METADATA_KEY = "chomp.setting"
+_SCALARS = (bool, int, float, str)
+# Sets are left out: they have no order, so no one text and no fingerprint.
+_LISTS = (list, tuple, Sequence)
+_MAPPINGS = (dict, Mapping)
 
 
-class _Words(TypedDict, total=False):
-    """What `setting` takes beside a default."""
+def dotted(path: Iterable[str | int]) -> str:
+    """A path as text that can be pasted into an override; the empty path is the config itself.
 
-    aliases: tuple[str, ...]
-    also: tuple[str, ...]
-    zero_is_null: bool
-    mark: Mark
-    doc: str
-    is_versioned: bool | None
-    is_added: bool
-    gt: float
-    ge: float
-    lt: float
-    le: float
+    A key that holds a dot, an equals sign, a quote or nothing at all is quoted.
+    """
+
+    def quoted(part: str) -> str:
+        if part and not set(part) & set(".='\""):
+            return part
+        return f"'{part}'" if '"' in part else f'"{part}"'
+
+    return ".".join(quoted(str(part)) for part in path) or "the config"
 
 
 class Bounds(NamedTuple):
@@ -79,6 +91,8 @@ class Bounds(NamedTuple):
 
     def outside(self, value: Any) -> Iterator[tuple[KeyPath, float]]:
         """The numbers out of range: the value itself, or items and entries by index and key."""
+        if self == Bounds():
+            return
         held: Iterable[tuple[Any, Any]] = [((), value)]
         if isinstance(value, list | tuple):
             held = [((index,), item) for index, item in enumerate(value)]
@@ -98,21 +112,16 @@ class ConfigClass(Protocol):
 
 
 class Config:
-    """Optional base of config dataclasses: the rules pydantic itself applies to them.
+    """Base of config dataclasses: checks the bounds of their fields when an instance is made.
 
-    `config_from_mapping` and its kin apply the same rules to any dataclass. The base carries them
-    to whoever gives the class to pydantic directly, and into the JSON schema. It also checks the
-    bounds of fields when an instance is made, before the class's own `__post_init__`.
+    The check comes before a class's own `__post_init__`. The base also carries our rules into the
+    JSON schema. `config_from_mapping` and its kin apply the same rules to any dataclass.
     """
 
     # A base with a __dict__ would undo `slots=True` in the classes below it.
     __slots__ = ()
 
-    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(
-        extra="forbid",  # without it pydantic drops unknown nested keys silently
-        revalidate_instances="always",  # without it an instance built in Python is not looked into
-        allow_inf_nan=False,  # JSON has no word for either, and no knob means one
-    )
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid", allow_inf_nan=False)
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Put the check of bounds before a class's own `__post_init__`."""
@@ -136,35 +145,23 @@ class Config:
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """One field of a config class, with its type resolved and its default at hand."""
+    """What a config class says about one field; `setting` tells what each part means."""
 
-    name: str
-    declared: Any
-    field: "dataclasses.Field[Any]"
-
-    @property
-    def aliases(self) -> tuple[str, ...]:
-        """Its other names in its own section."""
-        return _said(self.field).get("aliases", ())
-
-    @property
-    def also(self) -> tuple[str, ...]:
-        """Its dotted names in other sections."""
-        return _said(self.field).get("also", ())
-
-    @property
-    def zero_is_null(self) -> bool:
-        """Whether 0, given by one of its names in other sections, means null."""
-        return _said(self.field).get("zero_is_null", False)
-
-    @property
-    def bounds(self) -> Bounds:
-        """The range of its number, or of each number in its list or mapping."""
-        return _bounds(self.field)
+    # These three are known once its class is: `settings_of` fills them in.
+    name: str = ""
+    declared: Any = Any
+    field: "dataclasses.Field[Any]" = dataclasses.field(default_factory=dataclasses.field)
+    aliases: tuple[str, ...] = ()
+    also: tuple[str, ...] = ()
+    zero_is_null: bool = False
+    mark: Mark = "identity"
+    is_versioned: bool | None = None
+    is_added: bool = False
+    bounds: Bounds = dataclasses.field(default_factory=Bounds)
 
     @property
     def spellings(self) -> tuple[str, ...]:
-        """The canonical name first, then the aliases."""
+        """Its name first, then its aliases."""
         return (self.name, *self.aliases)
 
     @property
@@ -174,39 +171,42 @@ class Setting:
         return self.field.default is missing and self.field.default_factory is missing
 
     def default(self) -> Any:
-        """The default value, made anew if a factory makes it; only for a field that has one."""
+        """The default value, fresh if a factory makes it; None for a required field."""
         if self.field.default_factory is not dataclasses.MISSING:
             return self.field.default_factory()
-        return self.field.default
+        return None if self.is_required else self.field.default
 
     def out_of_bounds(self, path: KeyPath, number: float) -> ConfigError:
         """The error for a number at a path that is not within the bounds."""
-        usual = None if self.is_required else self.default()
-        is_number = isinstance(usual, int | float)
+        usual = self.default()
         return ConfigError(
             f"{dotted(path)}={number}",
-            allowed=f"{self.bounds}" + (", or null" if NoneType in get_args(self.declared) else ""),
+            allowed=f"{self.bounds}" + (", or null" if allows_none(self.declared) else ""),
             fix=f"set {dotted(path)} to a number in that range"
-            + (f", such as {usual}" if is_number else ""),
+            + (f", such as {usual}" if isinstance(usual, int | float) else ""),
         )
 
 
-@overload
-def setting(*, default: T, **words: Unpack[_Words]) -> T: ...
-
-
-@overload
-def setting(*, default_factory: Callable[[], T], **words: Unpack[_Words]) -> T: ...
-
-
-@overload
-def setting(**words: Unpack[_Words]) -> Any: ...
+_PLAIN = Setting()
 
 
 def setting(
-    *, default: Any = dataclasses.MISSING, default_factory: Any = dataclasses.MISSING, **words: Any
-) -> Any:
-    """A dataclass field with bounds, alternative spellings, a mark and a line of documentation.
+    *,
+    default: T = dataclasses.MISSING,  # type: ignore[assignment]
+    default_factory: Callable[[], T] = dataclasses.MISSING,  # type: ignore[assignment]
+    aliases: tuple[str, ...] = (),
+    also: tuple[str, ...] = (),
+    zero_is_null: bool = False,
+    mark: Mark = "identity",
+    doc: str = "",
+    is_versioned: bool | None = None,
+    is_added: bool = False,
+    gt: float | None = None,
+    ge: float | None = None,
+    lt: float | None = None,
+    le: float | None = None,
+) -> T:
+    """A dataclass field with bounds, other names, a mark and a line of documentation.
 
     `gt`, `ge`, `lt` and `le` bound a number, or each number in a list or mapping of them.
 
@@ -221,78 +221,90 @@ def setting(
     `is_added`: the field came after runs were made without it. At its default it is in no hash and
     makes no difference, so that those runs keep their identity and continue.
     """
-    unknown = [name for name in words if name not in _Words.__annotations__]
-    require(
-        not unknown,
-        f"setting({', '.join(f'{name}={words[name]!r}' for name in unknown)})",
-        allowed=", ".join(_Words.__annotations__),
-        fix="write one of these; bounds are gt (above), ge (at least), lt (below), le (at most)",
-    )
-    aliases, also, mark = (
-        words.get(name, kept) for name, kept in (("aliases", ()), ("also", ()), ("mark", MARKS[0]))
-    )
     # Mistakes in a class are bugs, so they are TypeErrors and keep their traceback.
     if mark not in MARKS:
         raise TypeError(f"mark={mark!r} is none of {', '.join(map(repr, MARKS))}")
-    for name, value in (("aliases", aliases), ("also", also)):
+    names: dict[str, Any] = {"aliases": aliases, "also": also}
+    for name, value in names.items():
         if isinstance(value, str):  # a tuple of one without its comma; its letters would be names
             raise TypeError(f"{name}={value!r} is one string; write {name}=({value!r},)")
     if any("." not in name for name in also):
         raise TypeError(f"also={also!r} holds a name of this section; that is an alias")
     # pydantic puts the second and the third into the JSON schema.
     metadata: dict[str, Any] = {
-        _METADATA_KEY: words,
-        "json_schema_extra": {"aliases": list(aliases), "also": list(also), "mark": mark},
+        _METADATA_KEY: Setting(
+            aliases=aliases,
+            also=also,
+            zero_is_null=zero_is_null,
+            mark=mark,
+            is_versioned=is_versioned,
+            is_added=is_added,
+            bounds=Bounds(gt, ge, lt, le),
+        ),
+        "json_schema_extra": {**{key: list(value) for key, value in names.items()}, "mark": mark},
     }
-    if words.get("doc"):
-        metadata["description"] = words["doc"]
-    return dataclasses.field(default=default, default_factory=default_factory, metadata=metadata)
+    if doc:
+        metadata["description"] = doc
+    made: Any = dataclasses.field(
+        default=default, default_factory=default_factory, metadata=metadata
+    )  # type: ignore[call-overload]
+    return cast(T, made)
 
 
 def mark_of(field: "dataclasses.Field[Any]") -> Mark:
     """The mark of a dataclass field; a plain field is identity."""
-    return _said(field).get("mark", MARKS[0])
+    return _said(field).mark
 
 
 def is_versioned(field: "dataclasses.Field[Any]") -> bool:
     """Whether a dataclass field counts where its config is versioned; a plain one does."""
-    counts = _said(field).get("is_versioned")
-    return mark_of(field) != "cosmetic" if counts is None else counts
+    said = _said(field)
+    return said.mark != "cosmetic" if said.is_versioned is None else said.is_versioned
 
 
 def is_of_one_start(field: "dataclasses.Field[Any]") -> bool:
     """Whether a dataclass field is asked of one start of a run: `is_versioned=False`."""
-    return _said(field).get("is_versioned") is False
+    return _said(field).is_versioned is False
 
 
 def is_unset_addition(field: "dataclasses.Field[Any]", value: Any) -> bool:
     """Whether a field that was added later has its default, which is what runs had before it."""
-    return _said(field).get("is_added", False) and bool(value == field.default)
+    return _said(field).is_added and bool(value == field.default)
 
 
 @cache  # resolving string annotations evaluates them, which is slow
 def settings_of(cls: type) -> tuple[Setting, ...]:
     """The fields of a config class that its constructor takes, in declared order.
 
-    Annotations may be strings (`from __future__ import annotations`). A class in which one spelling
-    means two fields is refused, and bounds that do not fit their field.
+    Raises `TypeError` for a class in which one spelling means two fields, and `ConfigError` for
+    bounds that do not fit their field.
     """
-    # The extras are bounds in `Annotated`, which messages about a field mention.
+    # The extras are validators in `Annotated`, which messages about a field mention.
     declared = get_type_hints(cls, include_extras=True)
     settings = [
-        Setting(name=field.name, declared=declared[field.name], field=field)
+        replace(_said(field), name=field.name, declared=declared[field.name], field=field)
         for field in dataclasses.fields(cls)
         if field.init
     ]
-    _refuse_shared_spellings(cls, settings)
+    owner: dict[str, str] = {}
     for item in settings:
+        for name in item.spellings:
+            if name in owner:
+                raise TypeError(
+                    f"{cls.__name__}: {name!r} means both {owner[name]} and {item.name}"
+                )
+            owner[name] = item.name
         _refuse_wrong_bounds(cls, item)
     return tuple(settings)
 
 
-def settings_by_spelling(cls: type) -> dict[str, Setting]:
+@cache
+def settings_by_spelling(cls: type) -> Mapping[str, Setting]:
     """Every name and alias of a config class, with the field it means."""
     return {spelling: item for item in settings_of(cls) for spelling in item.spellings}
+
+
+# ---- Declared types --------------------------------------------------------------------------
 
 
 def is_config(value: object) -> bool:
@@ -301,57 +313,179 @@ def is_config(value: object) -> bool:
 
 
 @cache
+def members(declared: Any) -> tuple[Any, ...]:
+    """The alternatives of a type, None left out; one for a type that is no union."""
+    declared = _unwrapped(declared)
+    if _is_union(declared):
+        return tuple(inner for part in get_args(declared) for inner in members(part))
+    return () if declared in (None, type(None)) else (declared,)
+
+
+@cache
+def allows_none(declared: Any) -> bool:
+    """Whether null is among the alternatives of a type."""
+    declared = _unwrapped(declared)
+    if _is_union(declared):
+        return any(allows_none(part) for part in get_args(declared))
+    return declared in (None, type(None), Any, object)
+
+
+def is_section(member: Any) -> TypeGuard[type]:
+    """Whether a type is a config class, which a mapping of field names fills."""
+    return isinstance(member, type) and dataclasses.is_dataclass(member)
+
+
+@cache
+def sections(declared: Any) -> tuple[type, ...]:
+    """The config classes among the alternatives of a type."""
+    return tuple(member for member in members(declared) if is_section(member))
+
+
+def kinds_of(section: type) -> tuple[Any, ...]:
+    """The values of a config class's `kind: Literal[...]`; a union of configs needs that field."""
+    item = settings_by_spelling(section).get(KIND)
+    if item is None or get_origin(_unwrapped(item.declared)) is not Literal:
+        raise TypeError(
+            f"{section.__name__} is one of several configs a field may hold, so it needs a field "
+            f"{KIND}: Literal[...] that tells it from the others"
+        )
+    return get_args(_unwrapped(item.declared))
+
+
+def section_for(declared: Any, value: Mapping[Any, Any]) -> type | None:
+    """The config class a mapping is meant for: the only one, or the one its `kind` names."""
+    candidates = sections(declared)
+    if len(candidates) < 2:
+        return candidates[0] if candidates else None
+    # A default kind does not decide: every member has one, and a guess would drop fields silently.
+    kind = value.get(KIND)
+    return next((section for section in candidates if kind in kinds_of(section)), None)
+
+
+@cache
+def list_member(declared: Any) -> Any | None:
+    """The alternative that a list fills, if there is one."""
+    return _with_origin(declared, _LISTS)
+
+
+@cache
+def mapping_member(declared: Any) -> Any | None:
+    """The alternative that a mapping with free keys fills, if there is one."""
+    return _with_origin(declared, _MAPPINGS)
+
+
+def fixed_length(member: Any) -> int | None:
+    """The number of items a list must have: `tuple[float, float]`; None if any will do."""
+    is_fixed = get_origin(member) is tuple and get_args(member)[-1:] != (Ellipsis,)
+    return len(get_args(member)) if is_fixed else None
+
+
+def item_type(member: Any, index: int) -> Any:
+    """The type of a list's item; `Any` where the list does not say."""
+    arguments = get_args(member)
+    if fixed_length(member) is not None:
+        # An item too many is refused as the list's length, not as an item.
+        return arguments[index] if index < len(arguments) else Any
+    return arguments[0] if arguments else Any
+
+
+def entry_types(member: Any) -> tuple[Any, Any]:
+    """The types of a mapping's keys and values; `Any` where the mapping does not say."""
+    arguments = get_args(member)
+    return (arguments[0], arguments[1]) if arguments else (Any, Any)
+
+
+def choices_of(member: Any) -> tuple[Any, ...]:
+    """The values a `Literal` or an enum lists, as they are written in a file; else nothing."""
+    if get_origin(member) is Literal:
+        listed = get_args(member)
+    elif isinstance(member, type) and issubclass(member, Enum):
+        listed = tuple(member)
+    else:
+        return ()
+    return tuple(choice.value if isinstance(choice, Enum) else choice for choice in listed)
+
+
+@cache
+def scalar_types(declared: Any) -> frozenset[type] | None:
+    """Which of bool, int, float and str a type lets in; None if it may let in anything.
+
+    A `Literal` or an enum counts as the types of its values, a path as str.
+    """
+    accepted: set[type] = set()
+    for member in members(declared):
+        if choices := choices_of(member):
+            accepted |= {type(choice) for choice in choices}
+        elif isinstance(member, type) and issubclass(member, PurePath):
+            accepted.add(str)
+        elif member in _SCALARS:
+            accepted.add(member)
+        elif not is_section(member) and (get_origin(member) or member) not in _LISTS + _MAPPINGS:
+            return None  # a type unknown here, which pydantic may well know
+    return frozenset(accepted)
+
+
+@cache
+def is_text(declared: Any) -> bool:
+    """Whether every alternative but null is written as one piece of text."""
+    has_inside = sections(declared) or list_member(declared) or mapping_member(declared)
+    return not has_inside and scalar_types(declared) == frozenset({str})
+
+
+def _unwrapped(declared: Any) -> Any:
+    """The type without its `Annotated` wrapping."""
+    while get_origin(declared) is Annotated:
+        declared = get_args(declared)[0]
+    return declared
+
+
+def _is_union(declared: Any) -> bool:
+    # `A | B` and Union[A, B] are different objects until Python 3.14.
+    return get_origin(declared) in (Union, types.UnionType)
+
+
+def _with_origin(declared: Any, origins: tuple[Any, ...]) -> Any | None:
+    found = (each for each in members(declared) if (get_origin(each) or each) in origins)
+    return next(found, None)
+
+
+# ---- Options and bounds ----------------------------------------------------------------------
+
+
+def _said(field: "dataclasses.Field[Any]") -> Setting:
+    """What `setting` was given for a field; its defaults for a plain one."""
+    said: Setting = field.metadata.get(_METADATA_KEY, _PLAIN)
+    return said
+
+
+@cache
 def _bounded(cls: Any) -> tuple[Setting, ...]:
     """The fields of a config class that have bounds."""
     # Annotations are resolved only for these: nothing else needs them where an instance is made.
-    if all(_bounds(field) == Bounds() for field in dataclasses.fields(cls)):
+    if all(_said(field).bounds == Bounds() for field in dataclasses.fields(cls)):
         return ()
     return tuple(item for item in settings_of(cls) if item.bounds != Bounds())
-
-
-def _said(field: "dataclasses.Field[Any]") -> _Words:
-    words: _Words = field.metadata.get(_METADATA_KEY, {})
-    return words
-
-
-def _bounds(field: "dataclasses.Field[Any]") -> Bounds:
-    words = _said(field)
-    return Bounds(words.get("gt"), words.get("ge"), words.get("lt"), words.get("le"))
 
 
 def _refuse_wrong_bounds(cls: type, item: Setting) -> None:
     """Raise `ConfigError` for bounds where there is no number, or that its default is out of."""
     if item.bounds == Bounds():
         return
+
+    def parts(declared: Any) -> Iterator[Any]:
+        yield declared
+        for part in get_args(declared):
+            yield from parts(part)
+
     require(
-        any(part in (int, float) for part in _parts(item.declared)),
+        any(part in (int, float) for part in parts(item.declared)),
         f"{cls.__name__}.{item.name} is {item.declared} with bounds: {item.bounds}",
         allowed="bounds of numbers, and of lists and mappings of numbers",
         fix="leave the bounds out",
     )
-    default = None if item.is_required else item.default()
     require(
-        not any(item.bounds.outside(default)),
-        f"{cls.__name__}.{item.name} has the default {default}",
+        not any(item.bounds.outside(item.default())),
+        f"{cls.__name__}.{item.name} has the default {item.default()}",
         allowed=f"a default in its bounds: {item.bounds}",
         fix="change the default or the bounds",
     )
-
-
-def _parts(declared: Any) -> Iterator[Any]:
-    """A type and all types that it is made of."""
-    yield declared
-    for part in get_args(declared):
-        yield from _parts(part)
-
-
-def _refuse_shared_spellings(cls: type, settings: list[Setting]) -> None:
-    """Raise for a spelling that two fields claim: a mistake in the class, not in anyone's input."""
-    owner: dict[str, str] = {}
-    for item in settings:
-        for spelling in item.spellings:
-            if spelling in owner:
-                raise TypeError(
-                    f"{cls.__name__}: {spelling!r} means both {owner[spelling]} and {item.name}"
-                )
-            owner[spelling] = item.name

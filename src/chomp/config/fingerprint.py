@@ -1,4 +1,4 @@
-"""Fingerprints: one text for one value, and the hash of that text.
+"""Fingerprints and differences: what makes two configs the same run, and what differs.
 
 Equal values give equal text whatever the order of their keys or fields. A config's hash covers the
 identity fields only, so a run keeps its hash when its logging or its schedule changes.
@@ -7,12 +7,50 @@ identity fields only, so a run keeps its hash when its logging or its schedule c
 import dataclasses
 import hashlib
 import json
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, Final
 
-from chomp.config.fields import ConfigClass, is_config, is_unset_addition, mark_of
-from chomp.config.parsing import validated
-from chomp.config.plain import plain_value
+from chomp.config.fields import (
+    MARKS,
+    ConfigClass,
+    KeyPath,
+    Mark,
+    dotted,
+    is_config,
+    is_unset_addition,
+    mark_of,
+)
+from chomp.config.parse import plain_items, plain_value, validated
+
+
+class _Missing(Enum):
+    """The type of `MISSING`: an enum of one member, which type checkers can tell from values."""
+
+    MISSING = "missing"
+
+    def __repr__(self) -> str:
+        return "(missing)"
+
+    __str__ = __repr__
+
+
+MISSING: Final = _Missing.MISSING
+"""Stands in a `Difference` for a field that one side does not have."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Difference:
+    """One field that differs: its dotted path, both values as plain data, and its mark."""
+
+    path: str
+    before: Any
+    after: Any
+    mark: Mark
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.before!r} -> {self.after!r} ({self.mark})"
 
 
 def canonical_json(value: Any) -> str:
@@ -45,6 +83,39 @@ def config_hash(config: ConfigClass) -> str:
     return fingerprint(_identity(validated(config)))
 
 
+def config_difference(
+    before: ConfigClass | Mapping[str, Any], after: ConfigClass | Mapping[str, Any]
+) -> list[Difference]:
+    """The fields that differ, in the order of `before`, then those only `after` has.
+
+    Either side may be a mapping, such as a config read back from a run folder: its marks are then
+    the other side's, and identity where neither side is a config. Lists of different length are
+    one difference; 1 and 1.0 are none, nor is a field that was added later, at its default, to one
+    that is missing.
+    """
+    fields = [*_fields_inside(before), *_fields_inside(after)]
+    marks = {path: mark_of(field) for path, field, _ in fields if mark_of(field) != MARKS[0]}
+    added = {path for path, field, value in fields if is_unset_addition(field, value)}
+    found: list[Difference] = []
+    for path, old, new in _differing(plain_value(before), plain_value(after), ()):
+        if MISSING in (old, new) and path in added:
+            continue
+        # The loosest mark on the way.
+        on_the_way = [marks[path[:end]] for end in range(1, len(path) + 1) if path[:end] in marks]
+        mark = max(on_the_way, key=MARKS.index, default=MARKS[0])
+        found.append(Difference(path=dotted(path), before=old, after=new, mark=mark))
+    return found
+
+
+def unset_additions(value: Any) -> set[str]:
+    """The paths inside a config of fields that were added later and have their default."""
+    return {
+        dotted(path)
+        for path, field, inner in _fields_inside(value)
+        if is_unset_addition(field, inner)
+    }
+
+
 def _identity(value: Any) -> Any:
     """The value without the fields that are not part of a run's identity."""
     if is_config(value):
@@ -59,3 +130,34 @@ def _identity(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_identity(item) for item in value]
     return value
+
+
+def _fields_inside(
+    value: Any, path: KeyPath = ()
+) -> Iterator[tuple[KeyPath, "dataclasses.Field[Any]", Any]]:
+    """Every field inside a value at any depth, with its path and what it has."""
+    children: list[tuple[str | int, Any]] = []
+    if is_config(value):
+        for field in dataclasses.fields(value):
+            item = getattr(value, field.name)
+            yield (*path, field.name), field, item
+            children.append((field.name, item))
+    elif isinstance(value, Mapping):
+        children += plain_items(value, path)
+    elif isinstance(value, list | tuple):
+        children += enumerate(value)
+    for key, item in children:
+        yield from _fields_inside(item, (*path, key))
+
+
+def _differing(old: Any, new: Any, path: KeyPath) -> Iterator[tuple[KeyPath, Any, Any]]:
+    """The innermost paths at which two values of plain data differ."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        for key in dict.fromkeys([*old, *new]):
+            yield from _differing(old.get(key, MISSING), new.get(key, MISSING), (*path, key))
+    elif isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
+        for index, (old_item, new_item) in enumerate(zip(old, new, strict=True)):
+            yield from _differing(old_item, new_item, (*path, index))
+    # In Python true equals 1; in a config it does not.
+    elif old != new or isinstance(old, bool) != isinstance(new, bool):
+        yield path, old, new

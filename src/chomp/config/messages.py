@@ -1,112 +1,279 @@
-"""pydantic's complaints in our words, and the one `ConfigError` that lists all problems.
+"""The errors about configs, in the words of a person who writes the file.
 
-A complaint carries the place in the shaped data. `Shaping` knows what the user wrote there and what
-the class declares, so the message is built from those; pydantic's own text is used only for
-validators in an annotation. Names it adds for the members of a union never reach the message.
+Types are named as in a file ("an integer", "one of 'a', 'b'", "a number or null"), never as Python
+or pydantic name them.
 """
 
-import re
-from collections.abc import Mapping
+import difflib
+import math
+from collections.abc import Collection, Iterable, Mapping
+from enum import Enum
+from pathlib import PurePath
 from typing import Any
 
-from pydantic import ValidationError
-
-from chomp.config.declared import entry_types, mapping_member
-from chomp.config.paths import KeyPath, dotted
-from chomp.config.shaping import Shaping
-from chomp.config.words import wrong_key, wrong_value
+from chomp.config.fields import (
+    KeyPath,
+    allows_none,
+    choices_of,
+    dotted,
+    entry_types,
+    fixed_length,
+    is_config,
+    is_section,
+    item_type,
+    kinds_of,
+    list_member,
+    mapping_member,
+    members,
+    scalar_types,
+    sections,
+    settings_by_spelling,
+    settings_of,
+)
 from chomp.errors import ConfigError
 
-# Complaints that the declared type itself explains; others come from validators in it.
-_OF_TYPE = {"enum", "int_from_float", "literal_error", "missing", "none_required", "too_long"}
-_OF_TYPE_ENDINGS = ("_type", "_parsing")
+# Longer values are cut: the path says where to look, and a message is read in a terminal.
+_MAX_VALUE_CHARACTERS = 80
 
-# Complaints that carry an exception raised by a config class.
-_OF_CHECK = {"value_error", "assertion_error"}
-
-
-def note_complaints(error: ValidationError, shaping: Shaping) -> None:
-    """Add pydantic's complaints to the problems of a shaping, each place once.
-
-    A check over several fields is left out while one of those fields is wrong. So is whatever
-    pydantic says about the members of a union that the input did not choose.
-    """
-    for complaint in error.errors(include_url=False):
-        located = _located(complaint["loc"], shaping)
-        if located is None or _is_wrong_around(located[0], shaping):
-            continue
-        at, rest = located
-        if complaint["type"] not in _OF_CHECK or not _is_wrong_inside(at, shaping):
-            shaping.problems[at] = _error(complaint, at, rest, shaping)
+_TYPE_WORDS = {bool: "true or false", int: "an integer", float: "a number", str: "a string"}
+_VALUE_WORDS = _TYPE_WORDS | {bool: "a boolean"}
+_BOOLEAN_WORDS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 
 
-def raise_problems(source: str, problems: Mapping[KeyPath, ConfigError]) -> None:
+def raise_problems(source: str, errors: Iterable[ConfigError]) -> None:
     """Raise one `ConfigError` with every problem in it, headed by where the config came from."""
-    errors = {str(error): error for error in problems.values()}  # one may explain two places
-    if len(errors) == 1:
-        raise next(iter(errors.values())).within(source)
-    if errors:
-        listed = "\n".join(f"  - {text}" for text in errors)
-        given = f"{source}: {len(errors)} problems\n{listed}"
-        raise ConfigError(given, problems=list(errors.values()))
+    problems = {str(error): error for error in errors}  # one may explain two places
+    if len(problems) == 1:
+        raise next(iter(problems.values())).within(source)
+    if problems:
+        listed = "\n".join(f"  - {text}" for text in problems)
+        given = f"{source}: {len(problems)} problems\n{listed}"
+        raise ConfigError(given, problems=list(problems.values()))
 
 
-def _located(loc: tuple[str | int, ...], shaping: Shaping) -> tuple[KeyPath, KeyPath] | None:
-    """The deepest known place on the way to a complaint, and the rest of the way.
-
-    None if the way leads into a member of a union that the input did not choose.
-    """
-    at: KeyPath = ()
-    awaits_tag = at in shaping.tags
-    for index, part in enumerate(loc):
-        if awaits_tag:
-            if part not in shaping.tags[at]:
-                return None
-            awaits_tag = False
-        # A missing field has a problem but no place.
-        elif (*at, part) in shaping.places or (*at, part) in shaping.problems:
-            at = (*at, part)
-            awaits_tag = at in shaping.tags
-        else:
-            return at, loc[index:]
-    return at, ()
+# ---- Words -----------------------------------------------------------------------------------
 
 
-def _error(complaint: Any, at: KeyPath, rest: KeyPath, shaping: Shaping) -> ConfigError:
-    place = shaping.places[at]
-    if complaint["type"] in _OF_CHECK:
-        error = complaint["ctx"]["error"]
-        if not isinstance(error, ConfigError):  # a rule that raises another ValueError
-            error = ConfigError(str(error))
-        names = _given_otherwise(str(error), at, shaping)
-        head = f"{dotted(place.path)}{names}" if place.path else names.strip()
-        return error.within(head) if head else error
-    if rest == ("[key]",):  # pydantic's mark for the key of an entry rather than its value
-        mapping = shaping.places[at[:-1]]
-        key_type = entry_types(mapping_member(mapping.declared))[0]
-        return wrong_key(mapping.path, place.path[-1], key_type)
-    is_of_type = complaint["type"] in _OF_TYPE or complaint["type"].endswith(_OF_TYPE_ENDINGS)
-    detail = "" if is_of_type else complaint["msg"]
-    return wrong_value(place.path, place.value, place.declared, detail)
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """The known name a misspelt one most likely stands for, if any is near."""
+    # difflib's own threshold, 0.6: low enough to join "wbe" to "web".
+    matches = difflib.get_close_matches(name, list(known), n=1)
+    return matches[0] if matches else None
 
 
-def _given_otherwise(text: str, at: KeyPath, shaping: Shaping) -> str:
-    """The names by which fields were given that a check calls by their own; empty: those."""
-    section = shaping.places[at].path
-    told = [
-        f"{field[-1]} is given as {dotted(place.path)}"
-        for field, place in shaping.places.items()
-        if field
-        and field[:-1] == at
-        and place.path != (*section, field[-1])
-        and re.search(rf"\b{re.escape(str(field[-1]))}\b", text)
+def did_you_mean(name: str | None) -> str:
+    """The question to append to a wrong name; empty without a near one."""
+    return f" (did you mean {name}?)" if name else ""
+
+
+def describe_value(value: Any) -> str:
+    """A value as it was given, cut to a readable length, and its type in words."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return f"{str(value).lower()} (a boolean)"
+    text = repr(value)
+    if len(text) > _MAX_VALUE_CHARACTERS:
+        text = text[: _MAX_VALUE_CHARACTERS - 3] + "..."
+    cls = type(value)
+    if cls in _VALUE_WORDS:
+        words = _VALUE_WORDS[cls]
+    elif isinstance(value, Mapping):
+        words = "a mapping"
+    elif isinstance(value, list | tuple):
+        words = "a list"
+    elif isinstance(value, Enum) or is_config(value) or cls.__module__ == "builtins":
+        words = f"a {cls.__qualname__}"
+    else:
+        words = f"a {cls.__module__}.{cls.__qualname__}"
+    return f"{text} ({words})"
+
+
+def describe_type(declared: Any) -> str:
+    """What a declared type lets in, in words."""
+    configs = sections(declared)
+    if len(configs) > 1:
+        kinds = ", ".join(repr(kind) for config in configs for kind in kinds_of(config))
+        words = [f"a mapping whose kind is one of {kinds}"]
+    else:
+        words = [f"a mapping with {_known_keys(config)}" for config in configs]
+    words += [_describe_member(member) for member in members(declared) if not is_section(member)]
+    if allows_none(declared) and "any value" not in words:
+        words.append("null")
+    words = list(dict.fromkeys(words))
+    if any("," in word for word in words):
+        return " or ".join(words)
+    return " or ".join(filter(None, [", ".join(words[:-1]), words[-1]]))
+
+
+def _describe_member(member: Any) -> str:
+    if choices := choices_of(member):
+        listed = ", ".join("null" if choice is None else _literal(choice) for choice in choices)
+        return listed if len(choices) == 1 else f"one of {listed}"
+    if list_member(member) is not None:
+        length = fixed_length(member)
+        if length is None:
+            return f"a list, each item {describe_type(item_type(member, 0))}"
+        items = ", ".join(describe_type(item_type(member, index)) for index in range(length))
+        return f"a list of {length} items: {items}"
+    if mapping_member(member) is not None:
+        return f"a mapping, each value {describe_type(entry_types(member)[1])}"
+    if isinstance(member, type) and issubclass(member, PurePath):
+        return "a path"
+    if member in (Any, object):
+        return "any value"
+    return _TYPE_WORDS.get(member) or f"a {getattr(member, '__name__', str(member))}"
+
+
+def _known_keys(section: type) -> str:
+    """The keys of a config class, aliases in brackets."""
+    names = [
+        item.name + (f" (or {', '.join(item.aliases)})" if item.aliases else "")
+        for item in settings_of(section)
     ]
-    return f" ({', '.join(told)})" if told else ""
+    return f"the keys of {section.__name__}: {', '.join(names) or 'none'}"
 
 
-def _is_wrong_around(at: KeyPath, shaping: Shaping) -> bool:
-    return any(at[:length] in shaping.problems for length in range(len(at) + 1))
+def _literal(choice: Any) -> str:
+    return str(choice).lower() if isinstance(choice, bool) else repr(choice)
 
 
-def _is_wrong_inside(at: KeyPath, shaping: Shaping) -> bool:
-    return any(found[: len(at)] == at for found in shaping.problems)
+def scalar_in_text(accepted: Collection[type], text: str) -> bool | int | float | None:
+    """The boolean or finite number that a text spells, of the accepted types; else None.
+
+    For command lines, which have nothing but text, and for what to write instead in a file.
+    """
+    if bool in accepted and text.lower() in _BOOLEAN_WORDS:
+        return _BOOLEAN_WORDS[text.lower()]
+    if int not in accepted and float not in accepted:
+        return None
+    for read in (int, float):  # int first: float would round a long integer
+        try:
+            number = read(text)
+        except ValueError:
+            continue
+        return number if isinstance(number, int) or math.isfinite(number) else None
+    return None
+
+
+# ---- Errors ----------------------------------------------------------------------------------
+
+
+def wrong_value(path: KeyPath, value: Any, declared: Any, detail: str = "") -> ConfigError:
+    """The error for a value its declared type does not let in; `detail` narrows the type."""
+    allowed = describe_type(declared) + (f", {detail}" if detail else "")
+    return ConfigError(
+        f"{dotted(path)}{'=' if path else ' is '}{describe_value(value)}",
+        allowed=allowed,
+        fix=_likely_fix(path, value, declared) or f"set {dotted(path)} to {allowed}",
+    )
+
+
+def _likely_fix(path: KeyPath, value: Any, declared: Any) -> str | None:
+    """The repair most likely meant, where the value gives a hint of it."""
+    if sections(declared):
+        return f"give {dotted(path)} as such a mapping"
+    accepted = scalar_types(declared) or frozenset()
+    choices = [choice for member in members(declared) for choice in choices_of(member)]
+    if isinstance(value, str):
+        near = nearest(value, [choice for choice in choices if isinstance(choice, str)])
+        if near:
+            return f"write {near!r}"
+        if list_member(declared) is not None:
+            return f"write a list: [{value}]"  # tags=a,b, the habit of other command lines
+        meant = scalar_in_text(accepted, value)
+        is_whole = isinstance(meant, int) or (meant is not None and meant.is_integer())
+        if meant is not None and (float in accepted or is_whole):
+            return f"write {_literal(meant)}, without quotes"
+    elif isinstance(value, bool | int | float):
+        text = str(value).lower() if isinstance(value, bool) else str(value)
+        # YAML reads an unquoted 5 as a number; that is the usual way a number gets into text.
+        if str in accepted and (not choices or text in choices):
+            return f"write it in quotes: '{text}'"
+        if isinstance(value, float) and int in accepted:
+            return f"set {dotted(path)} to a whole number, in digits"
+    return None
+
+
+def missing_value(path: KeyPath, declared: Any) -> ConfigError:
+    """The error for a field without a default that was not given."""
+    return ConfigError(
+        f"{dotted(path)} is missing",
+        allowed=describe_type(declared),
+        fix=f"add {path[-1]} to {dotted(path[:-1])}",
+    )
+
+
+def unknown_key(path: KeyPath, section: type, also: Collection[str] = ()) -> ConfigError:
+    """The error for a key no field of a config class has; `path` ends with that key.
+
+    `also` are keys that this section takes for fields of other sections.
+    """
+    key, whole = str(path[-1]), dotted(path[:-1])
+    if key in also:  # in a section that an override gives as a whole
+        return ConfigError(
+            f"{dotted(path)} is the name of a field outside of {whole}",
+            allowed=f"it by itself, not in the whole of {whole}",
+            fix=f"take it out, and give {dotted(path)}=... as well",
+        )
+    near = nearest(key, [*settings_by_spelling(section), *also])
+    # Of the top level alone: further in, a like name is most often another thing.
+    inside = [
+        f"{item.spellings[1] if item.aliases else item.name}.{key}"
+        for item in (settings_of(section) if len(path) == 1 else ())
+        if any(key in settings_by_spelling(inner) for inner in sections(item.declared))
+    ]
+    meant = near or (inside[0] if len(inside) == 1 else None)
+    fix = f"remove {dotted(path)}" + (f", or write one of {', '.join(inside)}" if inside else "")
+    return ConfigError(
+        f"{dotted(path)} is not a known key{did_you_mean(meant)}",
+        allowed=_known_keys(section),
+        fix=f"rename it to {meant}" if meant else fix,
+    )
+
+
+def two_spellings(first: KeyPath, second: KeyPath) -> ConfigError:
+    """The error for a field given by two of its spellings."""
+    return ConfigError(
+        f"{dotted(first)} and {dotted(second)} are the same field",
+        allowed="one spelling at a time",
+        fix=f"remove {dotted(second)}",
+    )
+
+
+def no_such_field(path: KeyPath, field: KeyPath, section: KeyPath, value: Any) -> ConfigError:
+    """The error for a field given by its `also` name, `path`, that its section has not."""
+    return ConfigError(
+        f"{dotted(path)}, which is {dotted(field)}, with {dotted(section)}={describe_value(value)}",
+        allowed=f"{dotted(path)} where {dotted(section)} has that field",
+        fix=f"remove {dotted(path)}, or change {dotted(section)}",
+    )
+
+
+def wrong_key(path: KeyPath, key: Any, declared: Any) -> ConfigError:
+    """The error for a key its mapping's key type does not let in; `path` is the mapping's."""
+    is_free_text = scalar_types(declared) == frozenset({str}) and not choices_of(declared)
+    return ConfigError(
+        f"{dotted(path)} has the key {describe_value(key)}",
+        allowed=f"keys that are each {describe_type(declared)}",
+        fix=f"write it in quotes: '{key}'" if is_free_text else "rename or remove the key",
+    )
+
+
+def wrong_class(path: KeyPath, value: Any, classes: Iterable[type]) -> ConfigError:
+    """The error for a dataclass instance where another class is declared."""
+    names = " or ".join(cls.__name__ for cls in classes)
+    return ConfigError(
+        f"{dotted(path)} is an instance of {type(value).__name__}",
+        allowed=f"exactly {names}, or a mapping of its fields",
+        fix=f"give {dotted(path)} as {names}, or declare {type(value).__name__} in its place",
+    )
+
+
+def blank_text(path: KeyPath, value: str, declared: Any, *, is_item: bool) -> ConfigError:
+    """The error for blank text where a name or a path is left out by writing null or nothing."""
+    return ConfigError(
+        f"{dotted(path)}={value!r}, which is blank",
+        allowed=f"{describe_type(declared)}, and text that says something",
+        fix=f"leave {dotted(path)} out" if is_item else f"set {dotted(path)} to null",
+    )

@@ -7,69 +7,37 @@ has; the one thing they add is a whole entry of a mapping.
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
-from chomp.config.declared import (
+from chomp.config.fields import (
     KIND,
+    MARKS,
+    ConfigClass,
+    KeyPath,
+    Mark,
+    dotted,
     entry_types,
+    is_text,
     item_type,
     list_member,
     mapping_member,
+    mark_of,
     section_for,
     sections,
+    settings_by_spelling,
 )
-from chomp.config.elsewhere import Elsewhere, names_elsewhere, rerouted
-from chomp.config.fields import ConfigClass, settings_by_spelling
-from chomp.config.messages import raise_problems
-from chomp.config.override_value import override_value
-from chomp.config.parsing import config_from_mapping, config_to_mapping, validated
-from chomp.config.paths import KeyPath, dotted, split_override
-from chomp.config.words import (
+from chomp.config.files import parse_override
+from chomp.config.messages import (
+    describe_type,
+    describe_value,
     did_you_mean,
-    given_value,
     nearest,
+    raise_problems,
     unknown_key,
 )
+from chomp.config.names import AlsoName, also_names, resolve_also, split_override
+from chomp.config.parse import Walk, config_to_mapping, parse, plain_value, validated
 from chomp.errors import ConfigError
 
 C = TypeVar("C", bound=ConfigClass)
-
-
-class _Target(NamedTuple):
-    """Where an override lands: its container in the mapping, the key there, and what is declared.
-
-    `written` is its path as far as the override spells it, `path` as the config does. `is_kind`
-    tells that the key decides which config of a union its container is.
-    """
-
-    container: Any
-    key: str | int
-    path: KeyPath
-    declared: Any
-    written: KeyPath
-    is_kind: bool = False
-
-    @property
-    def section(self) -> type | None:
-        """The config class whose fields lie inside, if there is one."""
-        here = self.container[self.key]
-        return section_for(self.declared, here) if isinstance(here, dict) else None
-
-
-class _Landing(NamedTuple):
-    """The end of an override's path, and what was passed on the way.
-
-    `by` is the name elsewhere that led here; `names`, the keys of sections for fields elsewhere.
-    """
-
-    target: _Target
-    by: Elsewhere | None
-    names: dict[KeyPath, list[str]]
-
-
-class _Applied(NamedTuple):
-    """How an override that was applied spells its path."""
-
-    written: KeyPath
-    is_elsewhere: bool  # by a name of its field in another section
 
 
 def apply_overrides(config: C, overrides: Iterable[str]) -> C:
@@ -86,22 +54,64 @@ def apply_overrides(config: C, overrides: Iterable[str]) -> C:
     """
     # Validated first: as a mapping, an instance of a wrong class could pass for the right one.
     mapping = config_to_mapping(validated(config))
-    applied: dict[KeyPath, _Applied] = {}
-    problems: dict[KeyPath, ConfigError] = {}
-    for position, text in enumerate(overrides):
+    # The paths of messages: as the overrides spell what they change and the sections it is in.
+    written: dict[KeyPath, KeyPath] = {}
+    applied: dict[KeyPath, KeyPath] = {}
+    problems: list[ConfigError] = []
+    for text in overrides:
         try:
-            _apply(type(config), mapping, text, applied)
+            place, typed = _apply(type(config), mapping, text, applied)
         except ConfigError as error:
-            problems[(position,)] = error.within(repr(text))
+            problems.append(error.within(repr(text)))
+            continue
+        applied[place.path] = written[place.path] = typed
+        # A name in another section says nothing about the section that its field is in.
+        if place.also is None:
+            written |= {place.path[:end]: typed[:end] for end in range(1, len(typed))}
     raise_problems("override", problems)
-    written = _written(applied)
-    return config_from_mapping(
-        type(config), mapping, source="config with overrides", written=written
-    )
+    return parse(type(config), mapping, "config with overrides", written)
 
 
-def _apply(cls: type, mapping: dict[str, Any], text: str, applied: dict[KeyPath, _Applied]) -> None:
-    """Put one override into the mapping, and into the record of those applied."""
+def find_field(config: ConfigClass, name: str) -> tuple[KeyPath, Mark] | None:
+    """The path of a field by its own names, and the loosest mark on the way to it.
+
+    Every spelling works (`train.steps`, `train.eval_every`), and a key with a dot in it is quoted,
+    as in overrides. None if the config has no such field.
+    """
+    split = split_override(f"{name}=")
+    if split is None:
+        return None
+    try:
+        place = _find(type(config), config_to_mapping(config), split[0], adds_entry=False)
+    except ConfigError:
+        return None
+    return place.path, place.mark
+
+
+class _Place(NamedTuple):
+    """Where a path leads: a container in the mapping, a key of it, and the type declared there.
+
+    `path` is by the names of fields, `typed` as the user wrote it, `mark` the loosest on the way.
+    `is_kind`: the key decides which config of a union its container is. `also` is the name in
+    another section that led here, and `also_keys` are the keys that sections on the way take for
+    fields of other sections.
+    """
+
+    container: Any
+    key: str | int
+    path: KeyPath
+    typed: KeyPath
+    declared: Any
+    mark: Mark
+    is_kind: bool
+    also: AlsoName | None
+    also_keys: dict[KeyPath, list[str]]
+
+
+def _apply(
+    cls: type, mapping: dict[str, Any], text: str, applied: Mapping[KeyPath, KeyPath]
+) -> tuple[_Place, KeyPath]:
+    """Put one override into the mapping; where it went, and its path as it was typed."""
     split = split_override(text)
     if split is None:
         raise ConfigError(
@@ -110,103 +120,111 @@ def _apply(cls: type, mapping: dict[str, Any], text: str, applied: dict[KeyPath,
             fix="write the path, '=' and the value",
         )
     parts, value_text = split
-    target, by, names = _landing(cls, mapping, parts, adds_entry=value_text.startswith("{"))
-    value = override_value(value_text, target.declared, target.path, parts, names)
-    value = value if by is None else by.meant(value)
-    _refuse_conflict(target, value, applied)
-    target.container[target.key] = value
-    applied[target.path] = _Applied(parts, by is not None)
+    # Only a whole mapping adds an entry, so that a misspelt key is not taken for a new one.
+    place = _find(cls, mapping, parts, adds_entry=value_text.startswith("{"))
+    value = _parse_value(value_text, place, parts)
+    whole = dotted(place.typed)
+    if place.is_kind and value != (kind := place.container[place.key]):
+        union = dotted(place.typed[:-1])
+        raise ConfigError(
+            f"{whole}={value!r} would keep the fields of kind {kind!r}",
+            allowed=f"another kind only with all of {union}",
+            fix=f"write {union}={{kind: {value}, ...}}",
+        )
+    for other, typed in applied.items():
+        if other[: len(place.path)] == place.path and other != place.path:
+            raise ConfigError(
+                f"{whole} replaces {dotted(typed)}, which is given before it",
+                allowed="a whole first, then its parts",
+                fix=f"put {whole} first",
+            )
+    place.container[place.key] = value
+    return place, parts
 
 
-def _written(applied: Mapping[KeyPath, _Applied]) -> dict[KeyPath, KeyPath]:
-    """How overrides spell what they change, and the sections that it is in."""
-    found: dict[KeyPath, KeyPath] = {}
-    for path, override in applied.items():
-        found[path] = override.written
-        # A name elsewhere says nothing about the section that its field is in.
-        if not override.is_elsewhere:
-            found |= {path[:end]: override.written[:end] for end in range(1, len(path))}
-    return found
-
-
-def _landing(
+def _find(
     cls: type, mapping: dict[str, Any], parts: tuple[str, ...], *, adds_entry: bool
-) -> _Landing:
+) -> _Place:
     """Where a path leads. Raises `ConfigError` if it leads nowhere."""
     # The config itself, as if it were an entry: every step then starts from a container and a key.
-    target = _Target({"": mapping}, "", (), cls, ())
-    by: Elsewhere | None = None
-    names: dict[KeyPath, list[str]] = {}
+    container: Any = {"": mapping}
+    key: str | int = ""
+    path: KeyPath = ()
+    typed: KeyPath = ()
+    declared: Any = cls
+    mark = MARKS[0]
+    is_kind = False
+    also: AlsoName | None = None
+    also_keys: dict[KeyPath, list[str]] = {}
     while parts:
-        section = target.section
+        here = container[key]
+        section = section_for(declared, here) if isinstance(here, dict) else None
         if section is not None:
-            parts, found = rerouted(section, parts)
-            by = found or by
-            names |= names_elsewhere(section, target.path)
-        is_last = len(parts) == 1
-        target = _step(target, parts[0], names, adds_entry=adds_entry and is_last)
-        parts = parts[1:]
-    return _Landing(target, by, names)
+            parts, found = resolve_also(section, parts)
+            also = found or also
+            for name in also_names(section):
+                also_keys.setdefault((*path, *name.section), []).append(name.name[-1])
+        part, parts = parts[0], parts[1:]
+        typed = (*typed, part)
+        if section is not None:
+            item = settings_by_spelling(section).get(part)
+            if item is None:
+                raise unknown_key(typed, section, also_keys.get(path, ()))
+            is_kind = item.name == KIND and len(sections(declared)) > 1
+            key, declared = item.name, item.declared
+            mark = max(mark, mark_of(item.field), key=MARKS.index)
+        elif isinstance(here, dict):
+            key, declared = part, entry_types(mapping_member(declared))[1]
+            if part not in here and not (adds_entry and not parts):
+                raise _unknown_entry(typed, here, declared)
+        elif isinstance(here, list) and part.isdecimal() and int(part) < len(here):
+            key = int(part)
+            declared = item_type(list_member(declared), key)
+        else:
+            raise _nothing_inside(typed, here)
+        container, path = here, (*path, key)
+    return _Place(container, key, path, typed, declared, mark, is_kind, also, also_keys)
 
 
-def _step(
-    target: _Target, part: str, names: Mapping[KeyPath, list[str]], *, adds_entry: bool
-) -> _Target:
-    """One part further down a path. Raises `ConfigError` if that part leads nowhere."""
-    here, path, declared = target.container[target.key], target.path, target.declared
-    written = (*target.written, part)
-    if (section := target.section) is not None:
-        item = settings_by_spelling(section).get(part)
-        if item is None:
-            raise unknown_key(written, section, names.get(path, ()))
-        is_kind = item.name == KIND and len(sections(declared)) > 1
-        return _Target(here, item.name, (*path, item.name), item.declared, written, is_kind)
-    if isinstance(here, dict):
-        value_type = entry_types(mapping_member(declared))[1]
-        # Only a whole mapping adds an entry, so that a misspelt key is not taken for a new one.
-        if part not in here and not adds_entry:
-            raise _unknown_entry(written, here, value_type)
-        return _Target(here, part, (*path, part), value_type, written)
-    if isinstance(here, list) and part.isdecimal() and int(part) < len(here):
-        index = int(part)
-        declared = item_type(list_member(declared), index)
-        return _Target(here, index, (*path, index), declared, written)
-    raise _nothing_inside(written, here)
+def _parse_value(text: str, place: _Place, typed: KeyPath) -> Any:
+    """The value as plain data, with the names of fields and their defaults filled in.
 
-
-def _refuse_conflict(target: _Target, value: Any, applied: Mapping[KeyPath, _Applied]) -> None:
-    """Raise for a section after one of its fields, and for a kind whose other fields would stay."""
-    path, written = target.path, target.written
-    if target.is_kind and value != target.container[target.key]:
-        whole = dotted(written[:-1])
+    Text fields take the text itself, less a pair of quotes around all of it; for all others it is
+    YAML. Rules between fields are checked with the whole config.
+    """
+    value: Any
+    if is_text(place.declared):
+        is_quoted = len(text) > 1 and text[0] == text[-1] and text[0] in "\"'"
+        # A bare null is null even where that is refused: a run called "null" is never meant.
+        value = parse_override(text) if is_quoted else None if text == "null" else text
+    elif text:
+        value = parse_override(text)
+    else:
+        # As from an unset shell variable; YAML would read null.
         raise ConfigError(
-            f"{dotted(written)}={value!r} would keep the fields of "
-            f"kind {target.container[target.key]!r}",
-            allowed=f"another kind only with all of {whole}",
-            fix=f"write {whole}={{kind: {value}, ...}}",
+            f"{dotted(typed)} is given no value",
+            allowed=describe_type(place.declared),
+            fix="write the value after '='",
         )
-    parts = [other for other in applied if other[: len(path)] == path and other != path]
-    if parts:
-        part = dotted(applied[parts[0]].written)
-        raise ConfigError(
-            f"{dotted(written)} replaces {part}, which is given before it",
-            allowed="a whole first, then its parts",
-            fix=f"put {dotted(written)} first",
-        )
+    walk = Walk(also_keys=place.also_keys, builds=False)
+    value = walk.value(place.declared, value, place.path, typed)
+    errors = list(walk.problems.values())
+    if errors:
+        raise errors[0] if len(errors) == 1 else ConfigError(" ".join(map(str, errors)))
+    return plain_value(value if place.also is None else place.also.meaning(value))
 
 
 def _unknown_entry(path: KeyPath, here: Mapping[str, Any], value_type: Any) -> ConfigError:
     near = nearest(str(path[-1]), here)
     known = ", ".join(dotted((key,)) for key in here) or "none yet"
-    takes_mapping = sections(value_type) or mapping_member(value_type) is not None
-    adding = (
-        f"add the entry as a whole: {dotted(path)}={{...}}"
-        if takes_mapping
-        else f"give {dotted(path[:-1])} as a whole: {dotted(path[:-1])}={{...}}"
-    )
+    whole = dotted(path[:-1])
+    if sections(value_type) or mapping_member(value_type) is not None:
+        adding = f"add the entry as a whole: {dotted(path)}={{...}}"
+    else:
+        adding = f"give {whole} as a whole: {whole}={{...}}"
     return ConfigError(
         f"{dotted(path)} does not exist{did_you_mean(near)}",
-        allowed=f"the keys of {dotted(path[:-1])}: {known}",
+        allowed=f"the keys of {whole}: {known}",
         fix=f"rename it to {near}, or {adding}" if near else adding,
     )
 
@@ -218,7 +236,7 @@ def _nothing_inside(path: KeyPath, here: Any) -> ConfigError:
     else:
         allowed = "paths through configs, mappings and lists"
     return ConfigError(
-        f"{dotted(path)} does not exist: {whole} is {given_value(here)}",
+        f"{dotted(path)} does not exist: {whole} is {describe_value(here)}",
         allowed=allowed,
         fix=f"give {whole} as a whole",
     )

@@ -1,22 +1,31 @@
 """The JSON schema of a config class, from which the config reference is generated."""
 
+import ast
+import inspect
+import io
+import textwrap
+import tokenize
 from collections.abc import Iterator
+from functools import cache
 from itertools import combinations
 from typing import Any
 
 from pydantic import TypeAdapter
 
-from chomp.config.declared import (
+from chomp.config.fields import (
     KIND,
+    Bounds,
+    ConfigClass,
     entry_types,
+    is_config,
     item_type,
     list_member,
     mapping_member,
     sections,
+    settings_by_spelling,
+    settings_of,
 )
-from chomp.config.elsewhere import elsewhere_in
-from chomp.config.field_comments import field_comments
-from chomp.config.fields import Bounds, ConfigClass, is_config, settings_by_spelling, settings_of
+from chomp.config.names import also_names
 
 Schema = dict[str, Any]
 
@@ -95,6 +104,52 @@ def classes_inside(cls: type) -> list[type]:
     return list(found)
 
 
+@cache  # reading a source file again for each of its classes would be slow
+def field_comments(cls: type) -> dict[str, str]:
+    """What a class says about each field in comments, on one line: beside it, or right above it.
+
+    A field's `setting(doc=...)` comes first where it has one. Inherited fields keep their comments.
+    """
+    found: dict[str, str] = {}
+    for base in reversed(cls.__mro__):
+        if base is not object:
+            found |= _own_comments(base)
+    for item in settings_of(cls):
+        if doc := item.field.metadata.get("description"):
+            found[item.name] = doc
+    return {item.name: found[item.name] for item in settings_of(cls) if item.name in found}
+
+
+def _own_comments(cls: type) -> dict[str, str]:
+    try:
+        source = textwrap.dedent(inspect.getsource(cls))
+    except (OSError, TypeError):  # a class without a file: made at run time, or built in
+        return {}
+    comments: dict[int, str] = {}
+    alone: set[int] = set()  # lines that are nothing but a comment
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT:
+            line = token.start[0]
+            comments[line] = token.string.lstrip("# ").rstrip()
+            if not token.line[: token.start[1]].strip():
+                alone.add(line)
+    (body,) = ast.parse(source).body
+    assert isinstance(body, ast.ClassDef), "the source of a class is a class"
+    found: dict[str, str] = {}
+    for statement in body.body:
+        if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
+            first, last = statement.lineno, statement.end_lineno or statement.lineno
+            above = first
+            while above - 1 in alone:
+                above -= 1
+            # In between, comments are about parts of the default and not about the field.
+            lines = dict.fromkeys([*range(above, first + 1), last])
+            text = " ".join(comments[line] for line in lines if line in comments)
+            if text:
+                found[statement.target.id] = text
+    return found
+
+
 def _add_bounds(part: Schema, bounds: Bounds, is_whole: bool = True) -> None:
     """Bound a number, and the numbers that a list or a mapping holds."""
     if part.get("type") in ("integer", "number"):
@@ -117,12 +172,13 @@ def _add_names(schema: Schema, cls: type) -> None:
         members = sections(item.declared)
         for member in members if len(members) > 1 else ():
             _require_kind(section_schema(schema, member))
-    for other in elsewhere_in(cls):
+    for other in also_names(cls):
         field = field_schema(schema, cls, other.field)
         for section in sections_at(cls, other.section):
             place = section_schema(schema, section)
             if place is not None and field is not None:
-                place["properties"][other.name[-1]] = field
+                named = {"anyOf": [field, {"const": 0}]} if other.zero_is_null else field
+                place["properties"][other.name[-1]] = named
 
 
 def _add_aliases(part: Schema, spellings: tuple[str, ...]) -> None:

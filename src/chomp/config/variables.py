@@ -12,10 +12,10 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from chomp.config.paths import KeyPath, dotted
-from chomp.config.words import did_you_mean, given_value, nearest
-from chomp.config.yaml_text import yaml_of
-from chomp.errors import ConfigError, require
+from chomp.config.fields import KeyPath, dotted
+from chomp.config.files import to_yaml
+from chomp.config.messages import describe_value, did_you_mean, nearest
+from chomp.errors import ConfigError
 
 SECTION = "variables"
 
@@ -27,108 +27,50 @@ _INLINE = re.compile(rf"\{{\$variables\.({_NAME})\}}|\$\{{variables\.({_NAME})\}
 _LEFT = re.compile(r"\$\{?variables\b\S*")
 
 
-def without_variables(content: Mapping[str, Any], *, source: str) -> dict[str, Any]:
+def replace_variables(content: Mapping[str, Any], *, source: str) -> dict[str, Any]:
     """The content of a file with every reference replaced, and without the section itself.
 
     Raises `ConfigError`, headed by `source`, for a reference to nothing, to itself, or to a list or
     mapping inside of text, and for one that is a key.
     """
     values = content.get(SECTION)
-    require(
-        values is None or isinstance(values, Mapping),
-        given=f"{source}: {SECTION}={given_value(values)}",
-        allowed="a mapping of names to values",
-        fix=f"write {SECTION}: {{name: value}}",
-    )
-    references = _References(values or {}, source)
-    references.refuse_as_keys(content, ())
-    references.replaced(values or {}, (SECTION,))  # one that nobody uses is to be right as well
-    return {
-        key: references.replaced(value, (key,)) for key, value in content.items() if key != SECTION
-    }
+    if values is not None and not isinstance(values, Mapping):
+        raise ConfigError(
+            f"{source}: {SECTION}={describe_value(values)}",
+            allowed="a mapping of names to values",
+            fix=f"write {SECTION}: {{name: value}}",
+        )
+    variables = _Variables(values or {})
+    try:
+        variables.refuse_as_keys(content, ())
+        variables.replace(values or {}, (SECTION,))  # one that nobody uses is to be right as well
+        return {
+            key: variables.replace(value, (key,))
+            for key, value in content.items()
+            if key != SECTION
+        }
+    except ConfigError as error:
+        raise error.within(source) from None
 
 
-class _References:
+class _Variables:
     """The variables of one file, each worked out when it is first needed."""
 
-    def __init__(self, values: Mapping[str, Any], source: str) -> None:
-        self._values, self._source = values, source
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        self._values = values
         self._known: dict[str, Any] = {}
         self._open: list[str] = []  # those being worked out, each for the one before
 
-    def replaced(self, value: Any, path: KeyPath) -> Any:
+    def replace(self, value: Any, path: KeyPath) -> Any:
         """A value with all references in it replaced."""
         if isinstance(value, str):
-            return self._text(value, path)
+            return self._replace_in_text(value, path)
         if isinstance(value, Mapping):
             self.refuse_as_keys(value, path)
-            return {key: self.replaced(item, (*path, str(key))) for key, item in value.items()}
+            return {key: self.replace(item, (*path, str(key))) for key, item in value.items()}
         if isinstance(value, list):
-            return [self.replaced(item, (*path, index)) for index, item in enumerate(value)]
+            return [self.replace(item, (*path, index)) for index, item in enumerate(value)]
         return value
-
-    def _text(self, text: str, path: KeyPath) -> Any:
-        whole = _WHOLE.fullmatch(text)
-        if whole:
-            # A copy: what is changed later in one place must not change in the others.
-            return copy.deepcopy(self._value(whole[1], path))
-        # What a variable brings in is not looked at again: it was, when it was worked out.
-        rest = _INLINE.sub("", text)
-        left = _LEFT.search(rest)
-        if left:
-            name = left[0].lstrip("${").removeprefix(f"{SECTION}.").rstrip("}") or "name"
-            raise self._error(
-                path,
-                given=f"{left[0]!r} inside of the text {text!r}",
-                allowed="$variables.NAME alone, or {$variables.NAME} inside of text",
-                fix=f"write {{$variables.{name}}}",
-            )
-        return _INLINE.sub(lambda found: self._inline(found[1] or found[2], path), text)
-
-    def _value(self, name: str, path: KeyPath) -> Any:
-        if name in self._known:
-            return self._known[name]
-        if name in self._open:
-            raise self._error(
-                path,
-                given=f"variables that lead back to themselves: {' -> '.join([*self._open, name])}",
-                allowed="variables that end in a value",
-                fix=f"write a value for one of {', '.join(self._open)}",
-            )
-        found = self._looked_up(name, path)
-        self._open.append(name)
-        self._known[name] = self.replaced(found, (SECTION, *name.split(".")))
-        self._open.pop()
-        return self._known[name]
-
-    def _looked_up(self, name: str, path: KeyPath) -> Any:
-        here: Any = self._values
-        for part in name.split("."):
-            # By their text: what YAML takes for a number is a name as well.
-            inner = {str(key): item for key, item in _items(here)}
-            if part not in inner:
-                known = sorted(_names(self._values))
-                near = nearest(name, known)
-                raise self._error(
-                    path,
-                    given=f"there is no variable {name}{did_you_mean(near)}",
-                    allowed=f"the names under {SECTION}: {', '.join(known) or 'there are none'}",
-                    fix=f"write $variables.{near}" if near else f"add it to {SECTION}",
-                )
-            here = inner[part]
-        return here
-
-    def _inline(self, name: str, path: KeyPath) -> str:
-        value = self._value(name, path)
-        if isinstance(value, Mapping | list):
-            raise self._error(
-                path,
-                given=f"the variable {name}, {given_value(value)}, inside of text",
-                allowed="text, numbers, true, false and null inside of text",
-                fix=f"write $variables.{name} alone, for the whole of it",
-            )
-        # As YAML writes it: true and 3.0e-4, not Python's spelling.
-        return value if isinstance(value, str) else yaml_of(value).partition("\n")[0]
 
     def refuse_as_keys(self, value: Mapping[Any, Any], path: KeyPath) -> None:
         """Raise `ConfigError` for a reference that is a key: names are not replaced."""
@@ -137,28 +79,78 @@ class _References:
                 continue
             # Braces without quotes around them are a mapping to YAML, of a name and nothing.
             if path and item is None and _WHOLE.fullmatch(key):
-                raise self._error(
-                    path,
-                    given=f"{{{key}}} without quotes, which YAML takes for a mapping",
+                raise ConfigError(
+                    f"{dotted(path)}: {{{key}}} without quotes, which YAML takes for a mapping",
                     allowed="a reference inside of text in quotes, or a whole one without braces",
                     fix=f'write "{{{key}}}", or {key}',
                 )
-            raise self._error(
-                path,
-                given=f"the key {key!r}",
+            raise ConfigError(
+                f"{dotted(path)}: the key {key!r}",
                 allowed="variables in values; a key is what it is written as",
                 fix="write the name itself, or make the mapping around it a variable",
             )
 
-    def _error(self, path: KeyPath, *, given: str, allowed: str, fix: str) -> ConfigError:
-        return ConfigError(f"{self._source}: {dotted(path)}: {given}", allowed=allowed, fix=fix)
+    def _replace_in_text(self, text: str, path: KeyPath) -> Any:
+        if whole := _WHOLE.fullmatch(text):
+            # A copy: what is changed later in one place must not change in the others.
+            return copy.deepcopy(self._value(whole[1], path))
+        # What a variable brings in is not looked at again: it was, when it was worked out.
+        if left := _LEFT.search(_INLINE.sub("", text)):
+            name = left[0].lstrip("${").removeprefix(f"{SECTION}.").rstrip("}") or "name"
+            raise ConfigError(
+                f"{dotted(path)}: {left[0]!r} inside of the text {text!r}",
+                allowed="$variables.NAME alone, or {$variables.NAME} inside of text",
+                fix=f"write {{$variables.{name}}}",
+            )
+        return _INLINE.sub(lambda found: self._inline(found[1] or found[2], path), text)
+
+    def _inline(self, name: str, path: KeyPath) -> str:
+        value = self._value(name, path)
+        if isinstance(value, Mapping | list):
+            raise ConfigError(
+                f"{dotted(path)}: the variable {name}, {describe_value(value)}, inside of text",
+                allowed="text, numbers, true, false and null inside of text",
+                fix=f"write $variables.{name} alone, for the whole of it",
+            )
+        # As YAML writes it: true and 3.0e-4, not Python's spelling.
+        return value if isinstance(value, str) else to_yaml(value).partition("\n")[0]
+
+    def _value(self, name: str, path: KeyPath) -> Any:
+        if name in self._known:
+            return self._known[name]
+        if name in self._open:
+            circle = " -> ".join([*self._open, name])
+            raise ConfigError(
+                f"{dotted(path)}: variables that lead back to themselves: {circle}",
+                allowed="variables that end in a value",
+                fix=f"write a value for one of {', '.join(self._open)}",
+            )
+        here: Any = self._values
+        for part in name.split("."):
+            inner = dict(_items(here))
+            if part not in inner:
+                known = sorted(_names(self._values))
+                near = nearest(name, known)
+                raise ConfigError(
+                    f"{dotted(path)}: there is no variable {name}{did_you_mean(near)}",
+                    allowed=f"the names under {SECTION}: {', '.join(known) or 'there are none'}",
+                    fix=f"write $variables.{near}" if near else f"add it to {SECTION}",
+                )
+            here = inner[part]
+        self._open.append(name)
+        self._known[name] = self.replace(here, (SECTION, *name.split(".")))
+        self._open.pop()
+        return self._known[name]
 
 
-def _items(value: Any) -> list[tuple[Any, Any]]:
-    """What is named inside of a value, as far as a reference can say the name."""
+def _items(value: Any) -> list[tuple[str, Any]]:
+    """What is named inside of a value, as far as a reference can say the name.
+
+    By the text of the name: what YAML takes for a number is a name as well.
+    """
     if not isinstance(value, Mapping):
         return []
-    return [(key, item) for key, item in value.items() if _PART.fullmatch(str(key))]
+    return [(str(key), item) for key, item in value.items() if _PART.fullmatch(str(key))]
 
 
 def _names(values: Mapping[Any, Any], before: str = "") -> list[str]:

@@ -11,7 +11,7 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
 from chomp.config import MISSING, Difference, canonical_json, config_difference
-from chomp.config.paths import KeyPath, dotted
+from chomp.config.fields import KeyPath, dotted
 from chomp.errors import StorageError
 from chomp.executor.identity import CLASS, HASH_DIGITS, MODULE, Identity
 from chomp.executor.status import StepInfo, read_info

@@ -22,9 +22,15 @@ from pathlib import Path
 from typing import Any
 
 from chomp.config import fingerprint
-from chomp.config.fields import is_config, is_of_one_start, is_unset_addition, is_versioned
-from chomp.config.paths import KeyPath, dotted
-from chomp.config.plain import plain_value
+from chomp.config.fields import (
+    KeyPath,
+    dotted,
+    is_config,
+    is_of_one_start,
+    is_unset_addition,
+    is_versioned,
+)
+from chomp.config.parse import plain_value
 from chomp.errors import ConfigError, LaunchError
 from chomp.executor.step import (
     LEAVES,

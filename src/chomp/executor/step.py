@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from chomp.config import Config, setting, validated
-from chomp.config.paths import KeyPath, dotted
+from chomp.config.fields import KeyPath, dotted
 from chomp.errors import ConfigError, require
 from chomp.storage import read_bytes
 

@@ -9,8 +9,8 @@ from dataclasses import replace
 from typing import Any
 
 from chomp.config import Difference
-from chomp.config.named_field import named_field
-from chomp.config.paths import dotted
+from chomp.config.fields import dotted
+from chomp.config.overrides import find_field
 from chomp.errors import ConfigError, LaunchError
 from chomp.executor import ExecutorStep, PlannedStep, read_status
 from chomp.executor.explain import changes_since, nearest_allowed, not_allowed, short
@@ -99,7 +99,7 @@ def _ways_on(step: ExecutorStep, changes: Sequence[Difference], elsewhere: str) 
 def _schedule_field(config: Any, path: str) -> str | None:
     """The field of the schedule that a changed place is in; None: it is part of the identity."""
     while path:
-        found = named_field(config, path)
+        found = find_field(config, path)
         if found is not None:
             return None if found[1] == "identity" else dotted(found[0])
         path = path.rpartition(".")[0]  # an item of a list that is shorter now
@@ -114,7 +114,7 @@ def _stores_of(config: Any) -> list[str]:
 
 
 def _spelled(config: Any, name: str) -> str:
-    found = named_field(config, name)
+    found = find_field(config, name)
     if found is None or found[1] == "identity":
         fault = "no field of the run's config" if found is None else "part of the run's identity"
         raise ConfigError(

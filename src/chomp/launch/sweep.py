@@ -16,7 +16,7 @@ import yaml
 
 from chomp.config import apply_overrides
 from chomp.config.fields import ConfigClass
-from chomp.config.yaml_text import parsed_yaml
+from chomp.config.files import parse_yaml
 from chomp.errors import ConfigError, require
 from chomp.executor import ExecutorStep
 from chomp.storage import read_text
@@ -90,7 +90,7 @@ def points_in_file(path: str) -> list[Point]:
 
     What is text there stays text: "null" in quotes is no null, and "5" no number.
     """
-    content = parsed_yaml(read_text(path), source=path)
+    content = parse_yaml(read_text(path), source=path)
     if not isinstance(content, list) or not all(isinstance(item, Mapping) for item in content):
         raise ConfigError(
             f"{path}, which is no list of mappings",
@@ -165,7 +165,7 @@ def _as_text(value: Any) -> str:
 
 def _quoted(text: str) -> str:
     """Text in quotes, where it would not be taken for itself without: "null" and "5" would not."""
-    if _WORD.fullmatch(text) and parsed_yaml(text, source="a word") == text:
+    if _WORD.fullmatch(text) and parse_yaml(text, source="a word") == text:
         return text
     quoted: str = yaml.safe_dump(text, default_style='"', width=math.inf, allow_unicode=True)
     return quoted.rstrip("\n")

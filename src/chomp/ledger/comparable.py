@@ -7,7 +7,7 @@ token) is refused, with the fields. Other training data is refused too, unless t
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from chomp.config.difference import config_difference
+from chomp.config.fingerprint import config_difference
 from chomp.errors import require
 from chomp.ledger.measured_run import MeasuredRun
 

@@ -12,9 +12,8 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from chomp.config.difference import config_difference
-from chomp.config.fingerprint import fingerprint
-from chomp.config.words import did_you_mean, nearest
+from chomp.config.fingerprint import config_difference, fingerprint
+from chomp.config.messages import did_you_mean, nearest
 from chomp.errors import ConfigError, StorageError, require
 from chomp.executor.status import StepInfo, read_info
 from chomp.executor.step import source_hashes

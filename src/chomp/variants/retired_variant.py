@@ -12,8 +12,8 @@ from pathlib import Path
 
 import yaml
 
-from chomp.config.variables import SECTION, without_variables
-from chomp.config.yaml_text import parsed_yaml
+from chomp.config.files import parse_yaml
+from chomp.config.variables import SECTION, replace_variables
 from chomp.errors import ConfigError, require
 from chomp.storage import remove_tree, rename_folder
 from chomp.variants import git_history
@@ -201,11 +201,11 @@ def _template_lines(path: Path, root: Path, name: str) -> Iterator[int]:
     """The line of a YAML file that names a variant as its template, by name or by folder."""
     text = path.read_text(encoding="utf-8")
     try:
-        content = parsed_yaml(text, source=str(path))
+        content = parse_yaml(text, source=str(path))
         if not isinstance(content, dict) or "template" not in content:
             return
         said = {key: content.get(key) for key in (SECTION, "template")}
-        template = without_variables(said, source=str(path))["template"]
+        template = replace_variables(said, source=str(path))["template"]
     except ConfigError:
         return  # it trains nothing, whatever it says
     folder = root / variant_path(name)

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from jaxtyping import Integer
 
-from chomp.config.words import did_you_mean, nearest
+from chomp.config.messages import did_you_mean, nearest
 from chomp.data.documents import Document
 from chomp.errors import DataError, require
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
-from chomp.config.words import did_you_mean, nearest
+from chomp.config.messages import did_you_mean, nearest
 from chomp.errors import require
 
 DEFAULT_MAX_TOKENS = 256  # lm-eval's own

@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from chomp.config.yaml_text import YAML_FAILURES, require_bounded
+from chomp.config.files import YAML_FAILURES, require_bounded
 from chomp.errors import require
 
 # Keys whose values lm-eval reads as data. Not here: process_docs, process_results, custom_dataset

@@ -23,7 +23,7 @@ from lm_eval.api.registry import metric_registry
 from lm_eval.api.task import ConfigurableTask
 from lm_eval.tasks import TaskManager
 
-from chomp.config.words import did_you_mean, nearest
+from chomp.config.messages import did_you_mean, nearest
 from chomp.errors import TRIED_VERSIONS, ConfigError, private_names, require
 from chomp.evaluation.harness.language_model import HarnessModel
 from chomp.evaluation.harness.results import HarnessResults

@@ -1,0 +1,532 @@
+"""Mappings to configs and back: the gate every config passes, whatever text it came from.
+
+One walk over the input and the class together builds the config: names become fields, fields left
+out get their defaults, `kind` picks the member of a union. The value of a single field is checked
+by pydantic, as strict JSON: lists fill tuples and text fills enums and paths, while nothing else
+is converted. The walk notes every problem under its path, and one error lists them all.
+"""
+
+import dataclasses
+import json
+import math
+import re
+from collections.abc import Iterator, Mapping
+from enum import Enum
+from functools import cache
+from os import PathLike, fspath
+from typing import Any, Literal, NamedTuple, TypeVar, get_origin
+
+from pydantic import TypeAdapter, ValidationError
+
+from chomp.config.fields import (
+    KIND,
+    ConfigClass,
+    KeyPath,
+    allows_none,
+    dotted,
+    entry_types,
+    fixed_length,
+    is_config,
+    is_text,
+    item_type,
+    kinds_of,
+    list_member,
+    mapping_member,
+    scalar_types,
+    section_for,
+    sections,
+    settings_by_spelling,
+    settings_of,
+)
+from chomp.config.messages import (
+    blank_text,
+    describe_value,
+    missing_value,
+    no_such_field,
+    raise_problems,
+    scalar_in_text,
+    two_spellings,
+    unknown_key,
+    wrong_class,
+    wrong_key,
+    wrong_value,
+)
+from chomp.config.names import AlsoName, also_names
+from chomp.errors import ConfigError
+
+C = TypeVar("C", bound=ConfigClass)
+
+# Beyond this a float no longer tells neighbouring whole numbers apart, so it is not taken for one.
+_MAX_EXACT_INTEGER = 2**53
+
+# pydantic's complaints that the declared type itself explains; others come from validators in it.
+_OF_TYPE = {"enum", "int_from_float", "literal_error", "none_required"}
+_OF_TYPE_ENDINGS = ("_type", "_parsing")
+
+# For a Literal made of values found at run time, which a type checker cannot follow.
+_LITERAL: Any = Literal
+
+
+def config_from_mapping(cls: type[C], mapping: Mapping[str, Any], *, source: str = "config") -> C:
+    """The config a mapping describes; defaults where it is silent, and checked like the rest.
+
+    A section given in part has, for the fields it leaves out, what it has if it is left out whole;
+    with another `kind`, the defaults of its class. Mappings with free keys are taken as given.
+    Values may be plain data, tuples, enums, paths or configs. Raises one `ConfigError`, headed by
+    `source`, that lists every problem with its dotted path.
+    """
+    return parse(cls, mapping, source)
+
+
+def validated(config: C) -> C:
+    """An equal config with every field at every depth checked against its declared type.
+
+    For configs built in Python, where a dataclass takes anything. Numbers are brought to their
+    declared type (1 becomes 1.0 in a float field).
+    """
+    return parse(type(config), config, type(config).__name__)
+
+
+def config_to_mapping(config: ConfigClass) -> dict[str, Any]:
+    """The config as fresh plain data for JSON: field names, lists for tuples, values for enums."""
+    mapping: dict[str, Any] = plain_value(config)
+    return mapping
+
+
+def parse(
+    cls: type[C], value: Any, source: str, written: Mapping[KeyPath, KeyPath] | None = None
+) -> C:
+    """The config that a mapping or an instance describes.
+
+    `written` has the paths that messages spell another way than the mapping.
+    """
+    walk = Walk(written=written)
+    config: C = walk.value(cls, value)
+    raise_problems(source, walk.problems.values())
+    return config
+
+
+# ---- Plain data ------------------------------------------------------------------------------
+
+
+class Unquoted(str):
+    """A scalar written without quotes on the command line, and what YAML reads it as.
+
+    `run_id=5` may mean the text or the number; the declared type decides, later than the parser.
+    """
+
+    meaning: Any
+
+    def __new__(cls, text: str, meaning: Any) -> "Unquoted":
+        """The text, which also remembers its meaning."""
+        self = super().__new__(cls, text)
+        self.meaning = meaning
+        return self
+
+
+def plain_value(value: Any, path: KeyPath = ()) -> Any:
+    """The value as fresh plain data: what JSON can hold.
+
+    Dataclasses become mappings by field name, tuples lists, enums their values, paths text. Raises
+    `ConfigError` with path and type for anything else, and for NaN and infinity.
+    """
+    if isinstance(value, Unquoted):
+        value = value.meaning
+    # Before the scalars: an IntEnum is an int and a StrEnum a str, and both print otherwise.
+    if isinstance(value, Enum):
+        value = value.value
+    # Exactly int, float or str: subclasses print themselves otherwise.
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, int):
+        return int(value)
+    if isinstance(value, float):
+        if math.isfinite(value):
+            return float(value)
+        raise ConfigError(
+            f"{dotted(path)}={describe_value(value)}",
+            allowed="a finite number",
+            fix=f"set {dotted(path)} to a finite number",
+        )
+    if isinstance(value, str):
+        return _plain_text(value, path)
+    if isinstance(value, PathLike):
+        return plain_value(fspath(value), path)
+    if is_config(value):
+        # Derived fields are left out: no constructor takes them back.
+        names = [field.name for field in dataclasses.fields(value) if field.init]
+        return {name: plain_value(getattr(value, name), (*path, name)) for name in names}
+    if isinstance(value, Mapping):
+        return {key: plain_value(item, (*path, key)) for key, item in plain_items(value, path)}
+    if isinstance(value, list | tuple):
+        return [plain_value(item, (*path, index)) for index, item in enumerate(value)]
+    raise ConfigError(
+        f"{dotted(path)}={describe_value(value)}",
+        allowed="null, true, false, numbers, text, lists, mappings, configs, enums and paths",
+        fix="write the value as one of these",
+    )
+
+
+def plain_items(mapping: Mapping[Any, Any], path: KeyPath) -> Iterator[tuple[str, Any]]:
+    """The entries of a mapping with their keys as text; whole numbers are keys too, as digits."""
+    seen: set[str] = set()
+    for key, item in mapping.items():
+        text = key.value if isinstance(key, Enum) else key
+        if isinstance(text, bool) or not isinstance(text, str | int):
+            raise ConfigError(
+                f"{dotted(path)} has the key {describe_value(key)}",
+                allowed="keys that are text or whole numbers",
+                fix="write the key in quotes",
+            )
+        if str(text) in seen:  # {1: a, "1": b}, of which JSON would keep one
+            raise ConfigError(
+                f"{dotted(path)} has the key {str(text)!r} as text and as a number",
+                allowed="each key once",
+                fix="remove one",
+            )
+        seen.add(str(text))
+        yield _plain_text(str(text), path), item
+
+
+def _plain_text(text: str, path: KeyPath) -> str:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise ConfigError(
+            f"{dotted(path)} has the text {text!a} with half of a surrogate pair",
+            allowed="text that UTF-8 can hold",
+            fix="remove the broken character",
+        ) from None
+    return str(text)
+
+
+# ---- The walk --------------------------------------------------------------------------------
+
+
+class _Moved(NamedTuple):
+    """A value given by an `also` name, put where its field is, and the path it was given by."""
+
+    path: KeyPath
+    value: Any
+
+
+class Walk:
+    """One input on its way to a config, and its problems by the path of their field.
+
+    `written` has the paths that the user spelled another way than this input does, and `also_keys`
+    the keys that sections take for fields of other sections. Without `builds`, a section becomes
+    a mapping of all its fields, and neither types nor rules between fields are checked.
+    """
+
+    def __init__(
+        self,
+        written: Mapping[KeyPath, KeyPath] | None = None,
+        also_keys: Mapping[KeyPath, list[str]] | None = None,
+        builds: bool = True,
+    ) -> None:
+        self.problems: dict[KeyPath, ConfigError] = {}
+        self._written = written or {}
+        self._also_keys = dict(also_keys or {})
+        self._builds = builds
+
+    def value(
+        self, declared: Any, value: Any, at: KeyPath = (), path: KeyPath = (), default: Any = None
+    ) -> Any:
+        """A value of the declared type; None if it has a problem.
+
+        `at` is the place by field names, `path` as the user wrote it. `default` is what the field
+        has if no value is given: a mapping for a config changes only the fields that it names.
+        """
+        path = self._written.get(at, path)
+        if isinstance(value, _Moved):
+            path, value = value
+        if isinstance(value, Unquoted):
+            value = _meaning(value, declared)
+        if is_config(value) and (known := sections(declared)):
+            if type(value) in known:
+                return self._section(type(value), _fields(value), at, path, None)
+            # A subclass, too: no file could say which one it was.
+            return self._refuse(at, wrong_class(path, value, known))
+        if isinstance(value, Mapping):
+            if sections(declared):
+                return self._chosen_section(declared, value, at, path, default)
+            if (member := mapping_member(declared)) is not None:
+                return self._mapping(member, value, at, path)
+        if isinstance(value, list | tuple) and (member := list_member(declared)) is not None:
+            if self._builds and fixed_length(member) not in (None, len(value)):
+                self._refuse(at, wrong_value(path, value, declared))
+            items = [
+                self.value(item_type(member, index), item, (*at, index), (*path, index))
+                for index, item in enumerate(value)
+            ]
+            return tuple(items) if tuple in (member, get_origin(member)) else items
+        return self._single(declared, value, at, path)
+
+    def _refuse(self, at: KeyPath, error: ConfigError) -> Any:
+        """Note a problem, unless its place has one, and return None in place of the value."""
+        self.problems.setdefault(at, error)
+
+    def _chosen_section(
+        self, declared: Any, value: Mapping[Any, Any], at: KeyPath, path: KeyPath, default: Any
+    ) -> Any:
+        """The config of a union that the mapping's `kind` names, or the only one there is."""
+        cls = section_for(declared, value)
+        if cls is None:
+            kinds = tuple(kind for section in sections(declared) for kind in kinds_of(section))
+            where, kind_type = (*path, KIND), _LITERAL[kinds]
+            if KIND in value:
+                return self._refuse(at, wrong_value(where, value[KIND], kind_type))
+            return self._refuse(at, missing_value(where, kind_type))
+        # The fields of another class or another kind mean nothing here.
+        kind = getattr(default, KIND, None)
+        is_same = type(default) is cls and value.get(KIND, kind) == kind
+        return self._section(cls, value, at, path, default if is_same else None)
+
+    def _section(
+        self, cls: type, value: Mapping[Any, Any], at: KeyPath, path: KeyPath, default: Any
+    ) -> Any:
+        """A config with every field as given, else as in `default`, else its own default."""
+        value = self._with_also_moved(cls, value, at, path)
+        keys = self._keys_by_field(cls, value, at, path)
+        fields: dict[str, Any] = {}
+        written: dict[str, KeyPath] = {}
+        for item in settings_of(cls):
+            key = keys.get(item.name, item.name)
+            inner, where = (*at, item.name), (*path, key)
+            kept = item.default() if default is None else getattr(default, item.name)
+            if item.name in keys:
+                found = self.value(item.declared, value[key], inner, where, kept)
+                given = value[key]
+                where = given.path if isinstance(given, _Moved) else self._written.get(inner, where)
+            elif item.is_required and default is None:
+                self._refuse(inner, missing_value(where, item.declared))
+                continue
+            else:
+                found = self.value(item.declared, kept, inner, where)
+            for rest, number in item.bounds.outside(found):
+                spelled = self._written.get((*inner, *rest), (*where, *rest))
+                self.problems[(*inner, *rest)] = item.out_of_bounds(spelled, number)
+            fields[item.name], written[item.name] = found, where
+        if not self._builds:
+            return fields
+        # The rules of a class wait until all its fields are right.
+        if any(problem[: len(at)] == at for problem in self.problems):
+            return None
+        try:
+            return cls(**fields)
+        except (ValueError, AssertionError) as error:
+            return self._refuse(at, _rule_error(error, path, written))
+
+    def _keys_by_field(
+        self, cls: type, value: Mapping[Any, Any], at: KeyPath, path: KeyPath
+    ) -> dict[str, str]:
+        """The key under which each field was given, by the field's name."""
+        known = settings_by_spelling(cls)
+        keys: dict[str, str] = {}
+        for key in value:
+            item = known.get(key) if isinstance(key, str) else None
+            if item is None:
+                also = self._also_keys.get(at, ())
+                self._refuse((*at, str(key)), unknown_key((*path, str(key)), cls, also))
+            elif item.name in keys:
+                first = (*path, keys[item.name])
+                self._refuse((*at, item.name), two_spellings(first, (*path, key)))
+            else:
+                keys[item.name] = key
+        return keys
+
+    def _mapping(self, member: Any, value: Mapping[Any, Any], at: KeyPath, path: KeyPath) -> Any:
+        """A mapping with free keys."""
+        key_type, value_type = entry_types(member)
+        try:
+            entries = dict(plain_items(value, path))
+        except ConfigError as error:
+            return self._refuse(at, error)
+        keys = dict(zip(entries, value, strict=True))
+        found: dict[Any, Any] = {}
+        for text, item in entries.items():
+            inner = (*at, text)
+            try:
+                key = _typed_key(key_type, text, keys[text])
+            except ValueError:
+                self._refuse(inner, wrong_key(path, keys[text], key_type))
+            else:
+                result = self.value(value_type, item, inner, (*path, text))
+                found[key if self._builds else text] = result
+        return found
+
+    def _single(self, declared: Any, value: Any, at: KeyPath, path: KeyPath) -> Any:
+        """The value of a field that has no fields, entries or items of its own."""
+        if value is None:
+            is_fine = allows_none(declared) or not self._builds
+            return None if is_fine else self._refuse(at, wrong_value(path, value, declared))
+        given = value
+        accepted = scalar_types(declared)
+        if accepted is not None:
+            value = _number_as_declared(accepted, value)
+            # pydantic takes true for Literal[1] and for an enum's 1, even when strict.
+            if isinstance(value, bool) and bool not in accepted:
+                return self._refuse(at, wrong_value(path, value, declared))
+            # A blank name or path would be found out much later.
+            is_item = is_text(declared) and isinstance(at[-1] if at else "", int)
+            is_blank = isinstance(value, str) and not value.strip() and str in accepted
+            if is_blank and (is_item or allows_none(declared)):
+                self._refuse(at, blank_text(path, value, declared, is_item=is_item))
+        try:
+            plain = plain_value(value, path)
+        except ConfigError as error:
+            # A value of the right type is refused for what it holds, in words of its own.
+            is_own_type = accepted is None or type(value) in accepted
+            return self._refuse(at, error if is_own_type else wrong_value(path, given, declared))
+        if not self._builds or type(plain) is declared:
+            return plain
+        try:
+            return _adapter(declared).validate_json(json.dumps(plain), strict=True)
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            is_of_type = first["type"] in _OF_TYPE or first["type"].endswith(_OF_TYPE_ENDINGS)
+            detail = "" if is_of_type else first["msg"]
+            self._refuse(at, wrong_value(path, given, declared, detail))
+            return plain if isinstance(plain, int | float) else None  # which may be out of bounds
+
+    def _with_also_moved(
+        self, cls: type, value: Mapping[Any, Any], at: KeyPath, path: KeyPath
+    ) -> Mapping[Any, Any]:
+        """The mapping with each value that was given by an `also` name put where its field is."""
+        for name in also_names(cls):
+            self._also_keys.setdefault((*at, *name.section), []).append(name.name[-1])
+        for name in also_names(cls):
+            value, found = _taken(value, name.route)
+            for key_path, given in found.items():
+                if not isinstance(given, _Moved):
+                    given = _Moved((*path, *key_path), given)
+                value = self._with_moved(cls, value, name, given, at, path)
+        return value
+
+    def _with_moved(
+        self,
+        cls: type,
+        value: Mapping[Any, Any],
+        name: AlsoName,
+        moved: _Moved,
+        at: KeyPath,
+        path: KeyPath,
+        depth: int = 0,
+    ) -> Mapping[Any, Any]:
+        """The mapping of a section with a value put at the rest of its field's path."""
+        item = settings_by_spelling(cls)[name.field[depth]]
+        field = (*at, *name.field[depth:])
+        key = next((spelling for spelling in item.spellings if spelling in value), item.name)
+        inner = value.get(key)
+        if depth == len(name.field) - 1:
+            if key not in value:
+                meaning = moved.value.meaning if isinstance(moved.value, Unquoted) else moved.value
+                return {**value, key: moved._replace(value=name.meaning(meaning))}
+            first = inner.path if isinstance(inner, _Moved) else (*path, key)
+            self._refuse(field, two_spellings(first, moved.path))
+            return value
+        where = (*path, key)
+        if key not in value:
+            inner = {}  # as if the section were there and empty
+        elif type(inner) in sections(item.declared):
+            inner = _fields(inner)
+        if isinstance(inner, Mapping):
+            section = section_for(item.declared, inner)
+            if section is None:  # of no known kind, which is refused by itself
+                return {**value, key: inner}
+            if name.field[depth + 1] in settings_by_spelling(section):
+                found = self._with_moved(
+                    section, inner, name, moved, (*at, item.name), where, depth + 1
+                )
+                return {**value, key: found}
+        elif inner is not None or name.meaning(moved.value) is None:
+            return value  # a wrong value; or no section, and a period that is none
+        self._refuse(field, no_such_field(moved.path, field, where, inner))
+        return value
+
+
+def _fields(config: Any) -> dict[str, Any]:
+    cls: type = type(config)
+    return {item.name: getattr(config, item.name) for item in settings_of(cls)}
+
+
+def _taken(
+    value: Mapping[Any, Any], route: tuple[frozenset[str], ...]
+) -> tuple[Mapping[Any, Any], dict[KeyPath, Any]]:
+    """A mapping without what lies at the end of a route, and what lay there, by path."""
+    left, found = dict(value), dict[KeyPath, Any]()
+    for key in value:
+        if key not in route[0]:
+            continue
+        if len(route) == 1:
+            found[(key,)] = left.pop(key)
+        elif isinstance(value[key], Mapping):
+            left[key], below = _taken(value[key], route[1:])
+            found |= {(key, *rest): inner for rest, inner in below.items()}
+    return left, found
+
+
+def _rule_error(error: Exception, path: KeyPath, written: Mapping[str, KeyPath]) -> ConfigError:
+    """The error of a class's own rule, with the names by which its fields were given."""
+    found = error if isinstance(error, ConfigError) else ConfigError(str(error))
+    text = str(found)
+    told = [
+        f"{name} is given as {dotted(given)}"
+        for name, given in written.items()
+        if given != (*path, name) and re.search(rf"\b{re.escape(name)}\b", text)
+    ]
+    names = f" ({', '.join(told)})" if told else ""
+    head = f"{dotted(path)}{names}" if path else names.strip()
+    return found.within(head) if head else found
+
+
+# ---- Scalars ---------------------------------------------------------------------------------
+
+
+@cache
+def _adapter(declared: Any) -> TypeAdapter[Any]:
+    """pydantic's validator of a type, built once: building takes longer than using it."""
+    return TypeAdapter(declared)
+
+
+def _typed_key(declared: Any, text: str, given: Any) -> Any:
+    """A mapping's key as its declared type; `ValueError` for another."""
+    if declared in (str, Any):
+        # JSON would turn a number into text here without a word.
+        is_text = isinstance(given.value if isinstance(given, Enum) else given, str)
+        if declared is str and not is_text:
+            raise ValueError(text)
+        return text
+    return _adapter(declared).validate_strings(text, strict=True)
+
+
+def _meaning(value: Unquoted, declared: Any) -> Any:
+    """The text or its YAML meaning, whichever the declared type can take; null only as null."""
+    accepted = scalar_types(declared)
+    meaning = value.meaning
+    if isinstance(meaning, str) and accepted is not None and str not in accepted:
+        found = scalar_in_text(accepted, meaning)  # `no`, `007`: text to YAML
+        return meaning if found is None else found
+    # A null that is not allowed stays null and is refused; as text it would name a run "null".
+    if accepted is None or meaning is None or str not in accepted:
+        return meaning
+    fits = type(_number_as_declared(accepted, meaning)) in accepted
+    return meaning if fits else str(value)
+
+
+def _number_as_declared(accepted: frozenset[type], value: Any) -> Any:
+    """A number as the type that is accepted, where it says the same thing; else as it is.
+
+    `1.0` or `1e3` for an integer, `1` for a number.
+    """
+    if isinstance(value, bool):  # an int to Python, never to a config
+        return value
+    if isinstance(value, float) and int in accepted and float not in accepted:
+        is_exact = value.is_integer() and abs(value) <= _MAX_EXACT_INTEGER
+        return int(value) if is_exact else value
+    if type(value) is int and float in accepted and int not in accepted:
+        try:
+            return float(value)
+        except OverflowError:
+            return math.inf  # refused as such
+    return value
