@@ -27,7 +27,7 @@ from chomp.data.documents import Position
 from chomp.data.sources.hugging_face import HuggingFaceSource
 from chomp.errors import ChompError
 from chomp.tokenize import ByteTokenizer, load_tokenizer
-from chomp.tokenize.files import save_tokenizer
+from chomp.tokenize.load import save_tokenizer
 from chomp.tracking import JsonlTracker
 from experiments.grug.base.launch import GrugBaseLaunchConfig, run_config
 from tests.checkpoint.checkpoint_samples import about

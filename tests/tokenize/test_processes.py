@@ -14,8 +14,7 @@ from worker_processes import needs_proc, workers_of
 
 from chomp.errors import DataError
 from chomp.tokenize import ByteTokenizer, JsonTokenizer, Tokenizer, save_tokenizer, train_bpe
-from chomp.tokenize.processes import TokenizerProcesses, available_cores
-from chomp.tokenize.worker import serve
+from chomp.tokenize.worker import TokenizerProcesses, available_cores, serve
 
 
 @pytest.fixture(scope="module")
@@ -112,7 +111,7 @@ def test_a_process_that_cannot_load_its_tokenizer_is_a_clear_error(tmp_path: Pat
 ASKS = """
 import sys, threading
 from chomp.tokenize import ByteTokenizer
-from chomp.tokenize.processes import TokenizerProcesses
+from chomp.tokenize.worker import TokenizerProcesses
 
 with TokenizerProcesses(ByteTokenizer(), sys.argv[1], 2) as running:
     def ask():

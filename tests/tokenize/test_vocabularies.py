@@ -37,7 +37,7 @@ from chomp.tokenize import (
     tokenizer_from_json_file,
     train_bpe,
 )
-from chomp.tokenize.json_tokenizer import MAX_TEXT
+from chomp.tokenize.tokenizer import MAX_TEXT
 
 # All of Unicode but "▁", which is a blank to these vocabularies, as it is to SentencePiece.
 any_text = st.text(st.characters(exclude_characters=MARK, exclude_categories=["Cs"]), max_size=40)

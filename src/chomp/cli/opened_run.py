@@ -172,7 +172,7 @@ def _is_own(template: RunTemplate, place: CheckpointPlace) -> bool:
 def _tokenizer_folder(given: GivenRun, place: CheckpointPlace, config: Any) -> str:
     """The run's own copy, which outlives the folder it was built in; or the one that is given."""
     from chomp.storage import exists, join
-    from chomp.tokenize.files import DESCRIPTION
+    from chomp.tokenize.load import DESCRIPTION
 
     if given.tokenizer is not None:
         return given.tokenizer

@@ -180,7 +180,7 @@ def _with_reached_stores(data: LmDataConfig, run_folder: str) -> LmDataConfig:
 def _with_run_tokenizer(data: LmDataConfig, run_folder: str) -> LmDataConfig:
     """The data with the run's own copy of its tokenizer, if it has one: it outlives the other."""
     from chomp.storage import exists, join
-    from chomp.tokenize.files import DESCRIPTION
+    from chomp.tokenize.load import DESCRIPTION
 
     copy = join(run_folder, "tokenizer")
     if not exists(join(copy, DESCRIPTION)):

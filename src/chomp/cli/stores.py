@@ -71,7 +71,7 @@ def places_of(given: GivenConfig) -> tuple[list[StorePlace], RunData | None]:
 def require_built(run: RunData, splits: Sequence[Split] = SPLITS) -> None:
     """Raise `DataError` unless the tokenizer and the stores of those splits are built."""
     from chomp.storage import exists, join
-    from chomp.tokenize.files import DESCRIPTION
+    from chomp.tokenize.load import DESCRIPTION
 
     places = store_places(run.data, splits)
     missing = [f"{place.title} ({place.path})" for place in places if not place.is_built]

@@ -22,7 +22,7 @@ from chomp.tokenize import (
     load_tokenizer,
     tokenizer_from_json_file,
 )
-from chomp.tokenize.files import DESCRIPTION
+from chomp.tokenize.load import DESCRIPTION
 
 
 def early_tokenizer(config: TokenizerConfig, *, is_patient: bool = True) -> Tokenizer | None:

@@ -7,8 +7,7 @@ from chomp.config import Config, setting
 from chomp.errors import require
 from chomp.storage import exists
 from chomp.tokenize import Tokenizer, load_tokenizer, tokenizer_from_json_file
-from chomp.tokenize.bpe import MIN_BPE_VOCAB_SIZE
-from chomp.tokenize.byte import ByteTokenizer
+from chomp.tokenize.tokenizer import MIN_BPE_VOCAB_SIZE, ByteTokenizer
 
 TokenizerKind = Literal["bpe", "byte", "json", "hub"]
 

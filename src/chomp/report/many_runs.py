@@ -19,7 +19,7 @@ from chomp.errors import ConfigError, StorageError
 from chomp.report.record import read_record
 from chomp.report.run_payload import PAGE_POINTS, run_payload
 from chomp.storage import exists, file_info
-from chomp.tokenize.processes import available_cores
+from chomp.tokenize.worker import available_cores
 from chomp.tracking.run_files import record_of
 
 # Below that, one process is done before a second has started: half a second, or 80 MB of lines.

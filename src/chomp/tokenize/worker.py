@@ -1,20 +1,122 @@
-"""A process that tokenizes: batches of texts on its input, ids on its output, until the input ends.
+"""Tokenizing on all cores: one process per core, each with the same tokenizer.
 
-Started by `TokenizerProcesses`, one per core. It imports little, so it is ready in a fraction of a
-second, and it ends by itself when the process that feeds it is killed.
+Threads inside the `tokenizers` library share one Python, which has to turn every id into an object
+before it is a number again. In processes of their own, that work runs side by side too.
+This module is also what each process runs: batches of texts on its input, ids on its output, until
+the input ends. It imports little, so it is ready in a fraction of a second.
 """
 
 import contextlib
 import json
+import os
+import queue
+import subprocess
 import sys
-from typing import BinaryIO
+from array import array
+from collections.abc import Sequence
+from types import TracebackType
+from typing import IO, BinaryIO
 
 import numpy as np
 
-from chomp.tokenize.files import load_tokenizer
-from chomp.tokenize.processes import FAILURE, IDS, SIZE_BYTES
-from chomp.tokenize.protocol import Tokenizer
-from chomp.tokenize.unencodable import UnencodableText
+from chomp.errors import DataError
+from chomp.tokenize.load import load_tokenizer
+from chomp.tokenize.tokenizer import Tokenizer, UnencodableText
+
+# Every message begins with its size in bytes; an answer goes on with its kind.
+SIZE_BYTES = 8
+IDS, FAILURE = b"i", b"f"
+
+
+class TokenizerProcesses:
+    """A tokenizer, saved in `folder`, whose work is done by `count` processes.
+
+    A context: the processes end with it. Call `encode_batch` from as many threads as there are
+    processes; each call keeps one of them busy.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, folder: str, count: int) -> None:
+        self.vocab_size = tokenizer.vocab_size
+        self.eos_id = tokenizer.eos_id
+        self.bos_id = tokenizer.bos_id
+        self._idle: queue.SimpleQueue[subprocess.Popen[bytes]] = queue.SimpleQueue()
+        self._all = [_started(folder) for _ in range(count)]
+        for process in self._all:
+            self._idle.put(process)
+
+    def encode_batch(self, texts: Sequence[str]) -> list["array[int]"]:
+        """Ids of each text, without an end-of-document id."""
+        process = self._idle.get()
+        try:
+            answer = _asked(process, json.dumps(list(texts)).encode())
+        finally:
+            self._idle.put(process)
+        if answer[:1] == FAILURE:
+            raise UnencodableText(**json.loads(answer[1:]))
+        lengths = np.frombuffer(answer, "<i8", len(texts), offset=1)
+        ends = 1 + lengths.nbytes + 4 * np.cumsum(lengths)
+        whole = memoryview(answer)
+        return [
+            array("I", whole[end - 4 * count : end].tobytes())
+            for end, count in zip(ends.tolist(), lengths.tolist(), strict=True)
+        ]
+
+    def __enter__(self) -> "TokenizerProcesses":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        for process in self._all:
+            # The end of its input ends it. One that is gone takes no more of what is left to send.
+            with contextlib.suppress(BrokenPipeError):
+                _pipe(process.stdin).close()
+        for process in self._all:
+            process.wait()
+            _pipe(process.stdout).close()
+
+
+def available_cores() -> int:
+    """Cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _started(folder: str) -> "subprocess.Popen[bytes]":
+    return subprocess.Popen(
+        [sys.executable, "-m", "chomp.tokenize.worker", folder],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        # One thread each: the processes are what runs side by side.
+        env={**os.environ, "TOKENIZERS_PARALLELISM": "false"},
+        # Ctrl-C is for the process that builds; these end when it closes their input.
+        start_new_session=True,
+    )
+
+
+def _asked(process: "subprocess.Popen[bytes]", request: bytes) -> bytes:
+    try:
+        requests = _pipe(process.stdin)
+        requests.write(len(request).to_bytes(SIZE_BYTES, "little") + request)
+        requests.flush()
+        header = _pipe(process.stdout).read(SIZE_BYTES)
+        answer = _pipe(process.stdout).read(int.from_bytes(header, "little"))
+    except BrokenPipeError:
+        header, answer = b"", b""
+    if len(header) < SIZE_BYTES or len(answer) < int.from_bytes(header, "little"):
+        raise DataError(
+            f"a tokenizer process exited with code {process.wait()} before it answered",
+            allowed="tokenizer processes that run until all text is done",
+            fix="check whether memory ran out; the same command continues where this one stopped",
+        )
+    return answer
+
+
+def _pipe(pipe: IO[bytes] | None) -> IO[bytes]:
+    assert pipe is not None  # opened by _started
+    return pipe
 
 
 def serve(tokenizer: Tokenizer, requests: BinaryIO, answers: BinaryIO) -> None:

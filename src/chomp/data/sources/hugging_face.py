@@ -16,7 +16,7 @@ from chomp.data.sources.optional_packages import optional_package
 from chomp.data.sources.record_fields import Record, missing_key
 from chomp.data.sources.source_files import files_of, records_of_parts
 from chomp.errors import ChompError, DataError, StorageError, require
-from chomp.tokenize.hub import show_hub_warnings_once
+from chomp.tokenize.load import show_hub_warnings_once
 
 # Names that stand for a kind of file and not for a dataset.
 _FILE_BUILDERS = ("arrow", "csv", "json", "parquet", "text", "webdataset", "xml")

@@ -26,7 +26,7 @@ from chomp.data.store.writer import PROGRESS, StoreWriter
 from chomp.errors import DataError, StorageError
 from chomp.storage import exists, join, remove_tree
 from chomp.tokenize import Tokenizer, load_tokenizer
-from chomp.tokenize.processes import available_cores
+from chomp.tokenize.worker import available_cores
 
 log = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from chomp.data.documents import LocatedDocument
 from chomp.data.store.encoding import EncodedBatch, encoded
 from chomp.tokenize import Tokenizer
-from chomp.tokenize.processes import TokenizerProcesses
+from chomp.tokenize.worker import TokenizerProcesses
 
 # A batch is some tenths of a second of work, so that handing it over costs nothing beside it.
 _BATCH_DOCUMENTS = 1024

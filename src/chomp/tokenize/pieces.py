@@ -1,4 +1,4 @@
-"""How the pieces of a vocabulary stand for text, as its `tokenizer.json` says.
+"""The pieces of a vocabulary: which text each stands for, and which must never be found in a text.
 
     byte-level       every character of a piece is one byte (GPT-2, Llama 3)
     byte fallback    "<0x0A>" is the byte 10 (Llama 2, Gemma)
@@ -9,10 +9,13 @@ From this follow the raw bytes of a piece, and whether every text has ids.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
+
+from tokenizers import Regex, pre_tokenizers
+from tokenizers import Tokenizer as HuggingFaceTokenizer
 
 _BYTE_PIECE = re.compile("<0x([0-9A-F]{2})>")
 BYTE_PIECES = tuple(f"<0x{byte:02X}>" for byte in range(256))
@@ -107,3 +110,37 @@ def _space_mark(part: Mapping[str, Any]) -> str | None:
     if part["type"] == "Replace" and part["pattern"] == {"String": " "}:
         return str(part["content"])
     return None
+
+
+def quotable(names: Iterable[str], model: Mapping[str, Any]) -> set[str]:
+    """Those of `names` that `model` (parsed JSON) can give to a text in which they are written."""
+    if model["type"] == "Unigram":
+        return {piece for piece, _ in model["vocab"]} & set(names)
+    if model["type"] != "BPE" or model["ignore_merges"]:
+        return model["vocab"].keys() & set(names)
+    # A BPE gives only what it merges, and its alphabet; being in the vocabulary is not enough.
+    prefix = model["continuing_subword_prefix"] or ""
+    merged = {left + right.removeprefix(prefix) for left, right in model["merges"]}
+    alphabet = {piece for piece in model["vocab"] if len(piece) == 1}
+    return (merged | alphabet) & set(names)
+
+
+def split_quotes(tokenizer: HuggingFaceTokenizer, names: Iterable[str]) -> None:
+    """Make `tokenizer` cut every one of `names` in a text behind its first character.
+
+    No piece of text can then be such a name as a whole; other texts keep their ids. It comes last,
+    behind the normaliser, which may make "</s>" out of something else. Names of one character
+    cannot be cut. Takes a third of a Unigram's speed (5 MB of Python, one core, 2026-11).
+    """
+    rests: dict[str, list[str]] = {}
+    for name in sorted(names):
+        if len(name) > 1:
+            rests.setdefault(name[0], []).append(re.escape(name[1:]))
+    if not rests:
+        return
+    pattern = "|".join(f"{re.escape(first)}(?={'|'.join(rest)})" for first, rest in rests.items())
+    split = pre_tokenizers.Split(Regex(pattern), "isolated")
+    before = tokenizer.pre_tokenizer
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [split] if before is None else [before, split]
+    )

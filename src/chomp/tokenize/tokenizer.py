@@ -1,7 +1,8 @@
-"""Any vocabulary that the `tokenizers` library reads: the `tokenizer.json` of a model, or our own.
+"""Tokenizers: any `tokenizer.json`, a byte-level BPE trained here, and plain bytes.
 
 What is special is an id, never a text: a document that quotes "<|endoftext|>" does not end there.
-And nothing is lost in silence: a character that has no id is an error, not an unknown token.
+A character that has no id is an error, never an unknown token. Identity is a hash of the content:
+two tokenizers with one hash give the same ids.
 """
 
 import hashlib
@@ -9,26 +10,122 @@ import json
 import re
 from array import array
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
+import numpy as np
+from jaxtyping import Int
+from tokenizers import Regex, decoders, models, pre_tokenizers, trainers
 from tokenizers import Tokenizer as HuggingFaceTokenizer
 
 from chomp.errors import DataError
 from chomp.storage import StrPath
-from chomp.tokenize.piece_rules import BYTE_PIECES, PieceRules
-from chomp.tokenize.quoting import quotable, split_quotes
-from chomp.tokenize.special_ids import begin_id, end_id
+from chomp.tokenize.pieces import BYTE_PIECES, PieceRules, quotable, split_quotes
 from chomp.tokenize.trial import read_rules
-from chomp.tokenize.unencodable import lone_surrogate, unencodable
 
+# Axes: V vocabulary.
+
+EOS_TOKEN = "<|endoftext|>"
+MIN_BPE_VOCAB_SIZE = 257  # every byte, and the end of a document
 # The library takes 160 bytes for each byte of a text. Longer texts are encoded in pieces.
 MAX_TEXT = 1 << 20
 # Tables of all ids are made. The largest vocabularies in use have a quarter of a million ids.
 MAX_IDS = 1 << 24
+# Training takes time quadratic in the length of a word: 0.5 MB without a space took 102 s. So it
+# cuts words at a length that no ordinary text has; otherwise the rule is GPT-2's.
+MAX_TRAINING_WORD = 1024
+_GPT2_WORDS = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+".replace(
+    "+", f"{{1,{MAX_TRAINING_WORD}}}"
+)
+# In the vocabularies of GPT-2, Llama 3, SentencePiece, Gemma and BERT.
+# Not "<|end|>" and "<|eot_id|>": those end a turn of a chat, in vocabularies that have both.
+USUAL_ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "[EOS]", "[SEP]")
 _CUT_WINDOW = 1 << 16  # where to look for the start of a word
 _WORD_START = re.compile(r"(?<=\S) (?=\S)")
+_SHOWN = 12  # special tokens listed in an error; some vocabularies have hundreds
+_CONTEXT = 20  # characters of the text shown on each side
+
+
+@runtime_checkable
+class Tokenizer(Protocol):
+    """Text to token ids and back. Where a document ends or begins is an id, never a text."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of ids; every id is below it."""
+        ...
+
+    @property
+    def eos_id(self) -> int:
+        """The id that ends a document."""
+        ...
+
+    @property
+    def bos_id(self) -> int | None:
+        """The id put in front of a document; None: nothing is."""
+        ...
+
+    @property
+    def content_hash(self) -> str:
+        """SHA-256 of everything that decides which ids a text gets."""
+        ...
+
+    def encode_batch(self, texts: Sequence[str]) -> Sequence[Sequence[int]]:
+        """Ids of each text, without the ids that begin and end a document.
+
+        A text that has no ids of its own (an unknown character) is a `DataError`.
+        """
+        ...
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text of the ids; bytes that are not UTF-8 become the replacement character."""
+        ...
+
+    def token_bytes(self) -> list[bytes | None]:
+        """The raw bytes behind each id; None for ids that stand for no text (end of document)."""
+        ...
+
+
+class UnencodableText(DataError):
+    """A text that has no ids; `text_index` is its number in the batch, from 0."""
+
+    def __init__(
+        self, given: str, *, allowed: str = "", fix: str = "", text_index: int = 0
+    ) -> None:
+        super().__init__(given, allowed=allowed, fix=fix)
+        self.text_index = text_index
+
+
+class ByteTokenizer:
+    """Ids 0-255 are the bytes of the UTF-8 text; 256 ends a document. None begins one."""
+
+    vocab_size = 257
+    eos_id = 256
+    bos_id: int | None = None
+    can_encode_any_text = True
+
+    @property
+    def content_hash(self) -> str:
+        """A constant: there is only one byte tokenizer."""
+        return hashlib.sha256(b"chomp byte tokenizer: id = byte, eos = 256").hexdigest()
+
+    def encode_batch(self, texts: Sequence[str]) -> Sequence[Sequence[int]]:
+        """The UTF-8 bytes of each text."""
+        try:
+            return [list(text.encode()) for text in texts]
+        except UnicodeEncodeError as error:
+            refusals = (lone_surrogate(i, text) for i, text in enumerate(texts))
+            raise next(filter(None, refusals)) from error
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The bytes as text; ids that stand for no byte are left out."""
+        # A model may have more ids than its tokenizer, and an untrained one samples them.
+        return bytes(i for i in ids if i < self.eos_id).decode(errors="replace")
+
+    def token_bytes(self) -> list[bytes | None]:
+        """Each byte for itself, nothing for the end of a document."""
+        return [*(bytes([i]) for i in range(256)), None]
 
 
 class JsonTokenizer:
@@ -50,8 +147,13 @@ class JsonTokenizer:
         self._text = str(self._tokenizer.to_str())
         self._added = self._tokenizer.get_added_tokens_decoder()
         specials = {i: token.content for i, token in self._added.items() if token.special}
-        self.eos_id = end_id(eos, specials, source=source)
-        self.bos_id = begin_id(bos, specials, source=source)
+        self.eos_id = _end_id(eos, specials, source=source)
+        # No default: vocabularies that have such a token are as often trained without it.
+        self.bos_id = (
+            None
+            if bos is None
+            else _special_id(bos, "beginning-of-document", specials, source=source)
+        )
         vocab = self._tokenizer.get_vocab(with_added_tokens=True)
         self.vocab_size: int = max(vocab.values()) + 1
         if self.vocab_size > MAX_IDS:
@@ -155,7 +257,10 @@ class JsonTokenizer:
         elif not self.can_encode_any_text and pieces.model == "BPE":
             # Without an unknown token a BPE drops what it does not know. With one that is not in
             # its vocabulary it fails, as the other models do.
-            self._tokenizer.model.unk_token = _name_without_id(self._tokenizer)
+            unused = "<unknown>"
+            while self._tokenizer.token_to_id(unused) is not None:
+                unused += ">"
+            self._tokenizer.model.unk_token = unused
         ids = map(self._tokenizer.token_to_id, looked_for)
         return frozenset(i for i in ids if i is not None)
 
@@ -200,11 +305,57 @@ class JsonTokenizer:
         return False
 
 
+BpeTokenizer = JsonTokenizer  # what is trained here and what is read from a file are one thing
+
+
 def tokenizer_from_json_file(
     path: StrPath, *, eos: int | str | None = None, bos: int | str | None = None
 ) -> JsonTokenizer:
     """The tokenizer in a `tokenizer.json`, local or behind fsspec."""
     return JsonTokenizer(read_rules(path), eos=eos, bos=bos, source=str(path))
+
+
+def train_bpe(texts: Iterable[str], *, vocab_size: int) -> BpeTokenizer:
+    """A byte-level BPE of `vocab_size` ids trained on `texts`, the same for the same texts."""
+    if vocab_size < MIN_BPE_VOCAB_SIZE:
+        raise DataError(
+            f"vocab_size={vocab_size} of a BPE",
+            allowed=f"{MIN_BPE_VOCAB_SIZE} or more: one id for each byte and one to end a document",
+            fix="raise vocab_size, or use the byte tokenizer",
+        )
+    tokenizer = HuggingFaceTokenizer(models.BPE())
+    # No prefix space: a document's first word is not another word than its second.
+    as_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    in_words = pre_tokenizers.Split(Regex(_GPT2_WORDS), "isolated")
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([in_words, as_bytes])
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=[EOS_TOKEN],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    pieces = (text[start:end] for text in texts for start, end in pieces_of(text))
+    tokenizer.train_from_iterator(pieces, trainer)
+    # Encoding takes time linear in a word's length, so it needs no bound.
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+    return JsonTokenizer(tokenizer.to_str(), eos=EOS_TOKEN, source="as trained")
+
+
+_tables: dict[str, np.ndarray] = {}  # by content hash, which decides the bytes too
+
+
+def bytes_per_token(tokenizer: Tokenizer) -> Int[np.ndarray, " V"]:
+    """Bytes of text behind each id; 0 for specials, which bits per byte leaves out.
+
+    Made once for each content hash and shared by all callers, so it cannot be written to.
+    """
+    key = tokenizer.content_hash
+    if key not in _tables:
+        table = np.asarray([len(raw or b"") for raw in tokenizer.token_bytes()], np.int32)
+        table.flags.writeable = False
+        _tables[key] = table
+    return _tables[key]
 
 
 def pieces_of(text: str) -> Iterator[tuple[int, int]]:
@@ -220,15 +371,6 @@ def pieces_of(text: str) -> Iterator[tuple[int, int]]:
         yield start, end
         start = end
     yield start, len(text)
-
-
-def _from_parts(text: str, eos_id: int, bos_id: int | None) -> JsonTokenizer:
-    return JsonTokenizer(text, eos=eos_id, bos=bos_id, source="from a pickle")
-
-
-def _is_of_library(error: BaseException) -> bool:
-    # It raises bare Exception, and a class of its own below BaseException where its code panics.
-    return isinstance(error, Exception) or type(error).__name__ == "PanicException"
 
 
 def _parsed(text: str, *, source: str) -> HuggingFaceTokenizer:
@@ -270,9 +412,82 @@ def _refuse_moved_ids(
         )
 
 
-def _name_without_id(tokenizer: HuggingFaceTokenizer) -> str:
-    """A token's name that the vocabulary does not have."""
-    name = "<unknown>"
-    while tokenizer.token_to_id(name) is not None:
-        name += ">"
-    return name
+def _is_of_library(error: BaseException) -> bool:
+    # It raises bare Exception, and a class of its own below BaseException where its code panics.
+    return isinstance(error, Exception) or type(error).__name__ == "PanicException"
+
+
+def _from_parts(text: str, eos_id: int, bos_id: int | None) -> JsonTokenizer:
+    return JsonTokenizer(text, eos=eos_id, bos=bos_id, source="from a pickle")
+
+
+def _end_id(named: int | str | None, specials: Mapping[int, str], *, source: str) -> int:
+    """The id that ends a document: the one named, or the only one with a usual name."""
+    if named is not None:
+        return _special_id(named, "end-of-document", specials, source=source)
+    found = {i: name for i, name in specials.items() if name in USUAL_ENDS}
+    if len(found) == 1:
+        return next(iter(found))
+    raise DataError(
+        f"tokenizer {source}, in which {_listed(found) or 'no special token'} "
+        f"{'each have' if found else 'has'} a usual name for the end of a document",
+        allowed=f"exactly one such token, or a named one; special tokens: {_choice(specials)}",
+        fix="name the token that ends a document, by id or text: eos=...",
+    )
+
+
+def _special_id(named: int | str, role: str, specials: Mapping[int, str], *, source: str) -> int:
+    for token_id, name in specials.items():
+        if named in (token_id, name):
+            return token_id
+    what = f"{role} id {named}" if isinstance(named, int) else f"{role} token {named!r}"
+    raise DataError(
+        f"tokenizer {source}: {what} is not one of its special tokens",
+        allowed=f"a special token: {_choice(specials)}",
+        fix="name one of these, by id or text",
+    )
+
+
+def _choice(specials: Mapping[int, str]) -> str:
+    return _listed(specials) or "there is none"
+
+
+def _listed(specials: Mapping[int, str]) -> str:
+    shown = [f"{i} ({specials[i]})" for i in sorted(specials)]
+    more = f" and {len(shown) - _SHOWN} more" if len(shown) > _SHOWN else ""
+    return ", ".join(shown[:_SHOWN]) + more
+
+
+def unencodable(
+    index: int, text: str, *, start: int, end: int, why: str, offset: int = 0
+) -> UnencodableText:
+    """The error for characters `start` to `end` of text number `index` of a batch.
+
+    `offset`: where `text` begins, if it is a piece of a longer one.
+    """
+    around = text[max(0, start - _CONTEXT) : end + _CONTEXT]
+    piece = text[start:end][:_CONTEXT]
+    code = f" (U+{ord(piece):04X})" if len(piece) == 1 else ""
+    # `ascii` where a character is half of a pair: such a message could not be printed otherwise.
+    return UnencodableText(
+        f"character {offset + start}: {_shown(piece)}{code} {why}, in {_shown(around)}",
+        allowed="texts whose characters all have ids",
+        fix="use a tokenizer that can write any text (byte-level or with byte fallback), or "
+        "remove such characters from the documents",
+        text_index=index,
+    )
+
+
+def lone_surrogate(index: int, text: str, offset: int = 0) -> UnencodableText | None:
+    """The error for a text that is no Unicode (half of a surrogate pair); None if it is."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        why = "is half of a surrogate pair, which UTF-8 cannot hold"
+        at = error.start
+        return unencodable(index, text, start=at, end=at + 1, why=why, offset=offset)
+    return None
+
+
+def _shown(text: str) -> str:
+    return repr(text) if text.isprintable() else ascii(text)
