@@ -30,11 +30,11 @@ from chomp.evaluation import TaggedEvaluator
 from chomp.evaluation.request_scores import RequestScorer
 from chomp.executor import plan_steps, run_plan
 from chomp.kernels.precision import Precision
-from chomp.mesh import create_mesh, prepare_devices
+from chomp.mesh import compiler_options, create_mesh, prepare_devices
 from chomp.tokenize import bytes_per_token
-from chomp.training import LoopClock, StepPrograms, open_data
-from chomp.training.open_data import OpenData
-from chomp.training.start_report import row_limits
+from chomp.training import open_data, row_limits
+from chomp.training.check import compile_step
+from chomp.training.setup import OpenData
 from experiments.grug.base import launch, train
 from experiments.grug.base.launch import GrugBaseLaunchConfig
 from experiments.grug.base.train import GrugRunConfig
@@ -73,8 +73,9 @@ class Sides:
         self.step_tokens = data.loader.batches.examples(0) * trainer.seq_len
         self.eval_tokens = 0  # of an evaluation, known after one
         self._seq_len, self._steps = trainer.seq_len, amounts.steps
-        self._step = StepPrograms(train.train_step_of(config), mesh, LoopClock())
         self._state = train.fresh_state(config)
+        step, options = train.train_step_of(config), compiler_options(mesh)
+        self._step = compile_step(step, self._state, data.loader.batch(0), options)
         self._batches: Iterator[GrugLmExample] = iter_from_step(data.loader, 0, trainer.steps)
         self._evaluator = TaggedEvaluator(
             data.eval_datasets,
@@ -206,8 +207,7 @@ def main() -> None:
         mesh = create_mesh(config.mesh)
         note("tokenizer and stores are made")
         with jax.set_mesh(mesh):
-            mp = Precision.parse(config.trainer.precision)
-            data = open_data(config.model, config.data, config.trainer, mp=mp, mesh=mesh)
+            data = open_data(config, mesh)
             with closing(data.loader):
                 sides = Sides(config, data, mesh, amounts)
                 figures = [speed_figure(name, sides, amounts)]

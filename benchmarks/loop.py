@@ -9,7 +9,7 @@ device already, with AdamW and with Muon. They take turns because a machine's sp
 
 import argparse
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from statistics import median
@@ -22,18 +22,17 @@ from benchmarks.model_sizes import SIZES, measured_platform
 from benchmarks.record import Figure, record
 from benchmarks.timing import note
 from benchmarks.training_step import model_config
+from chomp import training
 from chomp.checkpoint import CheckpointConfig
 from chomp.data import GrugLmExample
 from chomp.executor import plan_steps, run_plan
 from chomp.mesh import compiler_options, prepare_devices
-from chomp.tracking import Row, Tracker, WandbConfig, latest_rows, read_metrics
+from chomp.tracking import LoggingConfig, Row, WandbConfig, latest_rows, read_metrics
 from chomp.tracking.metrics import LOADING_TIME, PEAK_MEMORY_GB
 from chomp.tracking.run_files import record_of
-from chomp.training import Hook, LoggingConfig, StepLog
-from chomp.training.clock import Phase
+from chomp.training import Run
 from experiments.grug.base import launch, train
 from experiments.grug.base.launch import GrugBaseLaunchConfig
-from experiments.grug.base.train import Run
 
 OVERHEAD_GOALS = {"cpu": 1.02, "gpu": 1.01}
 MUON_GOALS = {"cpu": None, "gpu": 1.05}
@@ -113,26 +112,19 @@ class BetweenStretches:
 
     run: Run
     turns: Turns
-    phase: Phase = "hook"
     bare: dict[Optimizer, BareSteps] = field(default_factory=dict)
     # Where the weights lay at each turn.
     addresses: list[list[int]] = field(default_factory=list)
 
-    def is_due(self, completed_steps: int) -> bool:
-        """Whether a stretch of the run has ended."""
-        return completed_steps % self.turns.period == 0
-
-    def __call__(self, models: Mapping[str, Any], completed_steps: int) -> None:
+    def __call__(self, state: Any, completed_steps: int) -> None:
         """One turn; at the first one the bare steps are made, and take some that do not count."""
-        if len(self.addresses) == self.turns.rounds:
-            return  # the run has ended, where every hook is called once more
         if not self.bare:
             batches = [self.run.loader.batch(step) for step in range(self.turns.counted)]
             self.bare = {name: BareSteps(self.run, name, batches) for name in OPTIMIZERS}
             for steps in self.bare.values():
                 steps.take(2 + self.turns.settling)
                 steps.seconds.clear()
-        self.addresses.append(list(map(_address, jax.tree.leaves(models["current"]))))
+        self.addresses.append(list(map(_address, jax.tree.leaves(state.params))))
         self.bare["adamw"].take(self.turns.counted)
         self.bare["muon"].take(self.turns.muon)
         seconds = [steps.seconds[-1] for steps in self.bare.values()]
@@ -148,17 +140,20 @@ def _address(leaf: jax.Array) -> int:
 def _with_turns(turns: Turns) -> Iterator[list[BetweenStretches]]:
     """Inside, a run of the template calls a hook of ours too; the list then holds it."""
     made: list[BetweenStretches] = []
-    own = train._between_steps
+    own = training.open_run
 
-    def with_ours(run: Run, tracker: Tracker, step_log: StepLog) -> list[Hook]:
-        made.append(BetweenStretches(run, turns))
-        return [*own(run, tracker, step_log), made[-1]]
+    @contextmanager
+    def with_ours(config: Any, **given: Any) -> Iterator[Run]:
+        with own(config, **given) as run:
+            made.append(BetweenStretches(run, turns))
+            run.every(turns.period, made[-1])
+            yield run
 
-    train._between_steps = with_ours
+    training.open_run = with_ours
     try:
         yield made
     finally:
-        train._between_steps = own
+        training.open_run = own
 
 
 def measured_launch(platform: str, turns: Turns) -> GrugBaseLaunchConfig:

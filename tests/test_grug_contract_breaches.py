@@ -82,13 +82,13 @@ BREACHES = {
     ),
     "a stale copy": Breach(
         contracts.copies_are_equal,
-        ("train.py", "def _models(state: GrugTrainState)", "# verbatim: base\ndef _models(state)"),
-        ("train.py:", "_models is marked as a copy of experiments/grug/base/train.py:"),
+        ("train.py", "def fresh_state(config: ", "# verbatim: base\ndef fresh_state(given: "),
+        ("train.py:", "fresh_state is marked as a copy of experiments/grug/base/train.py:"),
     ),
     "an import of what is not there": Breach(
         contracts.can_be_imported,
         ("train.py", "import optax\n", "import optax\nimport no_such_module\n"),
-        ("train.py:18: cannot be imported: ModuleNotFoundError", "no_such_module"),
+        ("train.py:16: cannot be imported: ModuleNotFoundError", "no_such_module"),
     ),
     "a missing function": Breach(
         contracts.has_the_promised_names,
@@ -176,12 +176,12 @@ BREACHES = {
     ),
     "a loss under another name": Breach(
         traced.lowers_on_abstract_meshes,
-        ("train.py", "{TRAIN_LOSS: loss, ", '{"the_loss": loss, '),
+        ("train.py", "metrics |= {GRAD", "metrics.pop(TRAIN_LOSS)\n        metrics |= {GRAD"),
         ("train.py: the step on 4 devices does not give train/loss of shape ()",),
     ),
     "an average that nobody asked for": Breach(
         traced.lowers_on_abstract_meshes,
-        ("train.py", "if ema_beta else None\n", "if True else None\n"),
+        ("train.py", "if ema_beta is not None:\n        # The", "if True:\n        # The"),
         ("train.py: the step on 4 devices does not give no averaged weights",),
     ),
     "fewer devices than asked for": Breach(

@@ -156,7 +156,7 @@ BUGS: dict[int, tuple[str, ...]] = {
     ),
     31: (
         "tests/cli/test_train_resume.py::test_a_step_is_a_number_and_zero_is_one",
-        "tests/training/test_original_config.py::"
+        "tests/training/test_run_folder.py::"
         "test_another_file_is_the_original_and_those_that_trained_before_are_kept",
         f"{STEPS}::test_another_run_is_told_before_an_array_is_read",
         "tests/cli/test_checkpoint_commands.py::"

@@ -18,7 +18,8 @@ from chomp.data import (
     source_fingerprint,
 )
 from chomp.optim import AdamConfig, GrugOptimizerConfig
-from chomp.training import LoggingConfig, SamplesConfig
+from chomp.tracking import LoggingConfig
+from chomp.training import SamplesConfig
 from experiments.grug.base.model import GrugModelConfig
 from experiments.grug.base.train import GrugEvalConfig, GrugRunConfig, GrugTrainerConfig
 

@@ -8,6 +8,7 @@
     ├── NonFiniteError   (ArithmeticError)  a loss or a state with NaN or infinity in it
     ├── KernelError      (ArithmeticError)  a kernel that disagrees with its reference
     ├── LaunchError      (RuntimeError)  steps that cannot be planned, started or finished
+    ├── HookError        (RuntimeError)  a function between two steps of a run that failed
     └── RunInterrupted   (RuntimeError)  a run asked to stop, which saved its state first
 
 Every error has three parts, each a field of its own: what was `given`, what is `allowed`, how to
@@ -86,6 +87,14 @@ class KernelError(ChompError, ArithmeticError):
 
 class LaunchError(ChompError, RuntimeError):
     """Steps that cannot be planned, started or finished."""
+
+
+class HookError(ChompError, RuntimeError):
+    """A hook of a run failed; `hook` is its name, and `__cause__` what it raised."""
+
+    def __init__(self, given: str, *, allowed: str = "", fix: str = "", hook: str = "") -> None:
+        super().__init__(given, allowed=allowed, fix=fix)
+        self.hook = hook
 
 
 class RunInterrupted(ChompError, RuntimeError):

@@ -12,7 +12,6 @@ from chomp.checkpoint.layout import write_metadata
 from chomp.cli.resume import resume_wish
 from chomp.errors import ConfigError
 from chomp.executor.status import read_status, write_status
-from chomp.training.stop_after import VARIABLE
 from tests import tiny
 from tests.checkpoint.checkpoint_samples import about
 from tests.cli.conftest import Chomp
@@ -23,8 +22,7 @@ from tests.process_gang import Gang
 TRAINING = """
 def train(config):
     trainer = config.trainer
-    most = os.environ.get("CHOMP_STOP_AFTER")
-    told = (trainer.load_checkpoint_path, trainer.load_checkpoint, most)
+    told = (trainer.load_checkpoint_path, trainer.load_checkpoint, trainer.max_steps)
     with open(config.output_path + "/runs", "a") as file:
         file.write(repr(told) + "\\\\n")
     for step in (5, trainer.steps):
@@ -51,7 +49,6 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     )
     (tmp_path / "launch.py").write_text(text)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv(VARIABLE, raising=False)
     return tmp_path
 
 
@@ -65,7 +62,7 @@ def train(here: Path, chomp: Chomp) -> Chomp:
     return run
 
 
-def given(here: Path) -> list[tuple[str | None, bool | None, str | None]]:
+def given(here: Path) -> list[tuple[str | None, bool | None, int | None]]:
     """What each start was given: the place to load from, whether it must, steps at most."""
     return [ast.literal_eval(line) for line in (here / "run/runs").read_text().splitlines()]
 
@@ -281,15 +278,14 @@ def test_a_changed_schedule_may_go_on_from_an_older_step(here: Path, train: Chom
 
 def test_max_steps_is_told_to_the_run_and_forgotten_after_it(here: Path, train: Chomp):
     assert train("--max-steps", "3").code == 0
-    assert given(here) == [(None, None, "3")]
-    assert VARIABLE not in os.environ
+    assert train("--allow", "train.steps", "-o", "train.steps=200").code == 0
+    assert [steps for _, _, steps in given(here)] == [3, None]
 
 
 @pytest.mark.parametrize(
     ("arguments", "fault"),
     [
         (["--max-steps", "0"], "--max-steps"),
-        (["--max-steps", "3", "--on", "ray"], "--max-steps 3 with --on ray"),
         (["--resume", "latest", "--force", "grug"], "--resume latest with --force"),
         (["--resume", "none", "--restarts", "2"], "--restarts 2 with --resume none"),
         (["--resume", "maybe"], "--resume maybe"),

@@ -38,21 +38,24 @@ samples: {max_tokens: 0}
 # Appended to a copy of the template: its loop goes on from a state without the moments of Adam.
 FORGETS = """
 
-def _forgetting(loop):
-    def step_loop(*arguments):
-        return loop(*map(_less, arguments))
-
-    return step_loop
+_chomp_training = training
 
 
-def _less(part):
-    if not isinstance(part, GrugTrainState) or int(part.step) == 0:
-        return part
-    nothing = jax.tree.map(jnp.zeros_like, part.opt_state)
-    return eqx.tree_at(lambda state: state.opt_state, part, nothing)
+class training:
+    def __getattr__(self, name):
+        return getattr(_chomp_training, name)
+
+    @staticmethod
+    @contextmanager
+    def open_run(config, **given):
+        with _chomp_training.open_run(config, **given) as run:
+            if int(run.state.step) > 0:
+                nothing = jax.tree.map(jnp.zeros_like, run.state.opt_state)
+                run.state = eqx.tree_at(lambda state: state.opt_state, run.state, nothing)
+            yield run
 
 
-step_loop = _forgetting(step_loop)
+training = training()
 """
 
 
@@ -71,7 +74,11 @@ def planted(folder: Path, fault: str) -> str:
     template.mkdir()
     for source in BASE.glob("*.py"):
         text = source.read_text().replace("experiments.grug.base", "planted")
-        (template / source.name).write_text(text + (fault if source.name == "train.py" else ""))
+        if source.name == "train.py":
+            imported = "from contextlib import contextmanager\nfrom dataclasses"
+            text = text.replace("from dataclasses", imported, 1)
+            text += fault
+        (template / source.name).write_text(text)
     return str(template)
 
 

@@ -22,6 +22,7 @@ class Trainer(Config):
     allow_changes: tuple[str, ...] = setting(default=(), mark="cosmetic", is_versioned=False)
     load_checkpoint: bool | None = setting(default=None, mark="cosmetic", is_versioned=False)
     initialize_from: str | None = None
+    max_steps: int | None = setting(default=None, mark="cosmetic", is_versioned=False)
 
 
 @dataclass(frozen=True, kw_only=True)

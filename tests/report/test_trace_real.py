@@ -3,6 +3,7 @@
 import gzip
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +12,7 @@ import pytest
 from chomp.kernels.attention import AttentionMask, attention
 from chomp.kernels.loss import linear_cross_entropy
 from chomp.report.trace.summary import TraceSummary, summary_of_run
-from chomp.training.profiler import Profiler, ProfilerConfig, loop_clock, profiler_folder
+from chomp.training.profiler import Profiler, ProfilerConfig, TracedClock
 
 STEPS = range(2, 5)
 
@@ -29,11 +30,12 @@ def run(tmp_path_factory) -> Path:
     """A run folder with a trace of three steps."""
     folder = tmp_path_factory.mktemp("run")
     config = ProfilerConfig(enabled=True, start_step=STEPS.start, num_steps=len(STEPS))
-    clock = loop_clock(config)
-    traces = profiler_folder(str(folder), run_id="r")
+    clock = TracedClock()
+    trainer = SimpleNamespace(profiler=config, steps=6, log_dir=None)
+    run = SimpleNamespace(trainer=trainer, output_path=str(folder), run_id="r")
     gradient = jax.jit(jax.grad(loss_of))
     weights = {"in": jnp.ones((16, 32)), "out": jnp.ones((32, 16)), "head": jnp.ones((16, 512))}
-    with Profiler(config, traces, clock, start_step=0, total_steps=6) as profiler:
+    with Profiler(run, clock, start_step=0) as profiler:
         for step in range(6):
             with profiler.step(step):
                 with clock.phase("loading"):

@@ -171,8 +171,8 @@ def test_the_hosts_phases_sum_to_the_steps_and_an_inner_one_counts_for_itself(tm
 def test_names_are_those_that_the_profiler_hook_gives(tmp_path):
     from typing import get_args
 
-    from chomp.training.clock import Phase
     from chomp.training.profiler import profiler_folder
+    from chomp.training.step_log import Phase
 
     assert {"step", *PHASES} == set(get_args(Phase))
     assert STEP == "train"

@@ -4,7 +4,6 @@ import io
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,11 +28,13 @@ from chomp.kernels.attention import AttentionMask
 from chomp.launch.launching import run_planned
 from chomp.tokenize import BpeTokenizer, train_bpe
 from chomp.tracking.config import LoggingConfig, TensorBoardConfig, WandbConfig
-from chomp.training import HarnessConfig, LoopClock, StepPrograms, check_run, dry_run
+from chomp.training import TRAINED_TOKENS, HarnessConfig, check_run, dry_run
+from chomp.training.check import compile_step, require_step_memory
 from experiments.grug.base import launch as base
 from experiments.grug.base.train import GrugRunConfig, fresh_state, train_step_of
 from tests import tiny
 
+METRICS = {"train/loss": jnp.float32(1), TRAINED_TOKENS: jnp.float32(1)}
 TASK = "task: here\ndataset_path: json\ndoc_to_text: a\ndoc_to_target: b\n"
 
 
@@ -65,14 +66,12 @@ def config(tmp_path: Path, rules: str) -> GrugRunConfig:
 
 def dry(config: GrugRunConfig) -> str:
     console = Console(width=120, file=io.StringIO())
-    state, step = partial(fresh_state, config), partial(train_step_of, config)
-    dry_run(config, state, step, is_data_ready=False, console=console)
+    dry_run(config, fresh_state, train_step_of, is_data_ready=False, console=console)
     return console.file.getvalue()
 
 
 def check(config: GrugRunConfig, *, is_here: bool = True) -> None:
-    state, step = partial(fresh_state, config), partial(train_step_of, config)
-    check_run(config, state, step, is_here=is_here)
+    check_run(config, fresh_state, train_step_of, is_here=is_here)
 
 
 def changed(config: GrugRunConfig, section: str, **values: Any) -> GrugRunConfig:
@@ -221,14 +220,39 @@ def test_a_run_whose_step_does_not_fit_ends_before_its_first_step(one_device_mes
     @jax.jit
     def step(state: jax.Array, batch: GrugLmExample) -> tuple[jax.Array, dict[str, jax.Array]]:
         large = jnp.sort(state[:, None] + state[None, :], axis=0)  # 4 TiB
-        return state + large[0], {}
+        return state + large[0], METRICS
 
     rows = jnp.zeros((1, 1, 2), jnp.int32)
     batch = GrugLmExample(tokens=rows, loss_weight=rows, attn_mask=AttentionMask.causal())
     with jax.set_mesh(one_device_mesh):
-        programs = StepPrograms(step, one_device_mesh, LoopClock())
+        compiled = compile_step(step, jnp.zeros(2**20), batch, None)
         with pytest.raises(ConfigError, match="training step"):
-            programs(jnp.zeros(2**20), batch)
+            require_step_memory(compiled, is_state_held=True)
+
+
+@pytest.mark.parametrize(
+    ("metrics", "given", "allowed"),
+    [
+        ({TRAINED_TOKENS: jnp.float32(1)}, "['trained_tokens']", "train/loss"),
+        ({"train/loss": jnp.float32(1), "my/own": jnp.float32(1)}, "my/own", "trained_tokens"),
+        ({**METRICS, "my/rows": jnp.zeros((4, 2))}, "'my/rows' has shape (4, 2)", "scalars"),
+    ],
+)
+def test_a_step_whose_metrics_cannot_be_logged_is_refused_before_it_is_compiled(
+    metrics: dict[str, jax.Array], given: str, allowed: str
+):
+    step = jax.jit(lambda state, batch: (state, metrics))
+    with pytest.raises(ConfigError) as refused:
+        compile_step(step, jnp.zeros(()), jnp.zeros(()), None)
+    assert given in refused.value.given
+    assert allowed in refused.value.allowed
+    assert refused.value.fix
+
+
+def test_a_step_may_return_any_number_of_its_own():
+    metrics = {**METRICS, "train/z_loss": jnp.float32(1), "my/one": jnp.zeros((1,))}
+    step = jax.jit(lambda state, batch: (state, metrics))
+    compile_step(step, jnp.zeros(()), jnp.zeros(()), None)
 
 
 def test_a_hub_that_cannot_be_reached_ends_a_run_and_is_told_by_a_dry_run(

@@ -14,7 +14,7 @@ from chomp.data import (
     build_train_loader,
 )
 from chomp.errors import ConfigError
-from chomp.training.data_metrics import TensorStoreCounters, data_metrics
+from chomp.training.step_log import TensorStoreCounters, data_metrics
 from tests import tiny
 
 VARIABLE = "LEVANTER_LOG_TENSORSTORE_METRICS_EVERY"

@@ -6,7 +6,8 @@ from types import SimpleNamespace
 import pytest
 
 from chomp.errors import ConfigError
-from chomp.training import is_stochastic, with_sums_in_one_order
+from chomp.training import is_stochastic
+from chomp.training.setup import with_reproducible_attention
 
 
 @dataclass(frozen=True)
@@ -67,17 +68,17 @@ def devices(platform: str) -> SimpleNamespace:
 
 
 # Without the check of types, which would not take that for a mesh.
-in_one_order = with_sums_in_one_order.__wrapped__
+reproducible = with_reproducible_attention.__wrapped__
 
 
 def test_a_reproducible_run_on_a_gpu_leaves_cudnn_alone_and_says_so(caplog):
-    assert in_one_order(Run(), devices("gpu")).model.attention == "chunked"
+    assert reproducible(Run(), devices("gpu")).model.attention == "chunked"
     assert "several times slower" in caplog.text
     for kept in ("chunked", "reference"):
         run = Run(model=Attending(kept))
-        assert in_one_order(run, devices("gpu")) is run
+        assert reproducible(run, devices("gpu")) is run
     with pytest.raises(ConfigError, match=r"attention=cudnn on a GPU.*Allowed.*chunked.*Fix"):
-        in_one_order(Run(model=Attending("cudnn")), devices("gpu"))
+        reproducible(Run(model=Attending("cudnn")), devices("gpu"))
 
 
 def test_other_runs_attend_as_they_were_told():
@@ -86,4 +87,4 @@ def test_other_runs_attend_as_they_were_told():
         (Run(trainer=SimpleNamespace(reproducible=False)), "gpu"),
         (Run(model=Attending("cudnn"), trainer=SimpleNamespace(reproducible=False)), "gpu"),
     ):
-        assert in_one_order(run, devices(platform)) is run
+        assert reproducible(run, devices(platform)) is run

@@ -9,9 +9,8 @@ from jax.sharding import AxisType
 
 from chomp.errors import ConfigError
 from chomp.mesh.device_memory import device_memory, peak_memory_gb, require_memory
-from chomp.training import matmul_ceiling
-from chomp.training.device_peak import device_peak
-from chomp.training.matmul_ceiling import matmul_flops, measured_flops_per_device
+from chomp.training import device_flops
+from chomp.training.device_flops import device_peak, matmul_flops, measured_flops_per_device
 
 # As JAX names them, with the dense bfloat16 peak in TFLOP/s.
 PEAKS = {
@@ -143,8 +142,8 @@ def test_cores_are_measured_once_and_devices_of_others_never():
 
 def test_the_measured_product_has_numbers_of_one_size():
     with jax.set_mesh(jax.make_mesh((1,), ("measured",), (AxisType.Explicit,))):
-        first = matmul_ceiling._matrices(1, 256, "float32")
-        last = matmul_ceiling._products(first)
+        first = device_flops._random_matrices(1, 256, "float32")
+        last = device_flops._powers(first)
     for matrix in (first, last):
         assert 0.3 < 16 * float(jnp.std(matrix)) < 3
 

@@ -24,7 +24,7 @@ from chomp.data import (
 from chomp.errors import ConfigError, DataError, StorageError
 from chomp.mesh import MeshConfig, abstract_arrays
 from chomp.training import dry_run
-from chomp.training.check_run import check_disk, disk_need
+from chomp.training.check import check_disk, disk_need
 from experiments.grug.base.train import GrugRunConfig, fresh_state, train_step_of
 from tests import tiny
 
@@ -36,8 +36,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> LmDataConfig:
 
 def told(config: GrugRunConfig, *, is_data_ready: bool) -> str:
     console = Console(width=120, file=io.StringIO())
-    state, step = partial(fresh_state, config), partial(train_step_of, config)
-    dry_run(config, state, step, is_data_ready=is_data_ready, console=console)
+    dry_run(config, fresh_state, train_step_of, is_data_ready=is_data_ready, console=console)
     return console.file.getvalue()
 
 

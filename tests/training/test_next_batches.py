@@ -20,7 +20,7 @@ from chomp.data import (
 )
 from chomp.data import build_train_dataset as build
 from chomp.errors import CheckpointError
-from chomp.training.next_batches import next_batch_hashes, require_same_batches
+from chomp.training.resume import next_batch_hashes, require_same_batches
 from tests.data.number_stores import NUMBERS
 
 STEPS = 12

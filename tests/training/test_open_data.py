@@ -20,8 +20,7 @@ sys.addaudithook(lambda event, about: made.append(str(about[0])) if event == "os
 
 from chomp.config import config_from_mapping
 from chomp.data import LmDataConfig
-from chomp.training.open_data import open_data
-from chomp.kernels.precision import Precision
+from chomp.training import open_data
 from chomp.mesh import MeshConfig, create_mesh, join_processes
 from tests import tiny
 
@@ -29,7 +28,7 @@ join_processes()
 data = config_from_mapping(LmDataConfig, json.loads(sys.argv[1]))
 config = tiny.run_config(data, Path("nowhere"))
 mesh = create_mesh(MeshConfig(data=2))
-found = open_data(config.model, data, config.trainer, mp=Precision(), mesh=mesh)
+found = open_data(config, mesh)
 plans = [path for path in made if "/packing/" in path]
 print(json.dumps([plans, found.loader.host_batch(0).tokens.tolist()]))
 """

@@ -5,6 +5,7 @@ import json
 import logging
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -12,9 +13,15 @@ import pytest
 
 from chomp.errors import ConfigError
 from chomp.training import LoopClock
-from chomp.training.profiler import Profiler, ProfilerConfig, loop_clock, profiler_folder
+from chomp.training.profiler import Profiler, ProfilerConfig, TracedClock, profiler_folder
 
 WINDOW = ProfilerConfig(enabled=True, start_step=2, num_steps=2)
+
+
+def run_config(config: ProfilerConfig, folder: Path, *, total: int) -> SimpleNamespace:
+    """The part of a run config that says what is traced, and where."""
+    trainer = SimpleNamespace(profiler=config, steps=total, log_dir=None)
+    return SimpleNamespace(trainer=trainer, output_path=str(folder), run_id="run")
 
 
 class Failure(Exception):
@@ -23,10 +30,9 @@ class Failure(Exception):
 
 def run(config, folder: Path, *, steps: range, total: int, fails_at: int | None = None) -> None:
     """A loop with the phases of a real one."""
-    clock = loop_clock(config)
-    with Profiler(
-        config, str(folder), clock, start_step=steps.start, total_steps=total
-    ) as profiler:
+    clock = TracedClock() if config.enabled else LoopClock()
+    run = run_config(config, folder, total=total)
+    with Profiler(run, clock, start_step=steps.start) as profiler:
         for step in steps:
             with profiler.step(step):
                 with clock.phase("loading"):
@@ -75,10 +81,9 @@ def test_a_trace_is_written_however_the_loop_ends(tmp_path, steps, total, fails_
     assert traced_steps(tmp_path) == traced
 
 
-def test_without_a_profiler_a_loop_has_a_plain_clock_and_no_trace(tmp_path):
+def test_without_a_profiler_a_loop_leaves_no_trace(tmp_path):
     run(ProfilerConfig(start_step=0), tmp_path, steps=range(6), total=6)
     assert list(tmp_path.iterdir()) == []
-    assert type(loop_clock(ProfilerConfig())) is LoopClock
 
 
 @pytest.mark.parametrize(
@@ -119,7 +124,7 @@ def test_a_trace_that_cannot_be_made_does_not_end_the_run(tmp_path, caplog):
 
 def test_the_time_of_writing_a_trace_is_no_time_of_a_step(tmp_path):
     clock = LoopClock()
-    with Profiler(WINDOW, str(tmp_path), clock, start_step=0, total_steps=9) as profiler:
+    with Profiler(run_config(WINDOW, tmp_path, total=9), clock, start_step=0) as profiler:
         for step in (2, 3):
             with profiler.step(step):
                 pass

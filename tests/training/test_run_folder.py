@@ -8,7 +8,7 @@ import logging
 import re
 import sys
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
@@ -16,9 +16,11 @@ from rich.console import Console
 
 from chomp.config import Config
 from chomp.errors import ConfigError, RunInterrupted, StorageError
+from chomp.report.run_table import print_run_table
 from chomp.tokenize import ByteTokenizer, load_tokenizer
 from chomp.tracking import (
     JsonlTracker,
+    LoggingConfig,
     TensorBoardConfig,
     WandbConfig,
     latest_rows,
@@ -27,9 +29,8 @@ from chomp.tracking import (
 )
 from chomp.tracking.known_templates import is_remembered
 from chomp.tracking.run_files import record_of, sources_hash, template_sources
-from chomp.training import LoggingConfig, RunFolder, environment, print_run_table
-from chomp.training.environment import environment_summary
-from chomp.training.original_config import handed_on
+from chomp.training import RunFolder
+from chomp.training.metadata import environment, environment_summary
 from tests.tracking.wandb_files import offline_runs
 
 
@@ -336,13 +337,12 @@ def test_both_attempts_are_one_wandb_run_in_which_repeated_steps_are_there_twice
     for steps in (range(3), range(1, 5)):
         with (
             suppress(ArithmeticError),
-            handed_on(f"# mine, {len(steps)} steps\n"),
             RunFolder.open(str(run), config) as folder,
         ):
             secret = {"url": "https://0123456789abcdef0123456789abcdef01234567@host"}
-            folder.describe(
-                Knobs(logging=config, notes=secret), template=tmp_path, tokenizer=ByteTokenizer()
-            )
+            given = replace(config, original_config=f"# mine, {len(steps)} steps\n")
+            knobs = Knobs(logging=given, notes=secret)
+            folder.describe(knobs, template=tmp_path, tokenizer=ByteTokenizer())
             with folder.tracker(config, total_steps=5, start_step=0) as tracker:
                 for step in steps:
                     tracker.log({"train/loss": step / 8}, step=step)
@@ -434,3 +434,44 @@ def test_a_run_is_not_opened_where_its_checkpoints_could_not_be_read(tmp_path: P
     with pytest.raises(ConfigError), RunFolder.open(str(tmp_path / "run[1]")):
         pass
     assert not list(tmp_path.iterdir())
+
+
+FILE = "# mine\r\nlr: 3e-4 # ½ of before\n\n\nlast: |\n  no line end"
+
+
+def describe(run: Path, text: str) -> None:
+    """One start of a run with that file, which leaves no row."""
+    with RunFolder.open(str(run)) as folder:
+        knobs = Knobs(logging=LoggingConfig(original_config=text))
+        folder.describe(knobs, template=run.parent, tokenizer=ByteTokenizer())
+
+
+def originals(run: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in sorted(run.glob("config_original*"))}
+
+
+def test_the_folder_has_the_file_that_the_run_was_started_with_byte_for_byte(tmp_path: Path):
+    for _ in range(3):
+        describe(tmp_path / "run", FILE)
+    assert originals(tmp_path / "run") == {"config_original.yaml": FILE.encode()}
+    resolved = json.loads((tmp_path / "run/config_resolved.json").read_text())
+    assert "original_config" not in resolved["logging"]
+
+
+def test_another_file_is_the_original_and_those_that_trained_before_are_kept(tmp_path: Path):
+    run = tmp_path / "run"
+    # The first start of attempt 3 leaves no row, so the next has its number.
+    for attempt, text, has_row in [
+        (1, "a", True),
+        (2, "b", True),
+        (3, "c", False),
+        (3, "d", False),
+    ]:
+        describe(run, text)
+        if has_row:
+            log_run(run, attempt=attempt, steps=1, with_eval=False)
+    assert originals(run) == {
+        "config_original.before-2.yaml": b"a",
+        "config_original.before-3.yaml": b"b",
+        "config_original.yaml": b"d",
+    }

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import equinox as eqx
@@ -23,7 +24,7 @@ from chomp.tokenize import ByteTokenizer
 from chomp.tracking import JsonlTracker, read_metrics
 from chomp.training import SamplesConfig
 from chomp.training.run_folder import RunFolder
-from chomp.training.samples import SampleLengths, Samples, prompt_of_step
+from chomp.training.samples import SampleLengths, Samples, prompt_of_step, prompt_texts
 from experiments.grug.base.launch import GrugBaseLaunchConfig
 from experiments.grug.base.train import GrugRunConfig
 
@@ -33,25 +34,19 @@ TRAINING_PAGE = Path(__file__).parents[2] / "docs/training.md"
 # ---- How long ------------------------------------------------------------------------------
 
 
+def model(max_seq_len: int, **chunks: int | None) -> SimpleNamespace:
+    """The part of a model's config that bounds samples; only some models have a `chunk_size`."""
+    return SimpleNamespace(max_seq_len=max_seq_len, **chunks)
+
+
 def test_nulls_are_the_defaults_of_the_seed():
     config = SamplesConfig()
-    assert config.resolved(seq_len=2048, max_seq_len=8192) == (1024, 144)
-    assert config.resolved(seq_len=2048, max_seq_len=8192, chunk_size=2048) == (1024, 2064)
-    assert config.resolved(seq_len=128, max_seq_len=128) == (64, 64)
-    assert SamplesConfig(max_tokens=0).resolved(seq_len=128, max_seq_len=128) == (64, 0)
+    assert config.lengths_for(model(8192), seq_len=2048) == (1024, 144)
+    assert config.lengths_for(model(8192, chunk_size=2048), seq_len=2048) == (1024, 2064)
+    assert config.lengths_for(model(128), seq_len=128) == (64, 64)
+    assert SamplesConfig(max_tokens=0).lengths_for(model(128), seq_len=128) == (64, 0)
     # Those of the model it generates with: nothing is left out of the draw.
     assert (config.temperature, config.top_k, config.top_p) == (1.0, None, None)
-
-
-def test_a_models_chunk_size_is_taken_where_it_has_one():
-    class Chunked:
-        max_seq_len, chunk_size = 512, 64
-
-    class Whole:
-        max_seq_len = 512
-
-    assert SamplesConfig().resolved_for(Chunked(), seq_len=256) == (128, 80)
-    assert SamplesConfig().resolved_for(Whole(), seq_len=256) == (128, 144)
 
 
 lengths = st.none() | st.integers(1, 300)
@@ -65,14 +60,14 @@ def test_what_was_asked_for_is_kept_or_refused_and_the_rest_is_cut(
     max_seq_len = seq_len + more
     if prompt is not None and prompt > seq_len:
         with pytest.raises(ConfigError, match=rf"with train\.seq_len={seq_len}\. Allowed: 1 to "):
-            config.resolved(seq_len=seq_len, max_seq_len=max_seq_len, chunk_size=chunk)
+            config.lengths_for(model(max_seq_len, chunk_size=chunk), seq_len=seq_len)
         return
     # A length that was left open takes one token at the least.
     if (prompt or 1) + (following or 1) > max_seq_len:
         with pytest.raises(ConfigError, match=rf"model\.max_seq_len={max_seq_len}"):
-            config.resolved(seq_len=seq_len, max_seq_len=max_seq_len, chunk_size=chunk)
+            config.lengths_for(model(max_seq_len, chunk_size=chunk), seq_len=seq_len)
         return
-    found = config.resolved(seq_len=seq_len, max_seq_len=max_seq_len, chunk_size=chunk)
+    found = config.lengths_for(model(max_seq_len, chunk_size=chunk), seq_len=seq_len)
     wanted = seq_len // 2, (chunk or 128) + 16
     assert found.prompt_tokens == prompt or prompt is None
     assert found.max_tokens == following or following is None
@@ -170,8 +165,7 @@ def samples_of(*datasets: Texts, folder: Path, mesh: Mesh, every: int | None = 2
     return Samples(
         config,
         SampleLengths(2, 3),
-        datasets,
-        TRAINED,
+        prompt_texts(datasets, TRAINED),
         ByteTokenizer(),
         JsonlTracker(folder / "metrics.jsonl", attempt=1),
         folder=RunFolder(str(folder), 1),
@@ -183,9 +177,8 @@ def samples_of(*datasets: Texts, folder: Path, mesh: Mesh, every: int | None = 2
 def test_the_first_dataset_with_documents_begins_each_sample_by_its_step(tmp_path, one_device_mesh):
     texts = Texts("ab", "gh", "mn")
     samples = samples_of(Texts(), texts, Texts("zz"), folder=tmp_path, mesh=one_device_mesh)
-    written = written_by(samples, (2, 4, 4, 5), folder=tmp_path, mesh=one_device_mesh)
+    written = written_by(samples, (2, 4, 5), folder=tmp_path, mesh=one_device_mesh)
     assert written == {"step-2.txt": "gh▸ijk", "step-4.txt": "mn▸opq", "step-5.txt": "mn▸opq"}
-    assert [step for step in range(1, 7) if samples.is_due(step)] == [2, 4, 6]
     kept = [row["name"] for row in read_metrics(tmp_path / "metrics.jsonl")]
     assert kept == ["sample-step-2", "sample-step-4", "sample-step-5"]
 
@@ -242,10 +235,10 @@ def test_a_sample_that_fails_is_a_warning_and_the_next_is_written(
     tmp_path, one_device_mesh, caplog
 ):
     samples = samples_of(Texts("ab", "gh", "mn"), folder=tmp_path, mesh=one_device_mesh)
-    broken = {"current": Failing(jnp.float32(9)), "ema": None}
+    broken = Failing(jnp.float32(9))
     with caplog.at_level(logging.WARNING), jax.set_mesh(one_device_mesh):
         for step in (2, 3):
-            samples(broken, step)
+            samples.write(broken, step)
     told = [record.getMessage() for record in caplog.records]
     assert len(told) == 2
     for step, text in zip((2, 3), told, strict=True):
@@ -261,16 +254,15 @@ def test_a_sample_that_fails_ends_a_run_of_several_processes_whose_others_would_
     tmp_path, one_device_mesh, monkeypatch
 ):
     samples = samples_of(Texts("ab", "gh", "mn"), folder=tmp_path, mesh=one_device_mesh)
-    broken = {"current": Failing(jnp.float32(9)), "ema": None}
+    broken = Failing(jnp.float32(9))
     monkeypatch.setattr(jax, "process_count", lambda: 2)  # as JAX says where there are two
     with jax.set_mesh(one_device_mesh), pytest.raises(RuntimeError, match="RESOURCE_EXHAUSTED"):
-        samples(broken, 2)
+        samples.write(broken, 2)
 
 
 def written_by(samples: Samples, steps: Sequence[int], *, folder: Path, mesh: Mesh):
     """The samples of those steps, by the names of their files."""
     with jax.set_mesh(mesh):
-        models = {"current": Successor(jnp.float32(9)), "ema": None}
         for step in steps:
-            samples(models, step)
+            samples.write(Successor(jnp.float32(9)), step)
     return {path.name: path.read_text() for path in (folder / "samples").iterdir()}

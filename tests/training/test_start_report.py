@@ -16,7 +16,8 @@ from chomp.errors import ConfigError
 from chomp.kernels.precision import Precision
 from chomp.optim import GrugOptimizerConfig
 from chomp.tracking import LoggingConfig, metric_of
-from chomp.training import row_limits, start_report
+from chomp.training import row_limits
+from chomp.training.setup import start_report
 from tests import tiny
 
 SEQ_LEN = 32
@@ -37,8 +38,17 @@ class Model:
 
 
 @dataclass(frozen=True)
+class Trainer:
+    """What the model is computed in."""
+
+    precision: str = "params=float32,compute=float32"
+
+
+@dataclass(frozen=True)
 class Told:
-    """A run config, as far as it is told about."""
+    """A run config, as far as it is reported."""
+
+    trainer: Trainer = field(default_factory=Trainer)
 
     model: Model = field(default_factory=Model)
     optimizer: GrugOptimizerConfig = field(default_factory=GrugOptimizerConfig)
@@ -94,7 +104,7 @@ def test_a_run_starts_with_its_bytes_and_the_check_of_its_kernels(
     with jax.set_mesh(one_device_mesh):
         state = make_state()
     caplog.set_level(logging.INFO, logger="chomp.training")
-    summary = start_report(Told(), loader, state, mp=Precision(), steps=range(3, 9))
+    summary = start_report(Told(), loader, state, steps=range(3, 9))
     assert summary["memory/params_bytes_per_device"] == 64 * 16 * 4
     assert summary["memory/state_bytes_per_device"] == 4 * 64 * 16 * 4
     assert summary["kernels/attention"] == "chunked"
@@ -116,7 +126,7 @@ def test_a_run_that_is_done_has_no_batch_to_look_at(loader, one_device_mesh, cap
     with jax.set_mesh(one_device_mesh):
         state = make_state(with_average=False)
     told = Told(logging=LoggingConfig(console=False))
-    summary = start_report(told, loader, state, mp=Precision(), steps=range(9, 9))
+    summary = start_report(told, loader, state, steps=range(9, 9))
     here = {name for name in summary if name.startswith("environment/")}
     memory = {"memory/params_bytes_per_device", "memory/state_bytes_per_device"}
     assert set(summary) - here == memory

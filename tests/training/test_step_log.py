@@ -3,7 +3,7 @@
 import math
 import time
 from pathlib import Path
-from typing import NamedTuple
+from types import SimpleNamespace
 
 import jax.numpy as jnp
 import pytest
@@ -36,11 +36,22 @@ class NoTokens(TrainDataset):
         self.seq_len = SEQ_LEN
 
 
-class Settings(NamedTuple):
-    """What a trainer config says of the log."""
-
-    log_every: int
-    watch: WatchConfig | None
+def run_config(*, steps: int, log_every: int, watch: WatchConfig | None) -> SimpleNamespace:
+    """The part of a run config that says what is logged."""
+    rates = SimpleNamespace(
+        hyperparameters=lambda _: lambda step: {"optim/learning_rate": 0.5 / (step + 1)}
+    )
+    return SimpleNamespace(
+        model=SimpleNamespace(flops_per_token=lambda seq_len: FLOPS_PER_TOKEN),
+        optimizer=rates,
+        trainer=SimpleNamespace(
+            steps=steps,
+            seq_len=SEQ_LEN,
+            precision="params=float32,compute=float32",
+            log_every=log_every,
+            watch=watch,
+        ),
+    )
 
 
 class Loop:
@@ -52,17 +63,17 @@ class Loop:
         self.tracker = JsonlTracker(self.path, attempt=1)
         given = {"start_step": 0, "total_steps": 7, "log_every": 1, "policy": "raise"} | settings
         self.guard = NonFiniteGuard(given["policy"])
+        config = run_config(
+            steps=given["total_steps"], log_every=given["log_every"], watch=given.get("watch")
+        )
         self.log = StepLog(
-            self.tracker,
-            self.clock,
+            config,
             TrainLoader(NoTokens(), mesh),
-            self.guard,
+            self.tracker,
+            clock=self.clock,
+            guard=self.guard,
             steps=range(given["start_step"], given["total_steps"]),
-            settings=Settings(given["log_every"], given.get("watch")),
-            flops_per_token=FLOPS_PER_TOKEN,
-            hyperparameters=lambda step: {"optim/learning_rate": 0.5 / (step + 1)},
-            params={"w": jnp.zeros((3, 4))},
-            compute_dtype="float32",
+            parameter_count=12,
             tokens_seen=given.get("tokens_seen", 0),
         )
 

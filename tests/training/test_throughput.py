@@ -8,7 +8,8 @@ import pytest
 
 from chomp.data import BatchSchedule, LmDataConfig, Mixture, TrainDataset, TrainLoader
 from chomp.tracking import metrics
-from chomp.training import LoopClock, Throughput
+from chomp.training import LoopClock
+from chomp.training.throughput import Throughput
 
 SEQ_LEN, FLOPS_PER_TOKEN, DEVICES = 8, 1e6, 4
 BATCHES = BatchSchedule(((0, 2), (3, 6)))
@@ -26,8 +27,18 @@ class NoTokens(TrainDataset):
         self.seq_len = SEQ_LEN
 
 
+SECONDS = {
+    "step": 0.5,
+    "loading": 0.25,
+    "hook": 0.0,
+    "eval": 0.0,
+    "checkpoint": 0.0,
+    "compile": 1.0,
+}
+
+
 def throughput(
-    mesh, kind: str | None = None, clock: LoopClock | None = None, **settings
+    mesh, kind: str | None = None, dtype: str = "float32", measured: float | None = None
 ) -> Throughput:
     """Of a run on four devices of that kind; None: on those that are here."""
     loader = TrainLoader(NoTokens(), mesh)
@@ -35,7 +46,12 @@ def throughput(
         device = SimpleNamespace(device_kind=kind)
         loader.mesh = SimpleNamespace(devices=np.full((1, DEVICES, 1, 1), device))
     return Throughput(
-        clock or LoopClock(), loader, start_step=0, flops_per_token=FLOPS_PER_TOKEN, **settings
+        loader,
+        start_step=0,
+        flops_per_token=FLOPS_PER_TOKEN,
+        compute_dtype=dtype,
+        measured_flops_per_device=measured,
+        parameter_count=7,
     )
 
 
@@ -43,13 +59,13 @@ def throughput(
 def test_mfu_is_in_percent_of_the_peak_of_all_devices_for_the_dtype_in_use(
     one_device_mesh, dtype, peak
 ):
-    told = throughput(one_device_mesh, "NVIDIA H200", compute_dtype=dtype, parameter_count=7)
+    told = throughput(one_device_mesh, "NVIDIA H200", dtype)
     summary = told.summary()
     assert summary[metrics.DEVICE_KIND] == "NVIDIA H200"
     assert summary[metrics.THEORETICAL_FLOPS_PER_DEVICE] == peak
     assert summary[metrics.THEORETICAL_FLOPS] == peak * DEVICES
     assert summary[metrics.PARAMETER_COUNT] == 7
-    row = told.metrics(0, 10)
+    row = told.metrics(0, 10, SECONDS)
     flops = row[metrics.GFLOPS_PER_SECOND] * 1e9
     assert row[metrics.MFU] == pytest.approx(100 * flops / (peak * DEVICES))
     assert flops == pytest.approx(
@@ -58,14 +74,9 @@ def test_mfu_is_in_percent_of_the_peak_of_all_devices_for_the_dtype_in_use(
 
 
 def test_a_measured_ceiling_has_its_own_mfu(one_device_mesh):
-    told = throughput(
-        one_device_mesh,
-        "NVIDIA H200",
-        compute_dtype="bfloat16",
-        measured_flops_per_device=989.5e12 / 2,
-    )
+    told = throughput(one_device_mesh, "NVIDIA H200", "bfloat16", measured=989.5e12 / 2)
     assert told.summary()[metrics.MEASURED_FLOPS_PER_DEVICE] == 989.5e12 / 2
-    row = told.metrics(0, 10)
+    row = told.metrics(0, 10, SECONDS)
     assert row[metrics.MFU_OF_MEASURED] == pytest.approx(2 * row[metrics.MFU])
 
 
@@ -74,15 +85,15 @@ def test_a_measured_ceiling_has_its_own_mfu(one_device_mesh):
     [
         (None, "bfloat16", "no theoretical peak is known for the device 'cpu'"),
         ("TPU v4", "float32", "'TPU v4' has no theoretical peak for float32, only for bfloat16"),
-        ("NVIDIA H200", None, "did not say in which dtype"),
     ],
 )
 def test_without_a_known_peak_the_log_says_why_and_nothing_is_made_up(
     one_device_mesh, caplog, kind, dtype, reason
 ):
     with caplog.at_level(logging.INFO, logger="chomp"):
-        told = throughput(one_device_mesh, kind, compute_dtype=dtype)
-        found = told.summary() | told.metrics(0, 1) | told.metrics(1, 1) | told.closing_summary()
+        told = throughput(one_device_mesh, kind, dtype)
+        rows = told.metrics(0, 1, SECONDS) | told.metrics(1, 1, SECONDS)
+        found = told.summary() | rows | told.closing_summary()
     assert [reason in record.message for record in caplog.records] == [True]
     assert not any("mfu" in key or "theoretical" in key for key in found)
     assert found[metrics.DEVICE_KIND] == (kind or "cpu")
@@ -91,13 +102,14 @@ def test_without_a_known_peak_the_log_says_why_and_nothing_is_made_up(
 
 def test_tokens_per_wall_second_count_all_the_time_there_was(one_device_mesh):
     clock = LoopClock()
-    told = throughput(one_device_mesh, clock=clock)
+    told = throughput(one_device_mesh)
+    clock.read()
     for step, steps, examples in ((1, 2, 4), (4, 3, 2 + 6 + 6), (5, 1, 6)):
         with clock.phase("loading"):
             sum(range(20_000))
         with clock.phase("compile"):
             sum(range(20_000))
-        row = told.metrics(step, 10)
+        row = told.metrics(step, 10, clock.read())
         wall = row[metrics.DURATION] * steps + sum(row[name] for name in PHASES)
         assert row[metrics.TOKENS_PER_SECOND_WALL] * wall == pytest.approx(
             examples * SEQ_LEN, rel=1e-6
@@ -107,9 +119,12 @@ def test_tokens_per_wall_second_count_all_the_time_there_was(one_device_mesh):
 
 @pytest.mark.parametrize("rows", [1, 20, 600])
 def test_the_closing_percentiles_are_of_the_last_500_rows(one_device_mesh, rows):
-    told = throughput(one_device_mesh, "NVIDIA L4", compute_dtype="bfloat16")
+    told = throughput(one_device_mesh, "NVIDIA L4", "bfloat16")
     assert told.closing_summary() == {}
-    seen = [told.metrics(step, 1)[metrics.MFU] for step in range(rows)][-500:]
+    seen = [
+        told.metrics(step, 1, {**SECONDS, "step": 1.0 + step % 7})[metrics.MFU]
+        for step in range(rows)
+    ][-500:]
     closing = told.closing_summary()
     low, middle, high = np.percentile(seen, (10, 50, 90))
     assert closing == pytest.approx(

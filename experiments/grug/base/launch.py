@@ -10,31 +10,28 @@ Three kinds of step: a tokenizer, one token store per component and split, the t
 
 from __future__ import annotations  # a launch config may hold markers until the executor runs it
 
-import os
-from dataclasses import dataclass, field, replace
-from functools import partial
+from dataclasses import dataclass, field, fields, replace
 
 from chomp import training
 from chomp.checkpoint import CheckpointConfig
 from chomp.config import Config, setting, validated
 from chomp.data import (
-    BatchSchedule,
     EmbeddedSource,
     LmComponentConfig,
     LmDataConfig,
     TokenizerConfig,
-    mixture_of,
     with_data_steps,
 )
-from chomp.errors import require, require_at_most
+from chomp.errors import require
 from chomp.executor import ExecutorStep, Resources, this_output_path, versioned
 from chomp.launch import executor_main
 from chomp.mesh import MeshConfig
 from chomp.optim import AdamConfig, GrugOptimizerConfig
-from chomp.training import LoggingConfig, SamplesConfig
+from chomp.report.run_table import print_run_table
+from chomp.tracking import LoggingConfig
+from chomp.training import GrugEvalConfig, SamplesConfig
 from experiments.grug.base.model import GrugModelConfig
 from experiments.grug.base.train import (
-    GrugEvalConfig,
     GrugRunConfig,
     GrugTrainerConfig,
     fresh_state,
@@ -44,13 +41,6 @@ from experiments.grug.base.train import (
 
 VARIANT = "base"
 VOCAB_SIZE = 2048  # of a tokenizer that is trained on the data, in seconds
-
-
-def default_run_id() -> str:
-    """`GRUG_RUN_ID` or the variant's name, then `-$FERRY_DATE` if that is set."""
-    run_id = os.environ.get("GRUG_RUN_ID") or VARIANT
-    ferry_date = os.environ.get("FERRY_DATE")
-    return f"{run_id}-{ferry_date}" if ferry_date else run_id
 
 
 def embedded_mixture() -> LmDataConfig:
@@ -68,7 +58,7 @@ def embedded_mixture() -> LmDataConfig:
 class GrugBaseLaunchConfig(Config):
     """The knobs of a base run; the defaults train on two CPU cores in about two minutes."""
 
-    run_id: str = field(default_factory=default_run_id)
+    run_id: str = field(default_factory=lambda: training.default_run_id(VARIANT))
     model: GrugModelConfig = field(
         default_factory=lambda: GrugModelConfig(
             vocab_size=VOCAB_SIZE,
@@ -106,10 +96,9 @@ class GrugBaseLaunchConfig(Config):
     )
     eval: GrugEvalConfig | None = setting(default_factory=GrugEvalConfig, mark="cosmetic")
     samples: SamplesConfig = setting(default_factory=SamplesConfig, mark="cosmetic")
+    # A save takes a fraction of a second here, so a kill costs at most these seconds.
     checkpoint: CheckpointConfig = setting(
-        # A save takes a fraction of a second here, so a kill costs at most these seconds.
-        default_factory=lambda: CheckpointConfig(save_interval_s=15.0),
-        mark="cosmetic",
+        default_factory=lambda: CheckpointConfig(save_interval_s=15.0), mark="cosmetic"
     )
     logging: LoggingConfig = setting(default_factory=LoggingConfig, mark="cosmetic")
     mesh: MeshConfig = setting(default_factory=MeshConfig, mark="cosmetic")
@@ -118,34 +107,10 @@ class GrugBaseLaunchConfig(Config):
 
 
 def run_config(launch: GrugBaseLaunchConfig) -> GrugRunConfig:
-    """The complete config of the training run that `launch` asks for."""
-    known = launch.data.tokenizer.known_vocab_size
-    require(
-        known is None or known <= launch.model.vocab_size,
-        f"data.tokenizer of {known} ids with model.vocab_size={launch.model.vocab_size}",
-        allowed="a model vocabulary that holds every id of the tokenizer",
-        fix=f"set model.vocab_size={known}",
-    )
-    trainer = launch.trainer
-    require_at_most("train.seq_len", trainer.seq_len, "model.max_seq_len", launch.model.max_seq_len)
-    launch.optimizer.schedule(trainer.steps)  # refuses a warmup longer than the run
-    batches = BatchSchedule(trainer.batch_size, trainer.grad_accum)
-    mixture_of(launch.data, batches, total_steps=trainer.steps)  # refuses weights that never come
-    return validated(
-        GrugRunConfig(
-            model=launch.model,
-            data=launch.data,
-            optimizer=launch.optimizer,
-            trainer=trainer,
-            eval=launch.eval,
-            samples=launch.samples,
-            checkpoint=launch.checkpoint,
-            logging=launch.logging,
-            mesh=launch.mesh,
-            run_id=launch.run_id,
-            output_path=launch.output_path,
-        )
-    )
+    """The config of the training run: all of the launch config but its resources."""
+    training.require_vocabulary(launch.data.tokenizer.known_vocab_size, launch.model)
+    config = {each.name: getattr(launch, each.name) for each in fields(GrugRunConfig)}
+    return validated(GrugRunConfig(**config))
 
 
 def train_base(launch: GrugBaseLaunchConfig) -> None:
@@ -155,16 +120,12 @@ def train_base(launch: GrugBaseLaunchConfig) -> None:
 
 def check(launch: GrugBaseLaunchConfig, is_here: bool = True) -> None:
     """Raise what would end the run later; the executor asks before it builds any data."""
-    config = run_config(launch)
-    state, step = partial(fresh_state, config), partial(train_step_of, config)
-    training.check_run(config, state, step, is_here=is_here)
+    training.check_run(run_config(launch), fresh_state, train_step_of, is_here=is_here)
 
 
 def dry_run(launch: GrugBaseLaunchConfig, is_data_ready: bool = False) -> None:
     """Show what the run would take, and compile its step; nothing is made."""
-    config = run_config(launch)
-    state, step = partial(fresh_state, config), partial(train_step_of, config)
-    training.dry_run(config, state, step, is_data_ready=is_data_ready)
+    training.dry_run(run_config(launch), fresh_state, train_step_of, is_data_ready=is_data_ready)
 
 
 def steps(launch: GrugBaseLaunchConfig) -> list[ExecutorStep]:
@@ -202,6 +163,6 @@ if __name__ == "__main__":
         steps,
         GrugBaseLaunchConfig(),
         description="Train the base model on Python's standard library.",
-        report=training.print_run_table,
+        report=print_run_table,
         dry_run=dry_run,
     )

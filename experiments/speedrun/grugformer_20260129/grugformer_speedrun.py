@@ -19,7 +19,6 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from chomp import training
 from chomp.checkpoint import CheckpointConfig
 from chomp.config import Config, config_difference, setting
 from chomp.data import BatchSchedule
@@ -29,6 +28,7 @@ from chomp.executor.step import source_hashes
 from chomp.launch import executor_main
 from chomp.mesh import is_first
 from chomp.optim import AdamConfig, GrugOptimizerConfig
+from chomp.report.run_table import print_run_table
 from chomp.storage import (
     exists,
     join,
@@ -40,6 +40,7 @@ from chomp.storage import (
 )
 from chomp.tracking import Row, latest_rows, metrics, read_metrics, summary_of
 from chomp.training import GrugEvalConfig, SamplesConfig
+from chomp.training.metadata import derived_values, environment
 from chomp.variants.git_history import head_commit, uncommitted
 from experiments.grug.base import launch as base
 from experiments.grug.base.model import GrugModelConfig
@@ -232,8 +233,8 @@ def result_of(config: SpeedrunConfig) -> dict[str, Any]:
         "device": summary[metrics.DEVICE_KIND],
         "seed": trainer.seed,
         "commit": config.entry.commit,
-        "held_out_hashes": training.derived_values(config)["data"]["held_out_hashes"],
-        "versions": training.environment(),
+        "held_out_hashes": derived_values(config)["data"]["held_out_hashes"],
+        "versions": environment(),
     }
 
 
@@ -279,7 +280,7 @@ def _commit() -> str | None:
 
 def report(path: str) -> None:
     """What came of the run in `path`, and of all others that ran the same race beside it."""
-    training.print_run_table(path)
+    print_run_table(path)
     # Wider than most terminals: a line that is broken can still be read, a cut cell cannot.
     Console(width=200).print(results_table(path))
 

@@ -39,8 +39,8 @@ from chomp.storage import (
     rename_folder,
     write_json_atomic,
 )
+from chomp.tracking.run_files import CHECKPOINTS as CHECKPOINTS
 
-CHECKPOINTS = "checkpoints"  # inside a run folder
 METADATA = "metadata.json"
 STATE = "state"
 UNFINISHED = ".writing"

@@ -169,9 +169,9 @@ def _metrics(
     """The metrics of each model that is evaluated, by the name that the loop has for it."""
     import jax
 
-    from chomp.training import evaluators_of
+    from chomp.training import build_evaluators
 
-    evaluators = evaluators_of(
+    evaluators = build_evaluators(
         config,
         datasets,
         run.from_template("losses_of"),

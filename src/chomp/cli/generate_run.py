@@ -170,7 +170,7 @@ def _lengths(run: OpenedRun) -> SampleLengths:
     samples = run.config.samples
     if samples.max_tokens == 0:
         samples = replace(samples, max_tokens=None)
-    lengths: SampleLengths = samples.resolved_for(
+    lengths: SampleLengths = samples.lengths_for(
         run.config.model, seq_len=run.config.trainer.seq_len
     )
     return lengths

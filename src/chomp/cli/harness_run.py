@@ -159,7 +159,7 @@ def _about(
     other = [] if is_usual else ["other weights than in the loop"]
     return {
         **about_checkpoint(run, read.found, weights),
-        **harness.about(read.found.metadata.step, weights),
+        **harness.header(read.found.metadata.step, weights),
         "differs_from_run": [*harness_differences(run, read.found, config), *other],
     }
 

@@ -113,7 +113,7 @@ def opened_run(given: GivenRun, *, may_change: Sequence[str]) -> OpenedRun:
     from chomp.kernels.precision import Precision
     from chomp.mesh import prepare_devices, require_fits_mesh
     from chomp.tokenize import load_tokenizer
-    from chomp.training import with_sums_in_one_order
+    from chomp.training.setup import with_reproducible_attention
 
     prepare_devices()  # before JAX looks for them
     place = place_of(given.path)
@@ -127,7 +127,7 @@ def opened_run(given: GivenRun, *, may_change: Sequence[str]) -> OpenedRun:
     require_at_most("tokenizer ids", tokenizer.vocab_size, *sizes)
     mesh = _mesh(config, is_asked=any(name.startswith("mesh") for name in changed))
     # As the loop does it, or the numbers would be those of another kernel.
-    config = with_sums_in_one_order(config, mesh)
+    config = with_reproducible_attention(config, mesh)
     require_fits_mesh(partial(template.part("fresh_state"), config), mesh)
     return OpenedRun(
         path=given.path,

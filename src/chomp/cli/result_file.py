@@ -29,7 +29,7 @@ def about_checkpoint(run: OpenedRun, found: StepFolder, weights: str) -> dict[st
     `weights` is `params`, `ema` or `both`.
     """
     from chomp.config import fingerprint
-    from chomp.training.result_header import result_header
+    from chomp.training.metadata import result_header
 
     metadata = found.metadata
     header = result_header(

@@ -26,7 +26,7 @@ from chomp.cli.resume import (
 )
 from chomp.cli.template_folder import LAUNCH_FILE
 from chomp.cli.terminal import say
-from chomp.errors import LaunchError, message, require
+from chomp.errors import ConfigError, LaunchError, message, require
 from chomp.screen import outliving_the_screen
 
 if TYPE_CHECKING:  # for annotations alone
@@ -63,7 +63,6 @@ def train_run(given: GivenConfig, asked: TrainOptions) -> int:
         max_concurrent=asked.max_concurrent,
     )
     wish = resume_wish(asked.resume)
-    _require_stoppable(asked)
     _require_trainable(given)
     with _no_bytecode() if asked.is_dry_run else outliving_the_screen():
         overrides = (*given.overrides, *allowed_overrides(asked.allow))
@@ -76,8 +75,9 @@ def train_run(given: GivenConfig, asked: TrainOptions) -> int:
         folder = None if folder is None else without_dots(folder)
         plan = partial(_planned, given, run_dir=folder, force=asked.force, allowed=allowed)
         planned = _begun(launch, plan(steps), plan, wish, is_dry_run=asked.is_dry_run)
-        with _stopping_after(asked.max_steps), _keeping(given_text(given)):
-            return launched(planned, options, report=_report, dry_run=launch.dry_run)
+        *before, run = planned
+        run = replace(run, config=_for_this_start(run.config, asked.max_steps, given_text(given)))
+        return launched([*before, run], options, report=_report, dry_run=launch.dry_run)
 
 
 def _begun(
@@ -141,34 +141,21 @@ def _require_trainable(given: GivenConfig) -> None:
     )
 
 
-def _require_stoppable(asked: TrainOptions) -> None:
-    require(
-        asked.max_steps is None or asked.on != "ray",
-        given=f"--max-steps {asked.max_steps} with --on ray",
-        allowed="--max-steps where steps run on this machine",
-        fix="leave it out, or use --on process",
-    )
-
-
-@contextmanager
-def _stopping_after(max_steps: int | None) -> Iterator[None]:
-    """Let the run take so many steps at most."""
-    if max_steps is None:
-        yield
-        return
-    from chomp.training.stop_after import stopping_after
-
-    with stopping_after(max_steps):
-        yield
-
-
-@contextmanager
-def _keeping(text: str | None) -> Iterator[None]:
-    """Let the run keep the file that it is made of."""
-    from chomp.training.original_config import handed_on
-
-    with handed_on(text):
-        yield
+def _for_this_start(config: Any, max_steps: int | None, text: str | None) -> Any:
+    """The config of the run with what this start alone is given: not part of its record."""
+    trainer: Any = getattr(config, "trainer", None)
+    logging: Any = getattr(config, "logging", None)
+    if max_steps is not None:
+        if not hasattr(trainer, "max_steps"):
+            raise ConfigError(
+                f"--max-steps {max_steps} with {type(config).__name__}",
+                allowed="--max-steps with a config that has train.max_steps",
+                fix="leave --max-steps out",
+            )
+        config = replace(config, trainer=replace(trainer, max_steps=max_steps))
+    if text is not None and hasattr(logging, "original_config"):
+        config = replace(config, logging=replace(logging, original_config=text))
+    return config
 
 
 def _planned(
@@ -229,9 +216,9 @@ def _refuse_other_files(planned: PlannedStep) -> None:
 
 def _report(path: str) -> None:
     """What came of a run, if it has a record: a launch file may end with another kind of step."""
+    from chomp.report.run_table import print_run_table
     from chomp.storage import exists
     from chomp.tracking.run_files import record_of
-    from chomp.training.run_folder import print_run_table
 
     if exists(record_of(path)):
         print_run_table(path)

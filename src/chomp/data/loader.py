@@ -3,7 +3,7 @@
 import logging
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -187,7 +187,9 @@ def build_train_loader(
     return TrainLoader(dataset, mesh, limits)
 
 
-def iter_from_step(loader: TrainLoader, start_step: int, stop_step: int) -> Iterator[GrugLmExample]:
+def iter_from_step(
+    loader: TrainLoader, start_step: int, stop_step: int
+) -> Generator[GrugLmExample, None, None]:
     """Batches start..stop-1, made by threads ahead of their use. Close it to end the threads.
 
     One batch is made at first, so that the first step need not wait for more; then twice as many

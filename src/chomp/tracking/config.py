@@ -3,10 +3,11 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
-from chomp.config import Config
+from chomp.config import Config, setting
 from chomp.errors import require
 from chomp.tracking.run_files import (
     ARTIFACTS,
+    CHECKPOINTS,
     METRICS_FILE,
     ORIGINAL_CONFIG,
     PROFILER,
@@ -17,10 +18,10 @@ from chomp.tracking.run_files import (
     TOKENIZER,
 )
 
-# What a run folder holds beside; `checkpoints` is named in a higher room.
+# What a run folder holds beside the files that are named here.
 _TAKEN = (
     *(RESOLVED_CONFIG, ORIGINAL_CONFIG, METRICS_FILE, SAMPLES, ARTIFACTS, PROFILER, TEMPLATE),
-    *(TOKENIZER, REPORT, "train.log", "tensorboard", "checkpoints"),
+    *(TOKENIZER, REPORT, "train.log", "tensorboard", CHECKPOINTS),
 )
 
 Level = Literal["DEBUG", "INFO", "WARNING", "ERROR"]
@@ -64,6 +65,8 @@ class LoggingConfig(Config):
     metrics_file: str = "metrics.jsonl"
     wandb: WandbConfig = field(default_factory=WandbConfig)
     tensorboard: TensorBoardConfig = field(default_factory=TensorBoardConfig)
+    # The config file as somebody wrote it, for the run folder. `chomp train` fills it in.
+    original_config: str | None = setting(default=None, mark="cosmetic", is_versioned=False)
 
     def __post_init__(self) -> None:
         require(

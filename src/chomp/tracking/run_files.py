@@ -29,6 +29,7 @@ RESOLVED_CONFIG = "config_resolved.json"
 DERIVED = "derived"  # in the resolved config: what follows from the config, and is none of it
 ORIGINAL_CONFIG = "config_original.yaml"
 METRICS_FILE = "metrics.jsonl"  # unless the run's config has another name for it
+CHECKPOINTS = "checkpoints"
 SAMPLES = "samples"
 ARTIFACTS = "artifacts"
 PROFILER = "profiler"  # unless `train.log_dir` puts traces elsewhere

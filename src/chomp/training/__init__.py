@@ -1,81 +1,59 @@
-"""What a loop calls besides the step: clocks, evaluation, signals. Handed in, never inlined."""
+"""The run around a template's loop: open it, log, evaluate, save, stop, finish. See `run.Run`."""
 
-from chomp.training.agreement import Agreement, Decision
-from chomp.training.between_steps import Hook, between_steps
-from chomp.training.check_run import check_run
-from chomp.training.checkpoint_metadata import checkpoint_metadata
-from chomp.training.clock import LoopClock
-from chomp.training.derived import derived_values
-from chomp.training.determinism import is_stochastic, with_sums_in_one_order
+from chomp.training.check import check_run
 from chomp.training.dry_run import dry_run
-from chomp.training.environment import environment
-from chomp.training.evaluate import (
+from chomp.training.evaluation import (
     EvalCallback,
-    Evaluation,
     GrugEvalConfig,
+    HarnessConfig,
+    build_evaluators,
     build_tagged_eval_callback,
-    evaluators_of,
 )
-from chomp.training.harness_config import HarnessConfig
-from chomp.training.interruption import StopSignal
-from chomp.training.next_batches import next_batch_hashes
 from chomp.training.nonfinite import NonFiniteGuard, NonFinitePolicy, are_finite, new_if_finite
-from chomp.training.open_data import OpenData, open_data, require_rows
-from chomp.training.profiler import Profiler, ProfilerConfig, loop_clock, run_profiler
-from chomp.training.programs import StepPrograms
-from chomp.training.run_folder import LoggingConfig, RunFolder, print_run_table
-from chomp.training.samples import Samples, SamplesConfig
-from chomp.training.start_report import row_limits, start_report
-from chomp.training.starting_point import StartingPoint, starting_point
-from chomp.training.step_log import TRAINED_TOKENS, StepLog
-from chomp.training.throughput import Throughput
+from chomp.training.profiler import ProfilerConfig
+from chomp.training.run import Hook, Run, open_run
+from chomp.training.run_folder import RunFolder, default_run_id
+from chomp.training.samples import SamplesConfig
+from chomp.training.setup import (
+    is_stochastic,
+    open_data,
+    require_consistent,
+    require_vocabulary,
+    row_limits,
+)
+from chomp.training.step_log import TRAINED_TOKENS, LoopClock, StepLog
+from chomp.training.stopping import SaveStopSync, StopSignal
 from chomp.training.watch import WatchConfig, watch_metrics
 
 __all__ = [
     "TRAINED_TOKENS",
-    "Agreement",
-    "Decision",
     "EvalCallback",
-    "Evaluation",
     "GrugEvalConfig",
     "HarnessConfig",
     "Hook",
-    "LoggingConfig",
     "LoopClock",
     "NonFiniteGuard",
     "NonFinitePolicy",
-    "OpenData",
-    "Profiler",
     "ProfilerConfig",
+    "Run",
     "RunFolder",
-    "Samples",
     "SamplesConfig",
-    "StartingPoint",
+    "SaveStopSync",
     "StepLog",
-    "StepPrograms",
     "StopSignal",
-    "Throughput",
     "WatchConfig",
     "are_finite",
-    "between_steps",
+    "build_evaluators",
     "build_tagged_eval_callback",
     "check_run",
-    "checkpoint_metadata",
-    "derived_values",
+    "default_run_id",
     "dry_run",
-    "environment",
-    "evaluators_of",
     "is_stochastic",
-    "loop_clock",
     "new_if_finite",
-    "next_batch_hashes",
     "open_data",
-    "print_run_table",
-    "require_rows",
+    "open_run",
+    "require_consistent",
+    "require_vocabulary",
     "row_limits",
-    "run_profiler",
-    "start_report",
-    "starting_point",
     "watch_metrics",
-    "with_sums_in_one_order",
 ]

@@ -1,7 +1,7 @@
 """A step whose loss or gradient is not finite: what it leaves behind, and what the run does then.
 
 On the device such a step leaves weights, optimizer and average as they were, whatever the policy.
-The host learns of it a step later and decides. (Whoever saves a state looks at every number of it.)
+The host learns of it a step later and decides. (A save looks at every number of the state.)
 """
 
 import logging
@@ -20,13 +20,12 @@ from chomp.tracking import metrics
 # good state, then ends with the error.
 NonFinitePolicy = Literal["raise", "skip", "stop"]
 
-# A spike passes in a few steps; after so many in a row the weights are what is wrong.
+# A spike passes in a few steps. After this many in a row the weights themselves are wrong.
 MAX_SKIPS_IN_A_ROW = 50
-_JUDGED = (metrics.TRAIN_LOSS, metrics.GRAD_NORM)
 
 log = logging.getLogger(__name__)
 
-Kept = TypeVar("Kept")
+Tree = TypeVar("Tree")
 
 
 def are_finite(*numbers: Float[Array, ""]) -> Bool[Array, ""]:
@@ -34,12 +33,12 @@ def are_finite(*numbers: Float[Array, ""]) -> Bool[Array, ""]:
     return jnp.isfinite(jnp.stack(numbers)).all()
 
 
-def new_if_finite(is_finite: Bool[Array, ""], new: Kept, old: Kept) -> Kept:
-    """`new` after a good step, `old` after a bad one. Inside the step's jit.
+def new_if_finite(is_finite: Bool[Array, ""], new: Tree, old: Tree) -> Tree:
+    """`new` after a good step, `old` after a bad one; to be called inside the step's jit.
 
-    Costs nothing worth measuring: whoever writes the new number has just read the old one.
+    Costs nothing measurable: whoever writes the new number has just read the old one.
     """
-    kept: Kept = jax.tree.map(lambda n, o: jnp.where(is_finite, n, o), new, old)
+    kept: Tree = jax.tree.map(lambda n, o: jnp.where(is_finite, n, o), new, old)
     return kept
 
 
@@ -60,35 +59,35 @@ class NonFiniteGuard:
     def is_good(self, step: int, values: Mapping[str, float]) -> bool:
         """Whether a step was applied; raises `NonFiniteError` where the run is to end.
 
-        Judges what a template hands to `are_finite`, and no other metric: the loss and the norm.
+        Judges the loss and the gradient norm, as the device does, and no other metric.
         """
-        judged = {name: values[name] for name in _JUDGED if name in values}
-        if all(math.isfinite(value) for value in judged.values()):
+        judged = (metrics.TRAIN_LOSS, metrics.GRAD_NORM)
+        judged_values = {name: values[name] for name in judged if name in values}
+        if all(math.isfinite(value) for value in judged_values.values()):
             self._in_a_row = 0
             return True
         self.skipped_steps += 1
         self._in_a_row += 1
-        told = ", ".join(f"{name}={value}" for name, value in judged.items())
-        told = f"step {step} gave {told}"
+        bad = ", ".join(f"{name}={value}" for name, value in judged_values.items())
+        bad = f"step {step} gave {bad}"
         if self._policy == "raise":
-            raise _error(told, "no checkpoint holds that step")
+            raise _error(bad, "; no checkpoint holds that step")
         if self._in_a_row >= MAX_SKIPS_IN_A_ROW:
-            raise _error(f"{told}, as did the {MAX_SKIPS_IN_A_ROW - 1} steps before it", "")
+            raise _error(f"{bad}, as did the {MAX_SKIPS_IN_A_ROW - 1} steps before it")
         if self._policy == "stop":
-            self._stopped_by = self._stopped_by or told
-        log.warning("%s: the update was skipped (%d so far)", told, self.skipped_steps)
+            self._stopped_by = self._stopped_by or bad
+        log.warning("%s: the update was skipped (%d so far)", bad, self.skipped_steps)
         return False
 
     def stop_error(self, saved_at: str) -> NonFiniteError:
-        """What ends a run under `stop`, once the state before the bad step is saved."""
+        """The error that ends a run under `stop`, once the last good state is saved."""
         assert self._stopped_by is not None, "only a run that was asked to stop ends so"
-        return _error(self._stopped_by, f"the state without that step is saved at {saved_at}")
+        return _error(self._stopped_by, f"; the state without that step is saved at {saved_at}")
 
 
-def _error(told: str, kept: str) -> NonFiniteError:
+def _error(given: str, saved: str = "") -> NonFiniteError:
     return NonFiniteError(
-        told,
-        allowed="a finite loss and gradient, or train.nonfinite_policy=skip to leave such "
-        "steps out",
-        fix="lower optim.lr or raise optim.warmup_steps" + (f"; {kept}" if kept else ""),
+        given,
+        allowed="a finite loss and gradient, or train.nonfinite_policy=skip to skip such steps",
+        fix=f"lower optim.lr or raise optim.warmup_steps{saved}",
     )

@@ -17,7 +17,7 @@ from chomp.config import Config, setting
 from chomp.errors import require
 from chomp.storage import is_local, join, make_folder
 from chomp.tracking.run_files import PROFILER
-from chomp.training.clock import LoopClock, Phase
+from chomp.training.step_log import LoopClock, Phase
 
 log = logging.getLogger(__name__)
 
@@ -50,59 +50,43 @@ def profiler_folder(output_path: str, *, run_id: str, log_dir: str | None = None
     return folder
 
 
-def run_profiler(config: Any, clock: LoopClock, *, start_step: int) -> "Profiler":
-    """The profiler of a template's run config, for a run that begins at `start_step`."""
-    trainer = config.trainer
-    folder = profiler_folder(config.output_path, run_id=config.run_id, log_dir=trainer.log_dir)
-    return Profiler(
-        trainer.profiler, folder, clock, start_step=start_step, total_steps=trainer.steps
-    )
-
-
 class TracedClock(LoopClock):
     """A loop's clock whose phases also stand in a trace, where one is being made."""
 
     @contextmanager
     def phase(self, name: Phase) -> Iterator[None]:
-        """Counts what happens inside under `name`, and shows it in the trace."""
+        """Counts the time inside under `name`, and shows it in the trace."""
         with jax.profiler.TraceAnnotation(name), super().phase(name):
             yield
-
-
-def loop_clock(config: ProfilerConfig) -> LoopClock:
-    """The clock for a run: one that the trace shows if there will be one."""
-    return TracedClock() if config.enabled else LoopClock()
 
 
 class Profiler:
     """Traces a window of steps into a folder. Enter it around the loop, and `step` around a step.
 
     The trace ends with its window, the loop or an error, whichever comes first. A trace that cannot
-    be made or written costs the run nothing but a message.
+    be made or written is a warning, and the run goes on.
     """
 
-    def __init__(
-        self,
-        config: ProfilerConfig,
-        folder: str,
-        clock: LoopClock,
-        *,
-        start_step: int,
-        total_steps: int,
-    ) -> None:
-        """`clock` is the loop's own: starting and writing a trace is no step's time."""
-        self._folder = folder
+    def __init__(self, config: Any, clock: LoopClock, *, start_step: int) -> None:
+        """The profiler of a template's run config, for a run that begins at `start_step`.
+
+        `clock` is the loop's own: starting and writing a trace is no step's time.
+        """
+        trainer, profiler = config.trainer, config.trainer.profiler
+        self._folder = profiler_folder(
+            config.output_path, run_id=config.run_id, log_dir=trainer.log_dir
+        )
         self._clock = clock
-        self._window = config.window(start_step, total_steps)
-        self._tracing = False
-        if config.enabled and not self._window:
+        self._window = profiler.window(start_step, trainer.steps)
+        self._is_tracing = False
+        if profiler.enabled and not self._window:
             log.warning(
                 "no step will be traced: steps %d to %d are to be done, and profiler.start_step=%d "
                 "with num_steps=%d. Fix: choose a start_step among them",
                 start_step,
-                total_steps - 1,
-                config.start_step,
-                config.num_steps,
+                trainer.steps - 1,
+                profiler.start_step,
+                profiler.num_steps,
             )
 
     def __enter__(self) -> "Profiler":
@@ -118,10 +102,10 @@ class Profiler:
 
     def step(self, step: int) -> AbstractContextManager[None]:
         """Around everything that belongs to the step with this 0-based index."""
-        return self._traced(step) if step in self._window else nullcontext()
+        return self._trace(step) if step in self._window else nullcontext()
 
     @contextmanager
-    def _traced(self, step: int) -> Iterator[None]:
+    def _trace(self, step: int) -> Iterator[None]:
         if step == self._window.start:
             self._start()
         try:
@@ -133,25 +117,28 @@ class Profiler:
 
     def _start(self) -> None:
         options = jax.profiler.ProfileOptions()
-        # Every Python call would be an event too: megabytes a step, and a loop that is slower than
-        # the one that is looked at. The phases say what the host does.
+        # Tracing every Python call would write megabytes a step and slow the loop down.
         options.python_tracer_level = 0
         try:
             with self._clock.phase("hook"):
                 # Made first: JAX would fail only at the end, and never trace again.
                 make_folder(self._folder)
                 jax.profiler.start_trace(self._folder, profiler_options=options)
-        except Exception:  # a run is worth more than a look at it
+        except Exception:
             log.exception("no trace: the profiler did not start")
             return
-        self._tracing = True
+        self._is_tracing = True
         log.info("tracing steps %d to %d", self._window[0], self._window[-1])
 
     def _stop(self) -> None:
-        if not self._tracing:
+        if not self._is_tracing:
             return
-        self._tracing = False
-        _wait_for_devices()
+        self._is_tracing = False
+        try:
+            # The host runs ahead of the device, whose part of the last steps is to be traced too.
+            jax.block_until_ready(jax.live_arrays())
+        except Exception:  # of the step, which raises it again where it belongs
+            log.debug("the last traced step failed", exc_info=True)
         try:
             with self._clock.phase("hook"):
                 jax.profiler.stop_trace()
@@ -159,11 +146,3 @@ class Profiler:
             log.exception("no trace: it could not be written to %s", self._folder)
             return
         log.info("the trace is in %s; look at it with TensorBoard or ui.perfetto.dev", self._folder)
-
-
-def _wait_for_devices() -> None:
-    """The host runs ahead of the device, whose part of the last steps is to be traced, too."""
-    try:
-        jax.block_until_ready(jax.live_arrays())
-    except Exception:  # of the step, which raises it again where it belongs
-        log.debug("the last traced step failed", exc_info=True)

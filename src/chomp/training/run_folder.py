@@ -1,4 +1,4 @@
-"""A run's folder: what it was made of, its record, and the table that sums it up.
+"""A run's folder: what it was made of, its record, samples and checkpoints.
 
 config_original.yaml config_resolved.json template/ tokenizer/
 metrics.jsonl train.log tensorboard/ samples/ checkpoints/ report/
@@ -8,16 +8,12 @@ others show their warnings and write nothing.
 """
 
 import logging
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-from rich.console import Console
-from rich.panel import Panel
-from rich.table import Table
-from rich.text import Text
 
 from chomp.checkpoint import CHECKPOINTS
 from chomp.config import config_to_mapping, config_to_yaml
@@ -26,10 +22,8 @@ from chomp.mesh import all_or_none, is_first, leaving_on_error, told_by_first
 from chomp.report.written_page import page_of_run, remove_run_page, write_run_page
 from chomp.storage import (
     exists,
-    is_folder,
     is_local,
     join,
-    list_folder,
     make_folder,
     name_of,
     read_text,
@@ -40,63 +34,55 @@ from chomp.storage import (
 )
 from chomp.storage.files import MAX_TEXT_BYTES, require_links_inside
 from chomp.storage.paths import require_plain_path
-from chomp.storage.printable import PlainConsole, printable
 from chomp.tokenize import Tokenizer, save_tokenizer
 from chomp.tracking import (
     CompositeTracker,
     ConsoleTracker,
     JsonlTracker,
+    LoggingConfig,
     NoopTracker,
-    Row,
     RunFacts,
     Tracker,
     last_attempt,
-    latest_rows,
     logged_to,
     metrics,
     new_wandb_id,
     open_sinks,
-    read_metrics,
     recorded_rows,
     recorded_summary,
     redacted,
     require_installed,
-    summary_of,
     wants_wandb,
     without_secrets,
 )
-from chomp.tracking import LoggingConfig as LoggingConfig
 from chomp.tracking.known_templates import remember_template
 from chomp.tracking.run_files import (
     ARTIFACTS,
-    AVERAGED,
     DERIVED,
-    EMA,
     FINISHED,
     ORIGINAL_CONFIG,
     PIECE_FINISHED,
     PROFILER,
     REPORT,
     RESOLVED_CONFIG,
-    SAMPLE_MARK,
     SAMPLES,
     TEMPLATE,
     TOKENIZER,
     eval_prefix_in,
-    held_out_prefix,
-    is_of_averaged,
-    record_of,
     resolved_config,
     sample_file,
-    samples_in,
     sources_hash,
     template_sources,
 )
-from chomp.training.original_config import original_config, write_original
 
 _logger = logging.getLogger(__name__)
 
-_SAMPLE_TITLE = f"sample: a piece of a text, {SAMPLE_MARK} the model goes on"
+
+def default_run_id(variant: str) -> str:
+    """`GRUG_RUN_ID` or the variant's name, then `-$FERRY_DATE` if that is set."""
+    run_id = os.environ.get("GRUG_RUN_ID") or variant
+    ferry_date = os.environ.get("FERRY_DATE")
+    return f"{run_id}-{ferry_date}" if ferry_date else run_id
 
 
 @dataclass(frozen=True)
@@ -119,9 +105,8 @@ class RunFolder:
             with all_or_none("opening the run folder"):
                 if is_first():
                     _prepare(path, config)
-            is_logged = is_first() and config.log_file is not None
-            log_file = join(path, str(config.log_file)) if is_logged else None
-            with logged_to(log_file, config.level):
+            has_log = is_first() and config.log_file is not None
+            with logged_to(join(path, str(config.log_file)) if has_log else None, config.level):
                 with all_or_none("reading the record"):
                     record = join(path, config.metrics_file)
                     attempt = last_attempt(record) + 1 if is_first() else 0
@@ -129,7 +114,7 @@ class RunFolder:
 
     @property
     def checkpoints(self) -> str:
-        """Where the run's checkpoints lie."""
+        """The folder of the run's checkpoints."""
         return join(self.path, CHECKPOINTS)
 
     def describe(
@@ -142,21 +127,21 @@ class RunFolder:
     ) -> None:
         """Write what the run is made of: config, the template's own source, tokenizer.
 
-        The original config is the file that the run was started with, else `config` as YAML.
-        `derived` is what follows from the config, kept beside it for readers.
+        The original config is `logging.original_config`, the file that the run was started with,
+        or else `config` as YAML. `derived` follows from the config and is kept for readers.
         """
         if not is_first():
             return
-        given = original_config()
-        original = redacted(config_to_yaml(config) if given is None else given)
-        write_original(self.path, original, attempt=self.attempt)
+        original = config.logging.original_config
+        self._write_original(redacted(original or config_to_yaml(config)))
         resolved = config_to_mapping(config)
-        resolved = resolved if derived is None else {**resolved, DERIVED: dict(derived)}
+        resolved["logging"].pop("original_config")
+        resolved |= {} if derived is None else {DERIVED: dict(derived)}
         write_json_atomic(join(self.path, RESOLVED_CONFIG), without_secrets(resolved))
         copy = join(self.path, TEMPLATE)
         make_folder(copy, inside=self.path)
         sources = template_sources(template)
-        # Of an earlier attempt, or damaged: the copy is the template, and nothing else.
+        # The copy is the template and nothing else, whatever an earlier attempt left there.
         for stale in Path(copy).glob("*.py"):
             if stale.is_dir() and not stale.is_symlink():
                 remove_tree(stale)
@@ -164,9 +149,21 @@ class RunFolder:
                 stale.unlink()
         for name, source in sources.items():
             write_bytes_atomic(join(copy, f"{name}.py"), source)
-        # The bytes that are run now, and not what is in the folder, where others may write too.
+        # By the bytes that run now: others may write into the folder.
         remember_template(sources_hash(sources))
         save_tokenizer(tokenizer, join(self.path, TOKENIZER))
+
+    def _write_original(self, text: str) -> None:
+        """Write config_original.yaml; another one that was there before attempt 3 is kept as
+        config_original.before-3.yaml.
+        """
+        path = join(self.path, ORIGINAL_CONFIG)
+        before = read_text(path, max_bytes=MAX_TEXT_BYTES) if exists(path) else text
+        aside = join(self.path, f"config_original.before-{self.attempt}.yaml")
+        # A start that failed before its first row had this same number, and trained nothing.
+        if before != text and not exists(aside):
+            write_text_atomic(aside, before)
+        write_text_atomic(path, text)
 
     @contextmanager
     def tracker(
@@ -174,17 +171,20 @@ class RunFolder:
     ) -> Iterator[Tracker]:
         """The record of this attempt, and the sinks that are asked for.
 
-        W&B and TensorBoard are told what `describe` wrote. At the end the summary says how the
-        attempt ended. The page of an earlier attempt goes: it would look like that of a run that
-        has finished.
+        At the end the summary says how the attempt ended. The page of an earlier attempt is
+        removed: it would look like that of a run that has finished.
         """
         if not is_first():
             yield NoopTracker()
             return
-        _remove_page(self.path)
+        try:
+            remove_run_page(self.path)
+        except (OSError, StorageError) as error:
+            page = page_of_run(self.path)
+            _logger.warning("%s is of an earlier attempt and could not be removed: %s", page, error)
         record = JsonlTracker(join(self.path, config.metrics_file), attempt=self.attempt)
         sinks = self._remote_sinks(config, record)
-        if config.console:  # only then: making one already draws its bar on a terminal
+        if config.console:  # making one draws its bar on a terminal
             console = ConsoleTracker(
                 total_steps,
                 start_step=start_step,
@@ -201,7 +201,7 @@ class RunFolder:
             outcome = PIECE_FINISHED if is_planned else type(error).__name__
             raise
         finally:
-            # Where the record cannot be written, it is that which ended the run.
+            # If the record cannot be written, that is what ended the run.
             with suppress(StorageError):
                 tracker.log_summary({metrics.RUN_OUTCOME: outcome})
             tracker.finish()
@@ -215,10 +215,10 @@ class RunFolder:
         wandb_id, rows_before = None, 0
         if wants_wandb(config.wandb):
             path = join(self.path, config.metrics_file)
-            known = recorded_summary(path).get(metrics.WANDB_RUN_ID)
+            recorded_id = recorded_summary(path).get(metrics.WANDB_RUN_ID)
             rows_before = recorded_rows(path)
-            wandb_id = known or new_wandb_id(name)
-            if known is None:  # in the record, so that the next attempt continues the same
+            wandb_id = recorded_id or new_wandb_id(name)
+            if recorded_id is None:  # in the record, so that the next attempt continues the same
                 record.log_summary({metrics.WANDB_RUN_ID: wandb_id})
         run = RunFacts(
             folder=self.path,
@@ -228,14 +228,19 @@ class RunFolder:
             wandb_id=wandb_id,
             rows_before=rows_before,
         )
-        sinks = open_sinks(config, run, on_address=_shown if config.console else _not_shown)
+
+        def show_address(address: str | None) -> None:
+            if address and config.console:
+                print(f"W&B: {address}", flush=True)  # not by rich, which would write into the bar
+
+        sinks = open_sinks(config, run, on_address=show_address)
         original = join(self.path, ORIGINAL_CONFIG)
         for sink in sinks if exists(original) else []:
             sink.log_artifact(original, name="config", kind="config")
         return sinks
 
     def write_sample(self, step: int, text: str) -> str:
-        """Keep generated text; gives the file."""
+        """Write generated text; returns the file's path."""
         path = join(self.path, SAMPLES, sample_file(step))
         if is_first():
             make_folder(join(self.path, SAMPLES), inside=self.path)
@@ -244,7 +249,6 @@ class RunFolder:
 
 
 def _prepare(path: str, config: LoggingConfig) -> None:
-    """Make the folder if need be."""
     require(
         is_local(path),
         f"output_path={path}",
@@ -260,35 +264,10 @@ def _prepare(path: str, config: LoggingConfig) -> None:
     require_links_inside(path, [*folders, config.tensorboard.folder, *files])
 
 
-def print_run_table(path: str, console: Console | None = None) -> None:
-    """What came of the run in `path`, from its files alone: losses, speed, places, a sample."""
-    console = console or PlainConsole()
-    rows = read_metrics(record_of(path))
-    steps = latest_rows(rows)
-    prefix = held_out_prefix(eval_prefix_in(resolved_config(path)), set().union(*steps))
-    evaluated = next((row for row in reversed(steps) if f"{prefix}/loss" in row), None)
-    if evaluated is not None:
-        console.print(_losses(evaluated, prefix))
-    console.print(_facts(path, steps, summary_of(rows)))
-    sample = _newest_sample(path)
-    if sample is not None:
-        shown = Text(printable(sample, console.encoding))
-        console.print(Panel(shown, title=_SAMPLE_TITLE, title_align="left"))
-
-
-def _remove_page(path: str) -> None:
-    """Remove the run's page; one that cannot be removed is told, and does the run no harm."""
-    try:
-        remove_run_page(path)
-    except (OSError, StorageError) as error:
-        _logger.warning("%s is of an earlier attempt, and stays: %s", page_of_run(path), error)
-
-
 def _write_page(path: str) -> None:
-    """Draw the run's page; what goes wrong there is told, and does the run no harm."""
     try:
         write_run_page(path)
-    except Exception:
+    except Exception:  # the run is done: its page must not make it fail
         _logger.warning(
             "the run is done, but its page could not be written to %s; `chomp report %s` tries "
             "again",
@@ -296,63 +275,3 @@ def _write_page(path: str) -> None:
             path,
             exc_info=True,
         )
-
-
-def _shown(address: str | None) -> None:
-    if address:
-        print(f"W&B: {address}", flush=True)  # not by rich, which would write into the bar
-
-
-def _not_shown(address: str | None) -> None:
-    pass
-
-
-def _losses(evaluated: Row, root: str) -> Table:
-    title = f"result of the {AVERAGED}" if is_of_averaged(root) else "result"
-    table = Table("held-out", "loss", "bits per byte", "tokens", title=title)
-    tags = sorted(
-        key.removeprefix(f"{root}/").removesuffix("/tokens")
-        for key in evaluated
-        if key.startswith(f"{root}/") and key.endswith("/tokens") and key != f"{root}/tokens"
-        if not key.startswith(f"{root}/{EMA}/")
-    )
-    for label, prefix in [*((tag, f"{root}/{tag}/") for tag in tags), ("all", f"{root}/")]:
-        cells = (evaluated.get(f"{prefix}{name}") for name in ("loss", "bpb"))
-        count = evaluated.get(f"{prefix}tokens") or 0
-        table.add_row(label, *(_number(cell) for cell in cells), f"{int(count):,}")
-    return table
-
-
-def _facts(path: str, steps: list[Row], summary: Row) -> Table:
-    trained = [row for row in steps if "train/loss" in row]
-    table = Table(show_header=False, box=None)
-    if trained:
-        last = trained[-1]
-        table.add_row("train loss", _number(last["train/loss"]))
-        table.add_row("steps", f"{int(last['step']) + 1:,}")
-        table.add_row("tokens trained on", f"{int(last['tokens_seen']):,}")
-    speed = summary.get(metrics.RUN_TOKENS_PER_SEC)
-    if speed is not None:
-        table.add_row(
-            "tokens/s",
-            f"{float(speed):,.0f} (trained on, wall clock, evaluation and saving included)",
-        )
-    table.add_row("run folder", path)
-    if exists(page_of_run(path)):
-        table.add_row("run page", page_of_run(path))
-    if _names_in(join(path, CHECKPOINTS)):
-        table.add_row("checkpoints", join(path, CHECKPOINTS))
-    return table
-
-
-def _newest_sample(path: str) -> str | None:
-    samples = samples_in(path)
-    return read_text(samples[max(samples)], max_bytes=MAX_TEXT_BYTES) if samples else None
-
-
-def _names_in(folder: str) -> list[str]:
-    return list_folder(folder) if is_folder(folder) else []
-
-
-def _number(value: Any) -> str:
-    return "-" if value is None else f"{float(value):.4f}"

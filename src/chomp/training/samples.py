@@ -2,7 +2,7 @@
 
 import hashlib
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -16,15 +16,14 @@ from chomp.kernels.precision import Precision
 from chomp.tokenize import Tokenizer
 from chomp.tracking import Tracker
 from chomp.tracking.run_files import SAMPLE_MARK
-from chomp.training.clock import Phase
 from chomp.training.run_folder import RunFolder
 
 _logger = logging.getLogger(__name__)
 
-# Seed 004's defaults: a model that works in chunks is seen to go on after the first one; any other
-# writes as much as one with chunks of 128.
+# Seed 004: a model that works in chunks is seen to go on after the first one. Any other writes as
+# much as one with chunks of 128.
 _TOKENS_AFTER_CHUNK = 16
-_USUAL_CHUNK = 128
+_DEFAULT_CHUNK = 128
 
 
 class SampleLengths(NamedTuple):
@@ -36,20 +35,10 @@ class SampleLengths(NamedTuple):
 
 @runtime_checkable
 class Texts(Protocol):
-    """Where prompts come from; `chomp.data.TrainedTexts` is one."""
+    """Where prompts come from: `chomp.data.EvalDataset` or `chomp.data.TrainedTexts`."""
 
     def prompt(self, num_tokens: int, number: int, *, is_tail: bool) -> list[int]:
         """The first or last tokens of document `number`, or as many as there are."""
-        ...
-
-
-@runtime_checkable
-class HeldOutTexts(Texts, Protocol):
-    """Texts that nobody trains on, if there are any; `chomp.data.EvalDataset` is one."""
-
-    @property
-    def num_rows(self) -> int:
-        """0 if nothing is held out."""
         ...
 
 
@@ -57,7 +46,7 @@ class HeldOutTexts(Texts, Protocol):
 class SamplesConfig(Config):
     """Text that is generated at the end of a run, and every `every` steps."""
 
-    # In the first chomp a period of 0 is none, so 0 under its name is null here.
+    # Seed 004's train.generate_every uses 0 for none.
     every: int | None = setting(
         default=None, ge=1, lt=2**31, also=("train.generate_every",), zero_is_null=True
     )
@@ -85,16 +74,13 @@ class SamplesConfig(Config):
             fix="set samples.every=null, or samples.max_tokens=null",
         )
 
-    def resolved(
-        self, *, seq_len: int, max_seq_len: int, chunk_size: int | None = None
-    ) -> SampleLengths:
-        """The lengths with numbers for nulls, for rows of `seq_len` in training.
+    def lengths_for(self, model: Any, *, seq_len: int) -> SampleLengths:
+        """The lengths for a template's model config and rows of `seq_len` in training.
 
-        A null is cut to what the other length leaves of `max_seq_len`, down to one token. Raises
-        `ConfigError` for lengths that were asked for and do not fit, and for prompts longer than
-        the rows of training.
+        A null is cut to what the other length leaves of `model.max_seq_len`, down to one token.
+        Raises `ConfigError` for lengths that were asked for and do not fit.
         """
-        prompt, following = self.prompt_tokens, self.max_tokens
+        prompt, max_tokens = self.prompt_tokens, self.max_tokens
         require(
             prompt is None or prompt <= seq_len,
             f"samples.prompt_tokens={prompt} (train.generate_input_len) with "
@@ -103,32 +89,38 @@ class SamplesConfig(Config):
             fix=f"set samples.prompt_tokens={seq_len}, or less",
         )
         if prompt is None:
-            # Where what follows is left open too, half a row for the prompt leaves it the other.
-            prompt = max(1, min(seq_len // 2, max_seq_len - (following or 1)))
-        if following is None:
-            usual = (chunk_size or _USUAL_CHUNK) + _TOKENS_AFTER_CHUNK
-            following = max(1, min(usual, max_seq_len - prompt))
-        room = max(max_seq_len - prompt, 0)
+            prompt = max(1, min(seq_len // 2, model.max_seq_len - (max_tokens or 1)))
+        if max_tokens is None:
+            chunk_size = getattr(model, "chunk_size", None) or _DEFAULT_CHUNK
+            max_tokens = max(1, min(chunk_size + _TOKENS_AFTER_CHUNK, model.max_seq_len - prompt))
+        room = max(model.max_seq_len - prompt, 0)
         require(
-            following <= room,
-            f"samples.prompt_tokens={prompt} and samples.max_tokens={following} with "
-            f"model.max_seq_len={max_seq_len}",
-            allowed="prompts and what follows them within the rows of the model",
+            max_tokens <= room,
+            f"samples.prompt_tokens={prompt} and samples.max_tokens={max_tokens} with "
+            f"model.max_seq_len={model.max_seq_len}",
+            allowed="prompts and their continuations within the rows of the model",
             fix=f"set samples.max_tokens={room}, or fewer samples.prompt_tokens",
         )
-        return SampleLengths(prompt, following)
+        return SampleLengths(prompt, max_tokens)
 
-    def resolved_for(self, model: Any, *, seq_len: int) -> SampleLengths:
-        """The lengths for a template's model config, which may have a `chunk_size`."""
-        chunk_size = getattr(model, "chunk_size", None)
-        return self.resolved(seq_len=seq_len, max_seq_len=model.max_seq_len, chunk_size=chunk_size)
+
+def prompt_texts(held_out: Sequence[Any], trained: Texts) -> Texts:
+    """The first of the held-out datasets that has a document, or `trained` with a warning."""
+    for dataset in held_out:
+        if dataset.num_rows > 0:
+            texts: Texts = dataset
+            return texts
+    _logger.warning(
+        "no document is held out, so samples go on from TRAINING documents: what is written well "
+        "may have been memorised (samples.max_tokens=0: no samples)"
+    )
+    return trained
 
 
 def prompt_of_step(texts: Texts, step: int, *, num_tokens: int, every: int | None) -> list[int]:
-    """What the sample of a step goes on from: the next document's head or tail, by lot.
+    """The prompt of a step's sample: the next document's head or tail, chosen by a hash.
 
-    The step alone decides both, so that a resumed run writes the same samples, and runs of other
-    seeds can be read side by side.
+    The step alone decides, so that a resumed run writes the same samples.
     """
     number = 0 if every is None else step // every
     # Not the parity of steps, which the period would make the same for all samples.
@@ -137,24 +129,18 @@ def prompt_of_step(texts: Texts, step: int, *, num_tokens: int, every: int | Non
 
 
 class Samples:
-    """Writes a sample into the run folder when it is due and whenever it is called.
+    """Writes samples into the run folder, by the averaged weights where there are any.
 
-    The averaged weights write, where there are any. Each sample takes the next held-out document of
-    the first dataset that has any, or the next of `trained` where none has, with a warning. All
-    prompts have one length where documents allow: another costs another program.
-
-    A sample that fails is a warning, and the run goes on without it. Not with several processes:
-    those that did not fail would wait for ever.
+    Each sample continues the next document of `texts`. All prompts have one length where documents
+    allow: another length costs another compile. A sample that fails is a warning, and the run goes
+    on without it. Not with several processes: those that did not fail would wait for ever.
     """
-
-    phase: Phase = "hook"
 
     def __init__(
         self,
         config: SamplesConfig,
         lengths: SampleLengths,
-        datasets: Sequence[HeldOutTexts],
-        trained: Texts,
+        texts: Texts,
         tokenizer: Tokenizer,
         tracker: Tracker,
         *,
@@ -163,30 +149,18 @@ class Samples:
         mp: Precision,
     ) -> None:
         """`lengths` are what `config` resolves to."""
-        self._config, self._lengths, self._tokenizer = config, lengths, tokenizer
-        self._tracker, self._folder, self._mesh, self._mp = tracker, folder, mesh, mp
-        held_out = next((dataset for dataset in datasets if dataset.num_rows > 0), None)
-        if held_out is None:
-            _logger.warning(
-                "no document is held out, so samples go on from TRAINING documents: what is "
-                "written well may have been learnt by heart (samples.max_tokens=0: no samples)"
-            )
-        self._texts: Texts = trained if held_out is None else held_out
-        self._last: int | None = None
+        self._config, self._lengths, self._texts = config, lengths, texts
+        self._tokenizer, self._tracker, self._folder = tokenizer, tracker, folder
+        self._mesh, self._mp = mesh, mp
         self._failures = 0
 
-    def is_due(self, completed_steps: int) -> bool:
-        """Whether the period asks for a sample now."""
-        every = self._config.every
-        return every is not None and completed_steps % every == 0
-
-    def __call__(self, models: Mapping[str, Any], completed_steps: int) -> None:
-        """Write a sample of the model as it is, unless there is one of that step already."""
-        if completed_steps == self._last:
-            return
-        self._last = completed_steps
+    def write(self, weights: Any, completed_steps: int) -> None:
+        """Write a sample by these weights, and show it."""
         try:
-            self._write(models, completed_steps)
+            text = self._generate(self._mp.for_compute(weights), completed_steps)
+            path = self._folder.write_sample(completed_steps, text)
+            # The console prints it, and services keep it.
+            self._tracker.log_artifact(path, name=f"sample-step-{completed_steps}", kind="sample")
         except Exception as error:
             if jax.process_count() > 1:
                 raise
@@ -199,21 +173,17 @@ class Samples:
                 self._failures,
                 type(error).__name__,
                 error,
-                # Where it happened, once: the next ones will most often be the same.
-                exc_info=self._failures == 1,
+                exc_info=self._failures == 1,  # the next ones will most often be the same
             )
 
-    def _write(self, models: Mapping[str, Any], completed_steps: int) -> None:
-        weights = models["current"] if models["ema"] is None else models["ema"]
-        num_tokens, every = self._lengths.prompt_tokens, self._config.every
-        prompt = prompt_of_step(self._texts, completed_steps, num_tokens=num_tokens, every=every)
-        text = self._continued(self._mp.for_compute(weights), prompt)
-        path = self._folder.write_sample(completed_steps, text)
-        # The console shows it, and services keep it.
-        self._tracker.log_artifact(path, name=f"sample-step-{completed_steps}", kind="sample")
-
-    def _continued(self, model: Any, prompt: list[int]) -> str:
+    def _generate(self, model: Any, completed_steps: int) -> str:
         config = self._config
+        prompt = prompt_of_step(
+            self._texts,
+            completed_steps,
+            num_tokens=self._lengths.prompt_tokens,
+            every=config.every,
+        )
         ids = generate(
             model,
             prompt,

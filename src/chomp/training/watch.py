@@ -51,7 +51,7 @@ class WatchConfig(Config):
             0 < len(self.targets) == len(set(self.targets)),
             f"watch.targets={list(self.targets)}",
             allowed=f"one or more of {list(_PREFIX)}, each once",
-            fix="name what is to be watched, or set watch to null",
+            fix="name the targets, or set watch to null",
         )
         require(
             self.include_norms or self.include_per_parameter_norms or self.include_histograms,
@@ -101,7 +101,7 @@ def watch_metrics(
 
 
 def is_watched(name: str) -> bool:
-    """Whether a metric that a step returned is one of `watch_metrics`, not one to log as it is."""
+    """Whether a metric that a step returned comes from `watch_metrics`."""
     return name.startswith(_TRACED)
 
 

@@ -1,14 +1,21 @@
-"""Real signals: the first is noted, the same once more acts as it always did."""
+"""When a run saves and stops: real signals, and what is decided between two steps.
+
+Several real processes decide in test_two_processes.py.
+"""
 
 import os
 import signal
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
+from chomp.checkpoint import CheckpointConfig, Checkpointer
 from chomp.errors import RunInterrupted
-from chomp.training import StopSignal
+from chomp.training import SaveStopSync, StopSignal
+from chomp.training.stopping import Decision, PlannedStop
+from tests.checkpoint.checkpoint_samples import about
 
 
 def send(number: signal.Signals) -> None:
@@ -128,3 +135,37 @@ def test_in_another_thread_signals_are_left_alone_with_a_warning(caplog):
     thread.join()
     assert during == before
     assert "not in the main thread" in caplog.text
+
+
+@pytest.mark.parametrize("must_save", [False, True])
+@pytest.mark.parametrize("wants_save", [False, True])
+@pytest.mark.parametrize("stop", [None, signal.SIGTERM])
+def test_a_process_alone_decides_at_once_and_saves_before_it_stops(wants_save, must_save, stop):
+    sync = SaveStopSync()
+    for step in (1, 2, 3):
+        decision = sync.decide(step, wants_save=wants_save, must_save=must_save, stop=stop)
+        assert decision == Decision(wants_save or must_save or stop is not None, stop)
+
+
+def test_a_signal_that_another_process_received_ends_this_one_with_the_same_code():
+    with StopSignal() as stop:
+        pass
+    error = stop.interruption("runs/a/step-3", agreed=signal.SIGTERM)
+    assert error.exit_code == 75
+    assert "SIGTERM in another process" in error.given
+    assert "runs/a/step-3" in error.given
+
+
+@pytest.mark.parametrize("start", [0, 7])
+def test_after_max_steps_the_state_is_saved_and_the_run_stops_wherever_it_began(
+    tmp_path: Path, start: int
+):
+    saver = Checkpointer(str(tmp_path), CheckpointConfig(save_interval_s=None), about())
+    with StopSignal() as stop:
+        sync = SaveStopSync(max_steps=3)
+        decisions = [sync.after(start + step, saver, stop) for step in (1, 2, 3)]
+        ended = stop.interruption("runs/a/step-3", agreed=decisions[-1].stop)
+    assert [each.is_save_due for each in decisions] == [False, False, True]
+    assert [each.stop for each in decisions] == [None, None, PlannedStop.MAX_STEPS]
+    assert ended.exit_code == 0
+    assert "--max-steps" in ended.given

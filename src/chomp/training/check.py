@@ -1,10 +1,8 @@
-"""What can be known to fail, found before any data is built: `check` of a template's launch file.
-
-A dry run makes the same checks.
-"""
+"""What would end a run later, found before any data is built. A dry run makes the same checks."""
 
 import logging
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -46,8 +44,9 @@ from chomp.mesh import (
 from chomp.mesh.device_memory import device_memory
 from chomp.storage import join
 from chomp.tracking import require_installed
-from chomp.training.start_report import row_limits, state_parts
-from chomp.training.starting_point import require_not_past
+from chomp.training.resume import require_not_past
+from chomp.training.setup import require_vocabulary, row_limits, state_parts
+from chomp.training.step_log import require_metrics
 
 log = logging.getLogger(__name__)
 
@@ -67,45 +66,47 @@ class DiskNeed(NamedTuple):
 
 def check_run(
     config: Any,
-    make_state: Callable[[], Any],
-    make_step: Callable[[], Any],
+    fresh_state: Callable[[Any], Any],
+    train_step_of: Callable[[Any], Any],
     *,
     is_here: bool,
 ) -> None:
     """Raise what would end a run later: packages, tokenizer, tasks, documents, mesh, memory.
 
-    `config` is a template's run config, `make_state` its `fresh_state` and `make_step` its jitted
-    step; nothing is allocated. `is_here`: the run takes the devices of this process. Elsewhere they
-    are checked when it starts.
+    `config` is a template's run config; the template's `fresh_state(config)` and
+    `train_step_of(config)` are traced, and nothing is allocated. `is_here`: the run takes the
+    devices of this process. Elsewhere they are checked when it starts.
     """
     check_inputs(config, is_hub_needed=True)
-    if is_here:
-        prepare_devices()
-        state, mesh = abstract_arrays(make_state), create_mesh(config.mesh)
-        check_mesh(config, state, mesh)
-        check_start(config, state)
-        check_state_memory(state, mesh)
-        check_disk(config, state)
-        trainer = config.trainer
-        mp = Precision.parse(trainer.precision)
-        row_limits(config.model, config.data, seq_len=trainer.seq_len, mp=mp, mesh=mesh)
-        memory = device_memory()
-        if memory is not None and 2 * _rough_step_bytes(config, state, mesh) > memory.total:
-            with jax.set_mesh(mesh):
-                batch = empty_batch(config, mesh)
-                compiled = compile_step(config, make_state, make_step, batch, mesh)
-                check_step_memory(compiled, is_state_held=False)
+    if not is_here:
+        return
+    prepare_devices()
+    state, mesh = abstract_arrays(partial(fresh_state, config)), create_mesh(config.mesh)
+    check_mesh(config, state, mesh)
+    check_start(config, state)
+    check_state_memory(state, mesh)
+    check_disk(config, state)
+    trainer = config.trainer
+    mp = Precision.parse(trainer.precision)
+    row_limits(config.model, config.data, seq_len=trainer.seq_len, mp=mp, mesh=mesh)
+    memory = device_memory()
+    if memory is not None and 2 * _rough_step_bytes(config, state, mesh) > memory.total:
+        with jax.set_mesh(mesh):
+            compiled = compile_abstract(
+                config, fresh_state, train_step_of, empty_batch(config, mesh), mesh
+            )
+            require_step_memory(compiled, is_state_held=False)
 
 
 def check_inputs(config: Any, *, is_hub_needed: bool) -> list[str]:
-    """Check what a run reads and imports; what was not tried, each with the reason.
+    """Check what a run reads and imports; returns what was not tried, with the reason.
 
     `is_hub_needed`: a hub that cannot be reached is an error.
     """
     model, trainer, data = config.model, config.trainer, config.data
     require_installed(config.logging)
     newest = latest_checkpoint(join(config.output_path, CHECKPOINTS))
-    # Another place to go on from is looked at when the run starts.
+    # `load_checkpoint_path` is looked at when the run starts.
     if newest is not None and trainer.load_checkpoint_path is None:
         require_not_past(trainer.steps, newest)
     if config.eval is not None:
@@ -123,13 +124,7 @@ def check_inputs(config: Any, *, is_hub_needed: bool) -> list[str]:
         untried.append(f"whether the tokenizer's ids fit model.vocab_size: {error}")
         tokenizer = None
     if tokenizer is not None:
-        require(
-            tokenizer.vocab_size <= model.vocab_size,
-            f"data.tokenizer of {tokenizer.vocab_size} ids with "
-            f"model.vocab_size={model.vocab_size}",
-            allowed="a model vocabulary that holds every id of the tokenizer",
-            fix=f"set model.vocab_size={tokenizer.vocab_size}",
-        )
+        require_vocabulary(tokenizer.vocab_size, model)
     streams = read_first_documents(data, tokenizer)
     return untried + [f"a document of {name}, which is on a hub" for name in streams]
 
@@ -164,10 +159,10 @@ def check_state_memory(state: Any, mesh: Mesh | AbstractMesh) -> None:
 
     Activations come on top: only the compiled step knows them.
     """
-    held = bytes_per_device(state_parts(state), mesh)
+    state_bytes = bytes_per_device(state_parts(state), mesh)
     require_memory(
         "the train state with one gradient",
-        held + bytes_per_device(state.params, mesh),
+        state_bytes + bytes_per_device(state.params, mesh),
         fix=FIX_STATE,
     )
 
@@ -196,22 +191,8 @@ def check_disk(config: Any, state: Any) -> None:
         )
 
 
-def _rough_step_bytes(config: Any, state: Any, mesh: Mesh) -> int:
-    """The memory a step may take of a device, to the factor of ten: what is far below fits.
-
-    Activations are about a byte for every thousand operations of a forward pass (124M and 1B on an
-    H200), and the loader makes a few batches ahead.
-    """
-    trainer = config.trainer
-    batches = BatchSchedule(trainer.batch_size, trainer.grad_accum)
-    tokens = batches.batch_size(0) * trainer.seq_len / batch_shards(mesh)
-    activations = tokens * config.model.flops_per_token(trainer.seq_len) / 1000
-    held = bytes_per_device(state_parts(state), mesh) + bytes_per_device(state.params, mesh)
-    return int(held + activations + 100 * tokens * trainer.grad_accum)
-
-
 def empty_batch(config: Any, mesh: Mesh) -> GrugLmExample:
-    """The shapes of the first step's rows, each of one document; nothing is allocated."""
+    """The shapes of the first step's batch, each row of one document; nothing is allocated."""
     trainer = config.trainer
     batches = BatchSchedule(trainer.batch_size, trainer.grad_accum)
     shape = (trainer.grad_accum, batches.batch_size(0), trainer.seq_len)
@@ -224,16 +205,27 @@ def empty_batch(config: Any, mesh: Mesh) -> GrugLmExample:
     )
 
 
-def compile_step(
+def compile_step(train_step: Any, state: Any, batch: Any, options: Any) -> Any:
+    """The jitted step, compiled for a state and a batch (arrays or shapes).
+
+    Raises `ConfigError` for metrics that cannot be logged, before anything is compiled.
+    """
+    lowered = train_step.lower(state, batch)
+    require_metrics(lowered.out_info[1])
+    return lowered.compile(compiler_options=options)
+
+
+def compile_abstract(
     config: Any,
-    make_state: Callable[[], Any],
-    make_step: Callable[[], Any],
+    fresh_state: Callable[[Any], Any],
+    train_step_of: Callable[[Any], Any],
     batch: GrugLmExample,
     mesh: Mesh,
 ) -> Any:
-    """The step of a run, compiled for the shapes of a batch."""
+    """The step of a run config, compiled for shapes alone."""
     options = compiler_options(mesh, is_reproducible=config.trainer.reproducible)
-    return make_step().lower(jax.eval_shape(make_state), batch).compile(compiler_options=options)
+    state = jax.eval_shape(partial(fresh_state, config))
+    return compile_step(train_step_of(config), state, batch, options)
 
 
 def step_memory(compiled: Any) -> int | None:
@@ -241,12 +233,12 @@ def step_memory(compiled: Any) -> int | None:
     used = compiled.memory_analysis()
     if used is None:
         return None
-    # The state is donated: what comes out lies where it came in.
+    # The state is donated: the new one is written where the old one was.
     outputs = max(used.output_size_in_bytes - used.alias_size_in_bytes, 0)
     return int(used.argument_size_in_bytes + used.temp_size_in_bytes + outputs)
 
 
-def check_step_memory(compiled: Any, *, is_state_held: bool) -> None:
+def require_step_memory(compiled: Any, *, is_state_held: bool) -> None:
     """Raise `ConfigError` if a device has less memory than a compiled step takes of it.
 
     `is_state_held`: the state and the batch are allocated already.
@@ -260,3 +252,17 @@ def check_step_memory(compiled: Any, *, is_state_held: bool) -> None:
             fix="lower train.batch_size and raise train.grad_accum by as much, use more devices "
             "(mesh.data), set model.remat=block, or make the model smaller",
         )
+
+
+def _rough_step_bytes(config: Any, state: Any, mesh: Mesh) -> int:
+    """The memory a step may take of a device, to a factor of ten.
+
+    Activations are about a byte for every thousand operations of a forward pass (124M and 1B on an
+    H200), and the loader makes a few batches ahead.
+    """
+    trainer = config.trainer
+    batches = BatchSchedule(trainer.batch_size, trainer.grad_accum)
+    tokens = batches.batch_size(0) * trainer.seq_len / batch_shards(mesh)
+    activations = tokens * config.model.flops_per_token(trainer.seq_len) / 1000
+    held = bytes_per_device(state_parts(state), mesh) + bytes_per_device(state.params, mesh)
+    return int(held + activations + 100 * tokens * trainer.grad_accum)

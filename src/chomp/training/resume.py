@@ -1,0 +1,202 @@
+"""Where a run begins: at a checkpoint that is proven to be its own, or at step 0.
+
+The data's fingerprint proves that the stores are the same. Hashes of the next few batches prove
+that order, mixture and masks still come out of them as they did, whatever version of the code reads
+them now. A stream cannot be read ahead: there its position is hashed.
+"""
+
+import hashlib
+import logging
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import numpy as np
+from jax.sharding import Mesh
+
+from chomp.checkpoint import (
+    Beginning,
+    CheckpointMetadata,
+    StepFolder,
+    list_checkpoints,
+    restore_latest_or_initialize,
+)
+from chomp.config import fingerprint
+from chomp.data import BatchSchedule, Mixture, TrainLoader
+from chomp.data.mixture import first_difference
+from chomp.data.store.token_store import MANIFEST, read_manifest
+from chomp.errors import CheckpointError
+from chomp.storage import exists, join, parent_of
+from chomp.training.run_folder import RunFolder
+
+# Enough to notice another order, and cheap: a batch of 32 x 1024 tokens takes about 1 ms.
+_HASHED_BATCHES = 2
+
+log = logging.getLogger(__name__)
+
+
+def starting_point(
+    config: Any,
+    fresh_state: Callable[[], Any],
+    *,
+    metadata: CheckpointMetadata,
+    folder: RunFolder,
+    loader: TrainLoader,
+    mesh: Mesh,
+) -> Beginning[Any]:
+    """The newest checkpoint that can be trusted, or what `fresh_state` makes; the loader follows.
+
+    `metadata` is the run as it is now. Raises `CheckpointError` for a checkpoint of another run,
+    other data, or other next batches; before `optim.schedule_start`; and past `train.steps`.
+    """
+    schedule_start = config.optimizer.schedule_start
+
+    def prove(found: StepFolder) -> None:
+        _require_reached(schedule_start, found)
+        require_not_past(config.trainer.steps, found)
+        loader.restore_streams(found.metadata.stream_states)
+        require_same_batches(loader, found, total_steps=config.trainer.steps)
+
+    beginning = restore_latest_or_initialize(
+        folder.checkpoints,
+        fresh_state,
+        about=metadata,
+        mesh=mesh,
+        config=config,
+        settings=config.trainer,
+        data_offset_at=loader.batches.examples_before,
+        past_fingerprint=partial(past_fingerprint, loader),
+        proof=prove,
+    )
+    _require_reached(schedule_start, beginning.found)
+    if beginning.found is None and folder.attempt > 1:
+        path, attempt = folder.checkpoints, folder.attempt
+        log.warning("%s has no checkpoint: attempt %d starts at step 0", path, attempt)
+    else:
+        place = "step 0" if beginning.found is None else beginning.found.path
+        log.info("starting from %s", place)
+    return beginning
+
+
+def next_batch_hashes(
+    loader: TrainLoader,
+    completed_steps: int,
+    total_steps: int,
+    stream_states: Mapping[str, Any] | None,
+) -> list[str]:
+    """A hash for each of the next few batches, of all hosts' rows; for streams, of their states.
+
+    A batch that is cut into other micro-batches has the same hash.
+    """
+    if stream_states is not None:
+        return [fingerprint(stream_states)]
+    steps = range(completed_steps, min(completed_steps + _HASHED_BATCHES, total_steps))
+    return [_batch_hash(loader, step) for step in steps]
+
+
+def past_fingerprint(loader: TrainLoader, saved: CheckpointMetadata) -> str:
+    """The fingerprint that the present data has by the mixture that a checkpoint was saved with.
+
+    If the stages have changed since, it tells whether the components are still the same.
+    """
+    dataset, past = loader.dataset, _past_mixture(saved.config)
+    components = saved.config["data"]["components"]
+    dropped = [name for name in past.names if name not in dataset.components]
+    stores = {name: components[name]["train_store"] for name in dropped}
+    if not all(path and exists(join(path, MANIFEST)) for path in stores.values()):
+        return dataset.fingerprint()  # a dropped component is a stream, or gone: refused
+    others = {name: read_manifest(path).fingerprint() for name, path in stores.items()}
+    return dataset.fingerprint(past, others=others)
+
+
+def require_same_batches(loader: TrainLoader, found: StepFolder, *, total_steps: int) -> None:
+    """Raise `CheckpointError` unless the data agrees with a checkpoint.
+
+    Its past: every example before the checkpoint comes from the same row as it did. Its future:
+    the next batches are those that the checkpoint expects, up to a step from which the stages
+    differ. The loader's streams must be restored by then.
+    """
+    saved, mixture = found.metadata, loader.dataset.mixture
+    step, past = saved.step, _past_mixture(saved.config)
+    same_until = step + _HASHED_BATCHES
+    differing = first_difference(past, mixture, loader.batches.examples_before(same_until))
+    if differing is not None:
+        same_until = loader.batches.step_of(differing)
+    if same_until < step:
+        raise CheckpointError(
+            f"{found.path} with data.stages that differ from its own at step {same_until}",
+            allowed=f"stages that give the {step} completed steps the same examples",
+            fix=f"keep its stages before step {step}, and let new ones start at step {step} or "
+            "later",
+        )
+    # What the loader says now: the checkpoint's own states would agree with themselves. A stream
+    # that only the old or only the new stages have was not read yet.
+    states, streams = loader.stream_states(step) or {}, None
+    if saved.stream_states is not None:
+        streams = {name: states.get(name, state) for name, state in saved.stream_states.items()}
+    now = next_batch_hashes(loader, step, min(same_until, total_steps), streams)
+    # A run that was made longer has batches after its last checkpoint that were not hashed.
+    for index, (before, after) in enumerate(zip(saved.next_batches, now, strict=False)):
+        if before != after:
+            what = f"the batch of step {step + index} is not the one"
+            if streams is not None:
+                what = f"before step {step} the streams {sorted(streams)} are not at the place"
+            raise CheckpointError(
+                f"{what} the checkpoint expects ({before[:12]} saved, {after[:12]} now)",
+                allowed="the same tokens, weights and documents in the same order",
+                fix="continue with the version of chomp and the data that the run began with, "
+                "or start a new run from its weights (train.initialize_from)",
+            )
+
+
+def require_not_past(steps: int, found: StepFolder) -> None:
+    """Raise `CheckpointError` for a checkpoint after the run's last step.
+
+    The run would save and evaluate that state as the state of step `steps`.
+    """
+    if found.metadata.step <= steps:
+        return
+    saved_steps = [each.metadata.step for each in list_checkpoints(parent_of(found.path))]
+    earlier = [step for step in saved_steps if step <= steps]
+    go_back = f"go back with --resume {earlier[-1]}" if earlier else "start a new run elsewhere"
+    raise CheckpointError(
+        f"train.steps={steps} with {found.path}, whose state has trained for longer; "
+        f"there are checkpoints of steps {', '.join(map(str, saved_steps))}",
+        allowed=f"train.steps of at least {found.metadata.step}, or an earlier checkpoint",
+        fix=f"set train.steps={found.metadata.step} or more, or {go_back}",
+    )
+
+
+def _require_reached(schedule_start: int, found: StepFolder | None) -> None:
+    step = 0 if found is None else found.metadata.step
+    if schedule_start > step:
+        begins = "a run that starts at step 0" if found is None else found.path
+        raise CheckpointError(
+            f"optim.schedule_start={schedule_start} with {begins}: the steps before it "
+            "would have no learning rate",
+            allowed=f"a schedule that starts at step {step} or earlier",
+            fix=f"set optim.schedule_start={step}, or continue from a checkpoint of step "
+            f"{schedule_start} or later",
+        )
+
+
+def _past_mixture(config: Mapping[str, Any]) -> Mixture:
+    """The mixture of a run config that was read from a checkpoint."""
+    data, sizes = config["data"], config["trainer"]["batch_size"]
+    pairs = sizes if isinstance(sizes, int) else [(start, size) for start, size in sizes]
+    batches = BatchSchedule(pairs, config["trainer"]["grad_accum"])
+    stages = [
+        (batches.examples_before(stage["start_step"]), stage["weights"]) for stage in data["stages"]
+    ]
+    return Mixture(stages or {name: part["weight"] for name, part in data["components"].items()})
+
+
+def _batch_hash(loader: TrainLoader, step: int) -> str:
+    batch = loader.host_batch(step)
+    digest = hashlib.sha256()
+    for array in (batch.tokens, batch.loss_weight, batch.attn_mask.segment_ids):
+        if array is not None:
+            rows = np.ascontiguousarray(array).reshape(-1, array.shape[-1])
+            digest.update(f"{rows.dtype} {rows.shape}".encode())
+            digest.update(rows.data)
+    return digest.hexdigest()

@@ -1,0 +1,375 @@
+"""The run around a template's loop: opened, logged, saved, stopped, finished.
+
+A template keeps its state, its step and its loop. What is here would be a bug to do otherwise.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from chomp.checkpoint import Checkpointer
+from chomp.config import validated
+from chomp.data import GrugLmExample, TrainedTexts, iter_from_step
+from chomp.errors import ChompError, HookError, NonFiniteError, RunInterrupted
+from chomp.kernels.precision import Precision
+from chomp.mesh import compiler_options, create_mesh, is_first, prepare_devices, require_fits_mesh
+from chomp.storage import join
+from chomp.tracking.run_files import TEMPLATE, sources_hash, template_sources
+from chomp.training.check import compile_step, require_step_memory
+from chomp.training.evaluation import build_evaluators, build_tagged_eval_callback
+from chomp.training.metadata import checkpoint_metadata, derived_values
+from chomp.training.nonfinite import NonFiniteGuard
+from chomp.training.profiler import Profiler, TracedClock
+from chomp.training.resume import next_batch_hashes, starting_point
+from chomp.training.run_folder import RunFolder
+from chomp.training.samples import Samples, prompt_texts
+from chomp.training.setup import (
+    open_data,
+    parameter_count,
+    start_report,
+    with_reproducible_attention,
+)
+from chomp.training.step_log import LoopClock, StepLog
+from chomp.training.stopping import SaveStopSync, StopSignal
+
+log = logging.getLogger(__name__)
+
+Hook = Callable[[Any, int], object]
+"""A function of (state, completed steps), called between two steps."""
+
+TrainStep = Callable[[Any, GrugLmExample], tuple[Any, Mapping[str, Any]]]
+"""A template's step: the state and a batch give the next state and metrics."""
+
+
+@dataclass(frozen=True)
+class _ScheduledHook:
+    function: Hook
+    every: int | None  # steps
+    at_end: bool
+
+
+@contextmanager
+def open_run(config: Any, *, template: str, fresh_state: Callable[[Any], Any]) -> Iterator["Run"]:
+    """The run of a template, ready for its first step: what can fail early has been tried.
+
+    `config` is the template's run config, `template` its train.py (`__file__`), and
+    `fresh_state(config)` makes the state that a new run begins with.
+    """
+    with ExitStack() as stack:
+        yield Run(config, Path(template).parent, fresh_state, stack)
+
+
+class Run:
+    """One attempt at a run. The loop takes `batches()`, and calls `after_step` after each one.
+
+    `config` is the run's config on these devices, `state` the newest state: at first the one to go
+    on from, fresh or restored and proven. `mesh`, `mp`, `folder`, `tokenizer`, `loader`,
+    `eval_datasets`, `tracker` and `clock` are there for hooks.
+    """
+
+    def __init__(
+        self, config: Any, template: Path, fresh_state: Callable[[Any], Any], stack: ExitStack
+    ) -> None:
+        config = validated(config)  # whoever made it, and however
+        prepare_devices()  # before JAX looks for them
+        self.mesh = create_mesh(config.mesh)
+        self.config = config = with_reproducible_attention(config, self.mesh)
+        self.mp = Precision.parse(config.trainer.precision)
+        self.folder = stack.enter_context(RunFolder.open(config.output_path, config.logging))
+        stack.enter_context(jax.set_mesh(self.mesh))
+        self._signals = stack.enter_context(StopSignal())
+        self._stack = stack
+
+        # What the run reads.
+        data = open_data(config, self.mesh)
+        self.tokenizer, self.loader = data.tokenizer, stack.enter_context(closing(data.loader))
+        self.eval_datasets = data.eval_datasets
+        make_state = partial(fresh_state, config)
+        require_fits_mesh(make_state, self.mesh)  # before anything is allocated
+
+        # The state to go on from.
+        metadata = checkpoint_metadata(
+            config,
+            self.folder.path,
+            attempt=self.folder.attempt,
+            loader=self.loader,
+            tokenizer=self.tokenizer,
+            mesh=self.mesh,
+        )
+        beginning = starting_point(
+            config,
+            make_state,
+            metadata=metadata,
+            folder=self.folder,
+            loader=self.loader,
+            mesh=self.mesh,
+        )
+        self.state = beginning.state
+        before = metadata if beginning.found is None else beginning.found.metadata
+        # Only now: a config that was refused must not describe what the folder holds.
+        self.folder.describe(
+            config, template=template, tokenizer=self.tokenizer, derived=derived_values(config)
+        )
+        # The hash of the copy: the original may be edited while the run trains.
+        copy = join(self.folder.path, TEMPLATE)
+        template_hash = sources_hash(template_sources(copy)) if is_first() else ""
+        metadata = replace(metadata, continues=beginning.continues, template_hash=template_hash)
+        self._signals.raise_if_received()  # before minutes of compiling
+
+        # What watches the loop and keeps its results.
+        self._completed = int(self.state.step)
+        self._total_steps = config.trainer.steps
+        steps = range(self._completed, self._total_steps)
+        self.clock = TracedClock() if config.trainer.profiler.enabled else LoopClock()
+        self._guard = NonFiniteGuard(config.trainer.nonfinite_policy, before.skipped_steps)
+        self._sync = SaveStopSync(max_steps=config.trainer.max_steps)
+        self._hooks: list[_ScheduledHook] = []
+        report = start_report(config, self.loader, self.state, steps=steps)
+        self._checkpointer = Checkpointer(self.folder.checkpoints, config.checkpoint, metadata)
+        self.tracker = stack.enter_context(
+            self.folder.tracker(
+                config.logging, total_steps=self._total_steps, start_step=self._completed
+            )
+        )
+        stack.enter_context(self._checkpointer)
+        self.tracker.log_summary(report)
+        self._step_log = StepLog(
+            config,
+            self.loader,
+            self.tracker,
+            clock=self.clock,
+            guard=self._guard,
+            steps=steps,
+            parameter_count=parameter_count(self.state.params),
+            tokens_seen=before.tokens_seen,
+            saves=self._checkpointer.take_reports,
+        )
+
+    # ---- Hooks: functions that are called between two steps --------------------------------------
+
+    def every(self, steps: int | None, hook: Hook, *, at_end: bool = False) -> None:
+        """Call `hook(state, completed_steps)` after every so many steps; None: never.
+
+        `at_end`: once after the last step too, when its state is saved. A hook that raises ends the
+        run, with its state saved and the hook named.
+        """
+        self._hooks.append(_ScheduledHook(hook, steps, at_end))
+
+    def evaluation(self, losses_of: Callable[[Any, Any], Any]) -> Hook:
+        """A hook that evaluates held-out data as `config.eval` says, and logs the result.
+
+        `losses_of(params, batch)` gives the unweighted loss of every position.
+        """
+        evaluators = build_evaluators(
+            self.config.eval,
+            self.eval_datasets,
+            losses_of,
+            mesh=self.mesh,
+            tokenizer=self.tokenizer,
+            has_average=self.config.trainer.ema_beta is not None,
+        )
+        evaluate = build_tagged_eval_callback(evaluators, self.tracker, self._step_log.unlogged)
+
+        def evaluation(state: Any, completed: int) -> None:
+            with self.clock.phase("eval"):
+                evaluate({"current": state.params, "ema": state.ema_params}, completed)
+
+        return evaluation
+
+    def harness(self, scores_of: Callable[[Any, Any], Any]) -> Hook:
+        """A hook that runs the lm-eval tasks of `config.eval.harness`, and keeps their results.
+
+        On the averaged weights, where there are any. `scores_of(params, batch)` gives losses, and
+        whether each next token was the likeliest one.
+        """
+        from chomp.training.harness import Harness, keep_results  # noqa: PLC0415  # needs lm-eval
+
+        tasks = Harness(
+            self.config.eval.harness,
+            scores_of,
+            model=self.config.model,
+            data=self.config.data,
+            seq_len=self.config.trainer.seq_len,
+            mesh=self.mesh,
+            mp=self.mp,
+            tokenizer=self.tokenizer,
+        )
+
+        def harness(state: Any, completed: int) -> None:
+            start = time.perf_counter()
+            results = tasks.results(_best_weights(state))
+            seconds = time.perf_counter() - start
+            name = "params" if state.ema_params is None else "ema"
+            header = {**tasks.header(completed, name), "seconds": seconds}
+            keep_results(results, header, self.tracker, self.folder.path)
+
+        return harness
+
+    def sampling(self) -> Hook:
+        """A hook that writes samples as `config.samples` says, into the run folder.
+
+        Prompts are held-out documents of the first component that has any; training documents if
+        none has, with a warning.
+        """
+        config = self.config.samples
+        samples = Samples(
+            config,
+            config.lengths_for(self.config.model, seq_len=self.config.trainer.seq_len),
+            prompt_texts(self.eval_datasets, TrainedTexts(self.config.data, self.tokenizer)),
+            self.tokenizer,
+            self.tracker,
+            folder=self.folder,
+            mesh=self.mesh,
+            mp=self.mp,
+        )
+
+        def sampling(state: Any, completed: int) -> None:
+            samples.write(_best_weights(state), completed)
+
+        return sampling
+
+    def log(self, metrics: Mapping[str, Any]) -> None:
+        """Log numbers of your own, at the last completed step; for hooks."""
+        self.tracker.log(dict(metrics), step=self._completed - 1)
+
+    # ---- The loop --------------------------------------------------------------------------------
+
+    def compile(self, train_step: Any) -> TrainStep:
+        """The jitted step, compiled when a batch of a new shape comes.
+
+        Ahead of the call, so that compiling is no step's time, and a step that needs more memory
+        than a device has is a `ConfigError`.
+        """
+        programs: dict[Any, Any] = {}
+        options = compiler_options(self.mesh, is_reproducible=self.config.trainer.reproducible)
+
+        def step(state: Any, batch: GrugLmExample) -> tuple[Any, Mapping[str, Any]]:
+            # Attention may need another program for a batch of very many documents.
+            kind = (batch.tokens.shape, jax.tree.structure(batch))
+            if kind not in programs:
+                with self.clock.phase("compile"):
+                    programs[kind] = compile_step(train_step, state, batch, options)
+                    require_step_memory(programs[kind], is_state_held=True)
+            result: tuple[Any, Mapping[str, Any]] = programs[kind](state, batch)
+            return result
+
+        return step
+
+    def batches(self) -> Iterator[tuple[int, GrugLmExample]]:
+        """The 0-based index and the batch of each step that is left.
+
+        Batches are made ahead by a thread and lie on the devices already.
+        """
+        steps = self._steps()
+        self._stack.callback(steps.close)  # also if the loop ends by an error
+        return steps
+
+    def _steps(self) -> Generator[tuple[int, GrugLmExample], None, None]:
+        start = self._completed
+        profiler = Profiler(self.config, self.clock, start_step=start)
+        self.clock.read()  # the time of setting up belongs to no step
+        with (
+            closing(iter_from_step(self.loader, start, self._total_steps)) as batches,
+            profiler,
+        ):
+            for step in range(start, self._total_steps):
+                with profiler.step(step):
+                    with self.clock.phase("loading"):
+                        batch = next(batches)
+                    yield step, batch
+                if self._completed != step + 1:
+                    raise ChompError(
+                        f"a loop that took the batch of step {step + 1} without after_step({step})",
+                        allowed="one call of run.after_step(state, metrics) for each batch",
+                        fix="call it at the end of the loop's body",
+                    )
+
+    def after_step(self, state: Any, metrics: Mapping[str, jax.Array]) -> None:
+        """Log a step that was just started, and do what is due: hooks, save, stop.
+
+        Raises what ends the run early: `RunInterrupted` after a signal, `NonFiniteError` as
+        `train.nonfinite_policy` says, `HookError`.
+        """
+        step, self.state = self._completed, state
+        self._completed = completed = step + 1
+        self._step_log.add(step, metrics)  # read when the next step is under way
+        is_last = completed == self._total_steps
+        for hook in self._hooks:
+            is_due = hook.every is not None and completed % hook.every == 0
+            if is_due and not (is_last and hook.at_end):  # then `finish` calls it
+                self._step_log.flush()  # a bad step is known before it is evaluated
+                with self.clock.phase("hook"):
+                    self._call(hook.function)
+        # By all processes together: a clock or a signal is one process's own.
+        decision = self._sync.after(completed, self._checkpointer, self._signals)
+        if decision.is_save_due or self._guard.asks_to_stop:
+            self._step_log.flush()  # a step that ends the run ends it here, before it is saved
+            with self.clock.phase("checkpoint"):
+                self._save()
+        if self._guard.asks_to_stop:
+            raise self._guard.stop_error(self._checkpointer.wait())
+        if decision.stop and not is_last:
+            saved_at = self._checkpointer.wait()
+            raise self._signals.interruption(saved_at, agreed=decision.stop)
+
+    def finish(self, state: Any) -> None:
+        """Save the last state for good, then call the hooks that are due at the end."""
+        self.state = state
+        self._step_log.flush()
+        self._save()  # first: what follows may fail
+        saved_at = self._checkpointer.wait()
+        if self._guard.asks_to_stop:  # the last step was bad
+            raise self._guard.stop_error(saved_at)
+        for hook in self._hooks:
+            if hook.at_end:
+                self._signals.raise_if_received(saved_at)  # the same command does what is left
+                self._call(hook.function)
+        self._step_log.close()
+
+    def _call(self, hook: Hook) -> None:
+        try:
+            hook(self.state, self._completed)
+        except (RunInterrupted, NonFiniteError):
+            raise
+        except Exception as error:
+            name = getattr(hook, "__name__", type(hook).__name__)
+            log.exception("the hook %s failed after step %d", name, self._completed)
+            # Saving takes all processes, and the others did not fail.
+            is_saved = jax.process_count() == 1
+            if is_saved:
+                self._step_log.flush()
+                self._save()
+            place = self._checkpointer.wait()
+            raise HookError(
+                f"the hook {name} after {self._completed} steps: {type(error).__name__}: {error}",
+                allowed="hooks that return",
+                fix="correct the hook, and run the same command: it continues from "
+                + (place if is_saved else f"the newest checkpoint in {place}"),
+                hook=name,
+            ) from error
+
+    def _save(self) -> None:
+        """Begin to save the state: after the last step for good."""
+        completed, loader = self._completed, self.loader
+        streams = loader.stream_states(completed)  # where sources without random access stand
+        self._checkpointer.save(
+            self.state,
+            step=completed,
+            data_offset=loader.batches.examples_before(completed),
+            stream_states=streams,
+            next_batches=partial(next_batch_hashes, loader, completed, self._total_steps, streams),
+            tokens_seen=self._step_log.tokens_seen,
+            skipped_steps=self._guard.skipped_steps,
+            is_final=completed == self._total_steps,
+        )
+
+
+def _best_weights(state: Any) -> Any:
+    return state.params if state.ema_params is None else state.ema_params

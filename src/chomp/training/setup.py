@@ -1,0 +1,229 @@
+"""What a run reads and how it computes: data, kernels, determinism; and its report at the start."""
+
+import dataclasses
+import logging
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from chomp.data import (
+    BatchSchedule,
+    EvalDataset,
+    LmDataConfig,
+    RowLimits,
+    TrainLoader,
+    build_eval_datasets,
+    build_train_dataset,
+    build_train_loader,
+    mixture_of,
+)
+from chomp.data.rows import require_row_len
+from chomp.errors import require, require_at_most
+from chomp.kernels.attention import AttentionMask
+from chomp.kernels.kernel_shapes import KernelShapes
+from chomp.kernels.precision import Precision
+from chomp.kernels.self_check import KernelReport, attention_choice, check_kernels
+from chomp.mesh import (
+    all_or_none,
+    batch_shards,
+    bytes_per_device,
+    is_first,
+    memory_table,
+    told_bytes,
+)
+from chomp.optim import group_table
+from chomp.storage.printable import PlainConsole
+from chomp.tokenize import Tokenizer
+from chomp.tracking import metrics
+from chomp.training.metadata import environment_summary
+
+log = logging.getLogger(__name__)
+
+_PACKING_TIMEOUT_S = 6 * 3600.0  # that processes wait for the packing plan of a large store
+# On a GPU, the attention backends whose sums do not depend on which thread comes first.
+_REPRODUCIBLE_ATTENTION = ("chunked", "reference")
+
+
+@dataclass(frozen=True)
+class OpenData:
+    """A run's tokenizer, its batches and its held-out rows."""
+
+    tokenizer: Tokenizer
+    loader: TrainLoader
+    eval_datasets: list[EvalDataset]
+
+
+def open_data(config: Any, mesh: Mesh) -> OpenData:
+    """The data of a run config on this mesh. Every store is opened, so a missing one shows at once.
+
+    Refuses a tokenizer or rows that the model cannot take, an attention kernel that cannot run
+    here, and a run that the data does not last for. If one process fails, all do.
+    """
+    data: OpenData | None = None
+    if config.data.packing_mode == "packed":
+        # Process 0 alone writes the plans of packed rows; the others find them.
+        with all_or_none("packing the documents", timeout_s=_PACKING_TIMEOUT_S):
+            data = _open_data(config, mesh) if is_first() else None
+    with all_or_none("opening the data"):
+        return data or _open_data(config, mesh)
+
+
+def _open_data(config: Any, mesh: Mesh) -> OpenData:
+    model, data, trainer = config.model, config.data, config.trainer
+    tokenizer = data.tokenizer.load()
+    require_vocabulary(tokenizer.vocab_size, model)
+    mp = Precision.parse(trainer.precision)
+    limits = row_limits(model, data, seq_len=trainer.seq_len, mp=mp, mesh=mesh)
+    dataset = build_train_dataset(
+        data,
+        tokenizer,
+        seq_len=trainer.seq_len,
+        seed=trainer.seed if trainer.data_seed is None else trainer.data_seed,
+        batches=BatchSchedule(trainer.batch_size, trainer.grad_accum),
+        total_steps=trainer.steps,
+    )
+    loader = build_train_loader(dataset, mesh, limits)
+    held_out = build_eval_datasets(data, tokenizer, seq_len=trainer.seq_len, limits=limits)
+    return OpenData(tokenizer, loader, held_out)
+
+
+def require_consistent(config: Any) -> None:
+    """Raise `ConfigError` for sections of a template's run config that do not fit together.
+
+    Rows, documents, samples, schedule and mixture.
+    """
+    model, data, trainer = config.model, config.data, config.trainer
+    require_row_len(trainer.seq_len)
+    require_at_most("train.seq_len", trainer.seq_len, "model.max_seq_len", model.max_seq_len)
+    if getattr(model, "document_positions", False):
+        data.require_documents_apart("model.document_positions")
+    config.samples.lengths_for(model, seq_len=trainer.seq_len)
+    config.optimizer.schedule(trainer.steps)  # refuses a warmup longer than the run
+    batches = BatchSchedule(trainer.batch_size, trainer.grad_accum)
+    mixture_of(data, batches, total_steps=trainer.steps)  # refuses weights that are never used
+
+
+def require_vocabulary(vocab_size: int | None, model: Any) -> None:
+    """Raise `ConfigError` unless the model has every id of a tokenizer; None: not known yet."""
+    require(
+        vocab_size is None or vocab_size <= model.vocab_size,
+        f"data.tokenizer of {vocab_size} ids with model.vocab_size={model.vocab_size}",
+        allowed="a model vocabulary that holds every id of the tokenizer",
+        fix=f"set model.vocab_size={vocab_size}",
+    )
+
+
+def row_limits(
+    model: Any, data: LmDataConfig, *, seq_len: int, mp: Precision, mesh: Mesh
+) -> RowLimits:
+    """What a model (its config) and its attention kernel take of rows.
+
+    Raises `ConfigError` for a kernel that cannot run here, and for heads or a vocabulary that the
+    mesh cannot cut.
+    """
+    segments = None if data.stream_semantics else np.zeros((1, 1), np.int32)
+    mask = AttentionMask.causal(segment_ids=segments)
+    shapes = KernelShapes.of(model, seq_len=seq_len)
+    choice = attention_choice(shapes, mask, dtype=mp.compute, mesh=mesh)
+    return RowLimits(
+        vocab_size=model.vocab_size,
+        # The other kernels have no tables: they take any number of documents.
+        counts_documents=choice.name == "cudnn_packed",
+        shards=batch_shards(mesh),
+    )
+
+
+def with_reproducible_attention(config: Any, mesh: Mesh) -> Any:
+    """The run config, with attention that `train.reproducible` allows on these devices.
+
+    cuDNN's attention adds gradients up as threads arrive, and does not run at all under XLA's
+    deterministic mode (JAX 0.11.2 on an H200: an IndexError out of the compiled step).
+    """
+    attention = config.model.attention
+    is_gpu = mesh.devices.flat[0].platform == "gpu"
+    if not (config.trainer.reproducible and is_gpu) or attention in _REPRODUCIBLE_ATTENTION:
+        return config
+    require(
+        attention == "auto",
+        f"train.reproducible=true with model.attention={attention} on a GPU",
+        allowed=f"attention whose sums have one order: {', '.join(_REPRODUCIBLE_ATTENTION)}",
+        fix="leave model.attention out, or set train.reproducible=false",
+    )
+    log.warning(
+        "train.reproducible=true: attention is `chunked`, which is several times slower than cuDNN"
+    )
+    model = dataclasses.replace(config.model, attention=_REPRODUCIBLE_ATTENTION[0])
+    return dataclasses.replace(config, model=model)
+
+
+def is_stochastic(deterministic: bool | None, model: Any) -> bool:
+    """Whether the step hands the model a random key; without one, no model drops anything.
+
+    None: if any number of the model's config with `dropout` in its name is above 0.
+    """
+    rates = {
+        field.name: getattr(model, field.name)
+        for field in dataclasses.fields(model)
+        if "dropout" in field.name and isinstance(getattr(model, field.name), int | float)
+    }
+    has_dropout = any(rate for rate in rates.values())
+    if deterministic and has_dropout:
+        log.warning("train.deterministic=true: the dropout of the model is off (%s)", rates)
+    return has_dropout if deterministic is None else not deterministic
+
+
+def start_report(config: Any, loader: TrainLoader, state: Any, *, steps: range) -> dict[str, Any]:
+    """Summary values of a run that starts: bytes per device, environment, the check of its kernels.
+
+    The batch of the first of `steps` gives the masks that kernels are tried on. Tables go to the
+    log, one line of each to the terminal. Raises `KernelError` if a kernel is wrong.
+    """
+    parts, mesh = state_parts(state), loader.mesh
+    params_bytes, state_bytes = (bytes_per_device(tree, mesh) for tree in (state.params, parts))
+    log.info("bytes per device\n%s", memory_table(parts, mesh, listed=("params",)))
+    groups = group_table(state.params, state.params.param_groups(), config.optimizer)
+    log.info("how weights are updated\n%s", groups)
+    lines = [
+        f"{told_bytes(state_bytes)} of state per device, {told_bytes(params_bytes)} of it "
+        "parameters"
+    ]
+    summary: dict[str, Any] = {
+        metrics.MEMORY_PARAMS_BYTES: params_bytes,
+        metrics.MEMORY_STATE_BYTES: state_bytes,
+        **environment_summary(),
+    }
+    if steps:  # a run that is done has no batch to look at
+        mp = Precision.parse(config.trainer.precision)
+        report = kernel_report(config.model, loader, mp=mp, step=steps.start)
+        level = logging.WARNING if report.choice.is_fallback else logging.INFO
+        log.log(level, "%s\n%s", report.line(), report.table())
+        lines.append(report.line())
+        summary |= report.summary()
+    if config.logging.console:
+        PlainConsole(soft_wrap=True).print("\n".join(lines), markup=False, highlight=False)
+    return summary
+
+
+def kernel_report(model: Any, loader: TrainLoader, *, mp: Precision, step: int) -> KernelReport:
+    """The kernels of a model tried on the masks of a step's batch; raises `KernelError`."""
+    mask, seq_len = loader.first_look(step).attn_mask, loader.dataset.seq_len
+    if mask.segment_ids is not None:
+        mask = mask.with_segment_ids(mask.segment_ids.reshape(-1, seq_len))
+    shapes = KernelShapes.of(model, seq_len=seq_len)
+    return check_kernels(shapes, mask, dtype=mp.compute, mesh=loader.mesh)
+
+
+def state_parts(state: Any) -> dict[str, Any]:
+    """A train state by what its parts are for."""
+    parts = {"params": state.params, "optimizer state": state.opt_state}
+    if state.ema_params is not None:
+        parts["averaged weights"] = state.ema_params
+    return parts
+
+
+def parameter_count(params: Any) -> int:
+    """How many numbers the weights are."""
+    return sum(leaf.size for leaf in jax.tree.leaves(params))
