@@ -25,7 +25,7 @@ from chomp.config import Config
 from chomp.errors import ConfigError
 from chomp.executor import ExecutorStep
 from chomp.mesh import abstract_arrays
-from chomp.mesh.abstract_arrays import placed_arrays
+from chomp.mesh.memory import placed_arrays
 from chomp.variants.folders import Variant, variant_folders
 from chomp.variants.verbatim import verbatim_violations
 from experiments import grug

@@ -8,7 +8,7 @@ import pytest
 from chomp.errors import LaunchError
 from chomp.launch.free_port import ephemeral_ports, free_port, is_free
 from chomp.mesh import join_processes
-from chomp.mesh.membership import CoordinatorAddressTaken
+from chomp.mesh.distributed import CoordinatorAddressTaken
 
 
 @pytest.fixture

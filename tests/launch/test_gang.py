@@ -20,7 +20,7 @@ from chomp.launch.gang import GangEnd, Member, member_environment, run_gang
 from chomp.launch.outcome import Outcome, outcome_of
 from chomp.launch.process_runner import process_runner
 from chomp.launch.stop_wish import StopWish
-from chomp.mesh.membership import CoordinatorAddressTaken
+from chomp.mesh.distributed import CoordinatorAddressTaken
 from tests import tiny
 from tests.launch.sent_steps import step
 

@@ -11,7 +11,7 @@ import pytest
 from chomp.cli.launch_command import launch_app
 from chomp.errors import ConfigError
 from chomp.launch.launch_local import launched_locally
-from chomp.mesh.membership import CoordinatorAddressTaken
+from chomp.mesh.distributed import CoordinatorAddressTaken
 from tests import tiny
 from tests.launch.sent_steps import wait_for
 

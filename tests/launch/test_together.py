@@ -40,19 +40,19 @@ def tokens(config):
 
 
 def train(config):
-    from chomp.mesh import gathered
+    from chomp.mesh import all_gather
 
-    everyone = gathered("training", os.environ["JAX_PROCESS_ID"])
+    everyone = all_gather("training", os.environ["JAX_PROCESS_ID"])
     note(config, f"train by {os.environ['JAX_PROCESS_ID']} of {everyone}")
     if config["trouble"] == "train":
         raise ConfigError("a config of all")
 
 
 def dry_run(config, is_data_ready):
-    from chomp.mesh import gathered, prepare_devices
+    from chomp.mesh import all_gather, prepare_devices
 
     prepare_devices()
-    print("tried out by", gathered("dry run", os.environ["JAX_PROCESS_ID"]))
+    print("tried out by", all_gather("dry run", os.environ["JAX_PROCESS_ID"]))
 
 
 def note(config, what):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from chomp.mesh.gpu_notes import TRITON_GEMM_OFF, gpu_names, is_rtx_50, prepare_gpu
+from chomp.mesh.devices import TRITON_GEMM_OFF, gpu_names, is_rtx_50, prepare_gpu
 
 RTX_5090 = "NVIDIA GeForce RTX 5090"
 

@@ -18,12 +18,12 @@ from chomp.mesh import (
     abstract_mesh,
     bytes_per_device,
     create_mesh,
+    format_bytes,
     memory_table,
     planned_mesh,
     require_divisible,
-    told_bytes,
 )
-from chomp.mesh.memory_table import memory_lines
+from chomp.mesh.memory import memory_lines
 
 MESH = abstract_mesh(data=4, model=2)
 
@@ -121,11 +121,11 @@ def test_the_table_has_sums_for_every_part_and_is_at_most_a_hundred_columns_wide
     assert lines[0].split() == ["array", "shape", "dtype", "spec", "per", "device", "8", "devices"]
     assert lines[1].startswith("params ")
     assert lines[2].split()[:5] == ["blocks/*/w", "x3", "16", "x", "32"]
-    half = told_bytes(bytes_per_device(model, MESH))
+    half = format_bytes(bytes_per_device(model, MESH))
     assert half in lines[1]
     assert half in lines[6]
     assert lines[-1].startswith("all ")
-    assert told_bytes(2 * bytes_per_device(model, MESH)) in lines[-1]
+    assert format_bytes(2 * bytes_per_device(model, MESH)) in lines[-1]
     assert "…" in table
 
 
@@ -161,7 +161,7 @@ def test_parts_may_be_summed_only_and_long_lists_end_in_one_line():
     ],
 )
 def test_bytes_are_told_in_the_unit_that_fits(number, text):
-    assert told_bytes(number) == text
+    assert format_bytes(number) == text
 
 
 def test_sizes_the_mesh_cannot_cut_are_refused_with_sizes_that_work():

@@ -7,12 +7,12 @@ import pytest
 
 from chomp.errors import ConfigError
 from chomp.mesh import (
-    all_or_none,
-    gathered,
+    all_gather,
+    broadcast,
     is_first,
     join_processes,
-    leaving_on_error,
-    told_by_first,
+    leave_on_error,
+    raise_together,
     wait_for_all,
 )
 from tests.process_gang import Gang
@@ -21,16 +21,17 @@ TALK = """
 import json, jax
 from chomp.errors import DataError, LaunchError
 from chomp.mesh import (
-    all_or_none, gathered, is_first, join_processes, post, posted, told_by_first, wait_for_all
+    all_gather, broadcast, is_first, join_processes, post, raise_together, read_posts, wait_for_all
 )
 
 assert join_processes()
 index = jax.process_index()
-said = {"first": is_first(), "both": [gathered("value", {"i": index}), gathered("value", [index])]}
-said["told"] = [told_by_first("word", [use, index]) for use in range(200)]
+both = [all_gather("value", {"i": index}), all_gather("value", [index])]
+said = {"first": is_first(), "both": both}
+said["told"] = [broadcast("word", [use, index]) for use in range(200)]
 post("note", index)
 wait_for_all("posts")
-said["posted"] = sorted(posted("note").items())
+said["posted"] = sorted(read_posts("note").items())
 if index != 2:
     try:
         wait_for_all("late", timeout_s=2.5)
@@ -38,7 +39,7 @@ if index != 2:
         said["late"] = str(error)
 wait_for_all("after")
 try:
-    with all_or_none("reading the data"):
+    with raise_together("reading the data"):
         if index == 1:
             raise DataError("no such store")
 except (DataError, LaunchError) as error:
@@ -74,14 +75,14 @@ import os, signal, sys, jax
 import jax.numpy as jnp, numpy as np
 from chomp.errors import ConfigError
 from chomp.mesh import (
-    MeshConfig, create_mesh, join_processes, leaving_on_error, place_batch, wait_for_all
+    MeshConfig, create_mesh, join_processes, leave_on_error, place_batch, wait_for_all
 )
 
 join_processes()
 mesh = create_mesh(MeshConfig(data=2))
 add = jax.jit(jnp.sum)
 failing = int(sys.argv[2])
-with jax.set_mesh(mesh), leaving_on_error():
+with jax.set_mesh(mesh), leave_on_error():
     numbers = place_batch(np.arange(8.0), mesh, batch_axis=0)
     print(float(add(numbers)), flush=True)
     wait_for_all("both have added")
@@ -116,12 +117,12 @@ def test_when_one_process_fails_the_others_end_too_and_nobody_waits(tmp_path, ki
 
 def test_one_process_hears_itself_as_several_would():
     assert is_first()
-    assert gathered("alone", (1, 2)) == [[1, 2]]
-    assert told_by_first("alone", {"a": (None,)}) == {"a": [None]}
+    assert all_gather("alone", (1, 2)) == [[1, 2]]
+    assert broadcast("alone", {"a": (None,)}) == {"a": [None]}
     wait_for_all("alone")
     with pytest.raises(TypeError, match="not JSON serializable"):
-        told_by_first("alone", object())
-    with pytest.raises(ConfigError, match="own words"), all_or_none("alone"), leaving_on_error():
+        broadcast("alone", object())
+    with pytest.raises(ConfigError, match="own words"), raise_together("alone"), leave_on_error():
         raise ConfigError("own words")
 
 

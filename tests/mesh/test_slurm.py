@@ -9,7 +9,7 @@ import jax
 import pytest
 
 from chomp.mesh import join_processes
-from chomp.mesh.membership import CoordinatorAddressTaken
+from chomp.mesh.distributed import CoordinatorAddressTaken
 from tests.launch.sent_steps import wait_for
 from tests.process_gang import Gang
 
@@ -150,7 +150,7 @@ def test_a_port_that_another_program_has_is_told_by_the_first_process(asked_for)
 TALK = """
 import json, os, sys, time
 from pathlib import Path
-from chomp.mesh import gathered, join_processes
+from chomp.mesh import all_gather, join_processes
 
 for name in ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES"):
     del os.environ[name]
@@ -158,7 +158,7 @@ os.environ["SLURM_PROCID"] = os.environ["SLURM_LOCALID"] = os.environ.pop("JAX_P
 os.environ |= json.loads(sys.argv[1])
 assert join_processes()
 step, index = os.environ["SLURM_STEP_ID"], os.environ["SLURM_PROCID"]
-print(json.dumps(gathered("who", step + index)))
+print(json.dumps(all_gather("who", step + index)))
 Path(f"met-{step}-{index}").touch()
 while step == "0" and not Path("met-1-1").exists():  # it keeps its port until the other has met
     time.sleep(0.005)

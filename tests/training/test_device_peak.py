@@ -8,7 +8,7 @@ import pytest
 from jax.sharding import AxisType
 
 from chomp.errors import ConfigError
-from chomp.mesh.device_memory import device_memory, peak_memory_gb, require_memory
+from chomp.mesh.memory import device_memory, peak_memory_gb, require_memory
 from chomp.training import device_flops
 from chomp.training.device_flops import device_peak, matmul_flops, measured_flops_per_device
 

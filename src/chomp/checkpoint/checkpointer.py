@@ -21,7 +21,7 @@ from chomp.checkpoint.save import finish_save, is_saved, promote, start_save
 from chomp.checkpoint.writing import give_memory_back
 from chomp.config import Config, setting
 from chomp.errors import require
-from chomp.mesh.processes import is_first
+from chomp.mesh.distributed import is_first
 
 log = logging.getLogger(__name__)
 

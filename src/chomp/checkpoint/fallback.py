@@ -22,7 +22,7 @@ from chomp.checkpoint.layout import (
 )
 from chomp.checkpoint.read_on_mesh import read_arrays, receipt_problem
 from chomp.errors import CheckpointError
-from chomp.mesh.processes import all_or_none, gathered, is_first, told_by_first
+from chomp.mesh.distributed import all_gather, broadcast, is_first, raise_together
 
 Targets = Mapping[str, jax.ShapeDtypeStruct]
 
@@ -87,9 +87,9 @@ def newest_whole(
 
 def first_decides(name: str, decide: Callable[[], Any]) -> Any:
     """What process 0 decides (plain, as JSON has it), in all of them; or its error, in all."""
-    with all_or_none(name):
+    with raise_together(name):
         decided = decide() if is_first() else None
-    return told_by_first(f"{name}, as told", decided)
+    return broadcast(f"{name}, as told", decided)
 
 
 def _searched(
@@ -121,7 +121,7 @@ def _tried(
     reason = first_decides("look at a checkpoint", lambda: _problem(path, check))
     if reason is not None:
         return str(reason)
-    with all_or_none("read a checkpoint", timeout_s=_READ_TIMEOUT_S):
+    with raise_together("read a checkpoint", timeout_s=_READ_TIMEOUT_S):
         outcome = _read(path, targets)
     reason = _anyones(outcome if isinstance(outcome, str) else None)
     if reason is not None:
@@ -155,7 +155,7 @@ def _read(path: str, targets: Callable[[StepFolder], Targets]) -> Whole | str:
 
 def _anyones(reason: str | None) -> str | None:
     """The reasons of all processes that have one, as one text."""
-    told = gathered("what reading a checkpoint gave", reason)
+    told = all_gather("what reading a checkpoint gave", reason)
     if len(told) == 1:
         return reason
     bad = [f"process {index}: {text}" for index, text in enumerate(told) if text is not None]

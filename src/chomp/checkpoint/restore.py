@@ -39,7 +39,7 @@ from chomp.checkpoint.read_on_mesh import placed, read_arrays, receipt_problem
 from chomp.checkpoint.weights import AVERAGE, average_at, within, without
 from chomp.checkpoint.weights_alone import begin_with_weights
 from chomp.errors import CheckpointError
-from chomp.mesh.processes import all_or_none
+from chomp.mesh.distributed import raise_together
 
 State = TypeVar("State")
 
@@ -115,7 +115,7 @@ def restore_latest_or_initialize(
         return fresh
     found, leaves = outcome.whole.found, outcome.whole.leaves
     if proof is not None:
-        with all_or_none("proof of a checkpoint"):
+        with raise_together("proof of a checkpoint"):
             proof(found)
     unread = {name: leaf for name, leaf in targets.items() if name not in leaves}
     state: State = with_leaves(abstract, leaves | average_at(leaves, unread))

@@ -34,7 +34,7 @@ from chomp.checkpoint.read_on_host import problem_with_arrays
 from chomp.checkpoint.receipt import checked_receipt
 from chomp.checkpoint.writing import writer_for
 from chomp.errors import ChompError, StorageError
-from chomp.mesh.processes import all_or_none, is_first, told_by_first
+from chomp.mesh.distributed import broadcast, is_first, raise_together
 from chomp.storage import (
     exists,
     is_local,
@@ -82,13 +82,13 @@ def save_temporary_checkpoint(folder: str, state: Any, metadata: CheckpointMetad
 def is_saved(folder: str, step: int) -> bool:
     """Whether the checkpoint of `step` is there, as process 0 sees it."""
     path = step_path(folder, step)
-    return bool(told_by_first("checkpoint is there", is_first() and exists(path)))
+    return bool(broadcast("checkpoint is there", is_first() and exists(path)))
 
 
 def promote(folder: str, step: int) -> str:
     """Make the temporary checkpoint of `step` permanent; gives its folder."""
     path = step_path(folder, step)
-    with all_or_none("promotion of a checkpoint"):
+    with raise_together("promotion of a checkpoint"):
         if is_first():
             _require_inside(path)
             saved = read_step_folder(path).metadata
@@ -112,7 +112,7 @@ def start_save(
         metadata, receipt=receipt, arrays=arrays_of(leaves), time=time.time()
     )
     num_bytes = sum(leaf.nbytes for leaf in leaves.values())
-    with all_or_none("start of a checkpoint"):
+    with raise_together("start of a checkpoint"):
         if is_first():
             _prepare(path, num_bytes)
     # A writer with a bound copies after its `save` has returned. So the bound goes to it only
@@ -135,7 +135,7 @@ def finish_save(
 
     `next_batches`, if given, is asked by process 0 for what the metadata has under that name.
     """
-    with all_or_none("end of a checkpoint", timeout_s=_FINISH_TIMEOUT_S):
+    with raise_together("end of a checkpoint", timeout_s=_FINISH_TIMEOUT_S):
         try:
             save.writer.close()  # waits, and raises what went wrong in Orbax's threads
             if is_first():

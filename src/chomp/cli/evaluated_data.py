@@ -77,12 +77,12 @@ def store_folders(
 ) -> dict[str, str]:
     """The folder of each store by name, with those built that are not there yet."""
     from chomp.executor import plan_steps
-    from chomp.mesh import all_or_none, is_first
+    from chomp.mesh import is_first, raise_together
 
     steps = {item.name: _build_step(item, run, text_key) for item in data if item.files}
     # One by one: equal files under two names are one step, and then one line of a plan.
     planned = {name: plan_steps([step], prefix=prefix)[-1] for name, step in steps.items()}
-    with all_or_none("building the data to evaluate"):
+    with raise_together("building the data to evaluate"):
         if planned and is_first():
             _build(list(steps.values()), prefix)
     built = {name: step.path for name, step in planned.items()}

@@ -290,14 +290,14 @@ def _done(command: Callable[..., int], *arguments: Any, **options: Any) -> int:
     """The exit code of a command; of several processes, one that fails keeps no other waiting."""
     import jax
 
-    from chomp.mesh import leaving_on_error
+    from chomp.mesh import leave_on_error
 
     try:
         return command(*arguments, **options)
     except BaseException:
         # Only then: asking for the number of processes would look for devices first.
         if jax.distributed.is_initialized():
-            with leaving_on_error():
+            with leave_on_error():
                 raise
         raise
 

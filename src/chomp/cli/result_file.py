@@ -55,11 +55,11 @@ def short_hash(definition: Any) -> str:
 
 def require_place(run: OpenedRun, out: str | None) -> None:
     """Raise an error now, and not after the work, if results cannot be written."""
-    from chomp.mesh import all_or_none, is_first
+    from chomp.mesh import is_first, raise_together
     from chomp.storage import is_folder, parent_of, require_writable_folder
 
     path = _place(run, "results.json", out)
-    with all_or_none("looking for a place for the results"):
+    with raise_together("looking for a place for the results"):
         if path is not None and is_first():
             require(
                 not (path.endswith("/") or is_folder(path)),

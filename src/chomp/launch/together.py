@@ -65,12 +65,12 @@ def run_together(planned: Sequence[PlannedStep], run: RunWith) -> int | None:
         return None
     import jax
 
-    from chomp.mesh import leaving_on_error
+    from chomp.mesh import leave_on_error
 
     # JAX takes SIGTERM to tell a training loop of it, and nothing here is one.
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    with leaving_on_error():
+    with leave_on_error():
         _require_possible(planned, jax.process_count())
         _require_same_plan(planned)
         words = f"launch-{next(_launches)}"
@@ -86,11 +86,11 @@ def decided_by_first(name: str, decide: Callable[[], Any]) -> Any:
     """
     if not _are_several():
         return decide()
-    from chomp.mesh import all_or_none, is_first, leaving_on_error, told_by_first
+    from chomp.mesh import broadcast, is_first, leave_on_error, raise_together
 
-    with leaving_on_error(), all_or_none(name):
+    with leave_on_error(), raise_together(name):
         found = decide() if is_first() else None
-    return told_by_first(name, found)
+    return broadcast(name, found)
 
 
 def _are_several() -> bool:
@@ -116,7 +116,7 @@ def _may_be_several() -> bool:
 
 def _lead(words: str, planned: Sequence[PlannedStep], run: RunWith, count: int) -> int:
     """Run the plan as process 0, which calls the others to the steps of all."""
-    from chomp.mesh import leaving_on_error, post
+    from chomp.mesh import leave_on_error, post
 
     said = 0
 
@@ -127,7 +127,7 @@ def _lead(words: str, planned: Sequence[PlannedStep], run: RunWith, count: int) 
             return
         said += 1
         post(words, {"number": said, "path": item.path})
-        with leaving_on_error():  # the others are inside of the step, and must not wait there
+        with leave_on_error():  # the others are inside of the step, and must not wait there
             item.step.fn(item.config)
 
     code = 1
@@ -166,10 +166,10 @@ def _next_word(words: str, heard: int) -> dict[str, Any]:
     However long that takes: where process 0 is lost, JAX ends those that wait for it. Asked for
     again and again and not awaited: inside of JAX a process would not notice a signal.
     """
-    from chomp.mesh import posted
+    from chomp.mesh import read_posts
 
     while True:
-        word: dict[str, Any] | None = posted(words).get(0)
+        word: dict[str, Any] | None = read_posts(words).get(0)
         if word is not None and word["number"] > heard:
             return word
         time.sleep(_LOOK_EVERY_S)
@@ -198,10 +198,10 @@ def _require_same_plan(planned: Sequence[PlannedStep]) -> None:
     """Raise `LaunchError` in all processes unless they are about to make the same thing."""
     import jax
 
-    from chomp.mesh import gathered
+    from chomp.mesh import all_gather
 
     last = planned[-1]
-    plans = gathered("plan", [last.title, last.path, fingerprint(dict(last.sources))])
+    plans = all_gather("plan", [last.title, last.path, fingerprint(dict(last.sources))])
     different = [index for index, plan in enumerate(plans) if plan != plans[0]]
     if different:
         told = "\n".join(f"  process {index}: {plans[index]}" for index in [0, *different])

@@ -1,38 +1,40 @@
-"""The device mesh and what lies on it."""
+"""The device mesh, what lies on it, and the processes that it belongs to."""
 
-from chomp.mesh.abstract_arrays import (
-    abstract_arrays,
-    planned_mesh,
-    require_divisible,
-)
-from chomp.mesh.compiler_options import compiler_options
-from chomp.mesh.cpu_steps import prepare_cpu_steps
-from chomp.mesh.device_memory import (
-    FIX_STATE,
-    peak_memory_gb,
-    require_fits_mesh,
-    require_memory,
-)
 from chomp.mesh.device_mesh import (
     AXES,
     BATCH_AXES,
     MeshConfig,
     abstract_mesh,
     batch_shards,
+    batch_spec,
     create_mesh,
+    local_rows,
+    place_batch,
+    place_rows,
+    planned_mesh,
 )
-from chomp.mesh.membership import join_processes, leaving_on_error
-from chomp.mesh.memory_table import bytes_per_device, memory_table, told_bytes
-from chomp.mesh.placement import batch_spec, local_rows, place_batch, place_rows
-from chomp.mesh.prepare import prepare_devices
-from chomp.mesh.processes import (
-    all_or_none,
-    gathered,
+from chomp.mesh.devices import compiler_options, prepare_cpu_steps, prepare_devices
+from chomp.mesh.distributed import (
+    all_gather,
+    broadcast,
     is_first,
+    join_processes,
+    leave_on_error,
     post,
-    posted,
-    told_by_first,
+    raise_together,
+    read_posts,
     wait_for_all,
+)
+from chomp.mesh.memory import (
+    FIX_STATE,
+    abstract_arrays,
+    bytes_per_device,
+    format_bytes,
+    memory_table,
+    peak_memory_gb,
+    require_divisible,
+    require_fits_mesh,
+    require_memory,
 )
 
 __all__ = [
@@ -42,16 +44,17 @@ __all__ = [
     "MeshConfig",
     "abstract_arrays",
     "abstract_mesh",
-    "all_or_none",
+    "all_gather",
     "batch_shards",
     "batch_spec",
+    "broadcast",
     "bytes_per_device",
     "compiler_options",
     "create_mesh",
-    "gathered",
+    "format_bytes",
     "is_first",
     "join_processes",
-    "leaving_on_error",
+    "leave_on_error",
     "local_rows",
     "memory_table",
     "peak_memory_gb",
@@ -59,13 +62,12 @@ __all__ = [
     "place_rows",
     "planned_mesh",
     "post",
-    "posted",
     "prepare_cpu_steps",
     "prepare_devices",
+    "raise_together",
+    "read_posts",
     "require_divisible",
     "require_fits_mesh",
     "require_memory",
-    "told_by_first",
-    "told_bytes",
     "wait_for_all",
 ]

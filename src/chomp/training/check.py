@@ -36,12 +36,12 @@ from chomp.mesh import (
     bytes_per_device,
     compiler_options,
     create_mesh,
+    format_bytes,
     prepare_devices,
     require_divisible,
     require_memory,
-    told_bytes,
 )
-from chomp.mesh.device_memory import device_memory
+from chomp.mesh.memory import device_memory
 from chomp.storage import join
 from chomp.tracking import require_installed
 from chomp.training.resume import require_not_past
@@ -186,8 +186,8 @@ def check_disk(config: Any, state: Any) -> None:
             "%s has %s free, and the checkpoints of this run need up to %s more: raise "
             "checkpoint.every, or lower checkpoint.keep_permanent or checkpoint.keep_temporary",
             folder,
-            told_bytes(free),
-            told_bytes(missing),
+            format_bytes(free),
+            format_bytes(missing),
         )
 
 

@@ -21,10 +21,10 @@ from chomp.mesh import (
     abstract_arrays,
     bytes_per_device,
     create_mesh,
+    format_bytes,
     memory_table,
     planned_mesh,
     prepare_devices,
-    told_bytes,
 )
 from chomp.optim import group_table
 from chomp.storage.printable import PlainConsole
@@ -104,7 +104,7 @@ def dry_run(
         text = f"The step compiles in {time.perf_counter() - started:.1f} s"
         if (needed := step_memory(compiled)) is not None:
             text += (
-                f" and takes {told_bytes(needed)} of each device, state, batch and activations "
+                f" and takes {format_bytes(needed)} of each device, state, batch and activations "
                 "together"
             )
         show(f"{text}.")
@@ -119,14 +119,14 @@ def _fact_table(config: Any, state: Any, state_bytes: int) -> Table:
     disk, staged = disk_need(config, state), checkpoint.max_staged_bytes
     table = Table(show_header=False, box=None)
     table.add_row("parameters", f"{parameter_count(state.params):,}")
-    table.add_row("state per device", told_bytes(state_bytes))
+    table.add_row("state per device", format_bytes(state_bytes))
     table.add_row("tokens of a step", f"{batches.examples(0) * trainer.seq_len:,}")
     table.add_row("tokens of the run", f"{examples * trainer.seq_len:,} in {trainer.steps:,} steps")
     table.add_row("FLOPs of a token", f"{flops / trainer.seq_len:.4g}, forward and backward")
     table.add_row("FLOPs of the run", f"{flops * examples:.4g}")
     kinds = f"{disk.permanent} permanent, {disk.temporary} temporary"
-    table.add_row("disk for checkpoints", f"{told_bytes(disk.total)} at most: {kinds} at once")
-    table.add_row("host memory to save", told_bytes(min(disk.one, staged or disk.one)))
+    table.add_row("disk for checkpoints", f"{format_bytes(disk.total)} at most: {kinds} at once")
+    table.add_row("host memory to save", format_bytes(min(disk.one, staged or disk.one)))
     return table
 
 

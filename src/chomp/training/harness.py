@@ -22,7 +22,7 @@ from chomp.evaluation.harness import (
     sampler,
 )
 from chomp.kernels.precision import Precision
-from chomp.mesh import all_or_none, is_first
+from chomp.mesh import is_first, raise_together
 from chomp.storage import join, make_folder, write_json_atomic
 from chomp.tokenize import Tokenizer
 from chomp.tracking import Tracker
@@ -83,7 +83,7 @@ class Harness:
             counts_documents=limits.counts_documents,
         )
         self._tasks = None
-        with all_or_none("loading the tasks of the harness"):
+        with raise_together("loading the tasks of the harness"):
             if is_first():
                 self._tasks = load_tasks(
                     config.tasks,

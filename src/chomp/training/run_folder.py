@@ -18,7 +18,7 @@ from typing import Any
 from chomp.checkpoint import CHECKPOINTS
 from chomp.config import config_to_mapping, config_to_yaml
 from chomp.errors import RunInterrupted, StorageError, require
-from chomp.mesh import all_or_none, is_first, leaving_on_error, told_by_first
+from chomp.mesh import broadcast, is_first, leave_on_error, raise_together
 from chomp.report.written_page import page_of_run, remove_run_page, write_run_page
 from chomp.storage import (
     exists,
@@ -101,16 +101,16 @@ class RunFolder:
         sink that is not installed. A process that fails inside does not keep the others waiting.
         """
         config = config or LoggingConfig()
-        with leaving_on_error():
-            with all_or_none("opening the run folder"):
+        with leave_on_error():
+            with raise_together("opening the run folder"):
                 if is_first():
                     _prepare(path, config)
             has_log = is_first() and config.log_file is not None
             with logged_to(join(path, str(config.log_file)) if has_log else None, config.level):
-                with all_or_none("reading the record"):
+                with raise_together("reading the record"):
                     record = join(path, config.metrics_file)
                     attempt = last_attempt(record) + 1 if is_first() else 0
-                yield RunFolder(path, told_by_first("attempt", attempt))
+                yield RunFolder(path, broadcast("attempt", attempt))
 
     @property
     def checkpoints(self) -> str:

@@ -27,12 +27,12 @@ from chomp.kernels.kernel_shapes import KernelShapes
 from chomp.kernels.precision import Precision
 from chomp.kernels.self_check import KernelReport, attention_choice, check_kernels
 from chomp.mesh import (
-    all_or_none,
     batch_shards,
     bytes_per_device,
+    format_bytes,
     is_first,
     memory_table,
-    told_bytes,
+    raise_together,
 )
 from chomp.optim import group_table
 from chomp.storage.printable import PlainConsole
@@ -65,9 +65,9 @@ def open_data(config: Any, mesh: Mesh) -> OpenData:
     data: OpenData | None = None
     if config.data.packing_mode == "packed":
         # Process 0 alone writes the plans of packed rows; the others find them.
-        with all_or_none("packing the documents", timeout_s=_PACKING_TIMEOUT_S):
+        with raise_together("packing the documents", timeout_s=_PACKING_TIMEOUT_S):
             data = _open_data(config, mesh) if is_first() else None
-    with all_or_none("opening the data"):
+    with raise_together("opening the data"):
         return data or _open_data(config, mesh)
 
 
@@ -187,7 +187,7 @@ def start_report(config: Any, loader: TrainLoader, state: Any, *, steps: range) 
     groups = group_table(state.params, state.params.param_groups(), config.optimizer)
     log.info("how weights are updated\n%s", groups)
     lines = [
-        f"{told_bytes(state_bytes)} of state per device, {told_bytes(params_bytes)} of it "
+        f"{format_bytes(state_bytes)} of state per device, {format_bytes(params_bytes)} of it "
         "parameters"
     ]
     summary: dict[str, Any] = {

@@ -19,7 +19,7 @@ from jax.experimental import multihost_utils
 
 from chomp.checkpoint import Checkpointer
 from chomp.errors import RunInterrupted
-from chomp.mesh import post, posted, told_by_first
+from chomp.mesh import broadcast, post, read_posts
 
 # Ctrl-C as shells report it; for SIGTERM, the code that means "preempted, run me again".
 EXIT_CODES = {signal.SIGINT: 130, signal.SIGTERM: 75}
@@ -179,11 +179,11 @@ class SaveStopSync:
     def _sync(self, step: int, wants_save: bool) -> Any:
         decision: dict[str, Any] = {}
         if jax.process_index() == 0:
-            signals = posted(self._name)
+            signals = read_posts(self._name)
             stop = signals[min(signals)] if signals else None
             next_sync = step + self._steps_until_sync(step)
             decision = {"save": wants_save, "stop": stop, "next_sync": next_sync}
-        return told_by_first(self._name, decision)
+        return broadcast(self._name, decision)
 
     def _steps_until_sync(self, step: int) -> int:
         last_step, last_time = self._last_sync

@@ -9,7 +9,7 @@ from typing import Any
 
 import jax
 
-from chomp.mesh import told_by_first, wait_for_all
+from chomp.mesh import broadcast, wait_for_all
 
 # Kinds of words.
 SCORE, GENERATE, END, FAILED = "score", "generate", "end", "failed"
@@ -27,12 +27,12 @@ def told(word: Any) -> Any:
     if jax.process_count() == 1:
         return word
     text = json.dumps(word)
-    count = told_by_first("harness/count", -(-len(text) // PIECE_CHARACTERS), timeout_s=TIMEOUT_S)
+    count = broadcast("harness/count", -(-len(text) // PIECE_CHARACTERS), timeout_s=TIMEOUT_S)
     pieces = []
     for index in range(count):
         if index % PIECES_AHEAD == PIECES_AHEAD - 1:
             wait_for_all("harness/pieces")
         first = index * PIECE_CHARACTERS
         piece = text[first : first + PIECE_CHARACTERS]
-        pieces.append(told_by_first("harness/piece", piece))
+        pieces.append(broadcast("harness/piece", piece))
     return json.loads("".join(pieces))

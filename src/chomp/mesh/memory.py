@@ -1,0 +1,352 @@
+"""What a state takes of each device, known before it is made, and whether devices have room for it.
+
+Arrays are described by their shapes, dtypes and specs. Temporary arrays of a step are not counted:
+only the compiled program knows them.
+"""
+
+import logging
+import math
+import os
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+import jax
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
+
+from chomp.errors import ConfigError, divisors
+from chomp.mesh.device_mesh import MeshConfig, all_devices, create_mesh
+
+# What to do about a state that is too large.
+FIX_STATE = (
+    "make the model smaller, cut it over more devices (mesh.data, mesh.model), or leave out the "
+    "averaged weights (train.ema_beta=null)"
+)
+
+_NUMBER = re.compile(r"(?<![^/])\d+(?![^/])")
+_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+_WIDTH = 100
+
+Tree = TypeVar("Tree")
+AnyMesh = Mesh | AbstractMesh
+
+log = logging.getLogger(__name__)
+
+
+class PlacedArray(NamedTuple):
+    """One array of a tree: its path, shape and dtype, and how a mesh cuts it."""
+
+    path: str
+    shape: tuple[int, ...]
+    dtype: Any
+    spec: PartitionSpec
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the whole array."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+    def pieces(self, mesh: AnyMesh) -> int:
+        """How many different pieces the devices of a mesh hold of it."""
+        return math.prod(_cuts(mesh, part) for part in self.spec)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryLine:
+    """Arrays that are alike but for numbers in their paths: `blocks/*/attn/w_q`, 12 of them."""
+
+    path: str
+    count: int
+    shape: tuple[int, ...]
+    dtype: str
+    spec: str
+    bytes_per_device: int  # of all of them
+    total_bytes: int  # on all devices, copies included
+
+
+class DeviceMemory(NamedTuple):
+    """Bytes that each device can hold, and those of them that nothing else takes now."""
+
+    total: int
+    free: int
+
+
+def abstract_arrays(make: Callable[[], Tree]) -> Tree:
+    """What `make()` would give, as shapes with dtypes and specs: nothing is computed or held.
+
+    Traced on a mesh of one device, whatever mesh is set: on a larger one JAX itself would refuse
+    sizes that do not divide, before anything could be said about them. `make` therefore makes its
+    own random keys: one from outside lies on the mesh that was set there.
+    """
+    own = [device for device in all_devices() if device.process_index == jax.process_index()]
+    with jax.set_mesh(create_mesh(MeshConfig(data=1), devices=own[:1])):
+        return jax.eval_shape(make)
+
+
+def require_fits_mesh(make: Callable[[], Any], mesh: AnyMesh) -> None:
+    """Raise `ConfigError` unless the mesh can cut and hold all that `make()` would give.
+
+    Nothing is made.
+    """
+    tree = abstract_arrays(make)
+    require_divisible(tree, mesh)
+    require_memory("the train state", bytes_per_device(tree, mesh), fix=FIX_STATE)
+
+
+def require_divisible(tree: Any, mesh: AnyMesh) -> None:
+    """Raise `ConfigError` unless the mesh can cut every array of `tree` as its spec says.
+
+    Ask it of `abstract_arrays` before the arrays are made.
+    """
+    for array in placed_arrays(tree):
+        for size, part in zip(array.shape, array.spec, strict=False):
+            pieces = _cuts(mesh, part)
+            if size % pieces == 0:
+                continue
+            axes = _axes(part)
+            sizes = ", ".join(f"mesh.{axis}={mesh.shape[axis]}" for axis in axes)
+            below = size // pieces * pieces
+            works = [below, below + pieces] if below else [pieces]
+            # Not more pieces than the machine has devices.
+            fewer = [each for each in divisors(size) if each <= math.prod(mesh.shape.values())]
+            raise ConfigError(
+                f"{array.path} of shape {list(array.shape)} on a mesh with {sizes}, which cuts "
+                f"its size {size} into {pieces}",
+                allowed=f"sizes that are multiples of {pieces}",
+                fix=f"make the size {' or '.join(map(str, works))}, or set "
+                f"{' x '.join(f'mesh.{axis}' for axis in axes)} to one of {fewer}",
+            )
+
+
+def placed_arrays(tree: Any) -> Iterator[PlacedArray]:
+    """Every array of a tree, or the shape of one, with its path; one without a spec is whole."""
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+        sharding = getattr(leaf, "sharding", None)
+        spec = sharding.spec if isinstance(sharding, NamedSharding) else PartitionSpec()
+        name = jax.tree_util.keystr(path, simple=True, separator="/")
+        yield PlacedArray(name, tuple(leaf.shape), leaf.dtype, spec)
+
+
+def memory_lines(tree: Any, mesh: AnyMesh) -> list[MemoryLine]:
+    """The arrays of a tree (or shapes of arrays) on a mesh, the largest first."""
+    alike: dict[tuple[Any, ...], list[PlacedArray]] = {}
+    for array in placed_arrays(tree):
+        key = (_NUMBER.sub("*", array.path), array.shape, array.dtype, array.spec)
+        alike.setdefault(key, []).append(array)
+    lines = [_line(arrays, mesh) for arrays in alike.values()]
+    return sorted(lines, key=lambda line: (-line.bytes_per_device, line.path))
+
+
+def bytes_per_device(tree: Any, mesh: AnyMesh) -> int:
+    """Bytes of a tree of arrays (or shapes of arrays) that each device of a mesh holds."""
+    return sum(line.bytes_per_device for line in memory_lines(tree, mesh))
+
+
+def memory_table(
+    parts: Mapping[str, Any],
+    mesh: AnyMesh,
+    *,
+    listed: Collection[str] | None = None,
+    max_lines: int = 12,
+) -> str:
+    """Bytes per device of the named parts of a state, in at most 100 columns.
+
+    Each part has its sum, and those `listed` (default: all) a line for each of their largest
+    arrays; what is left of them is one line.
+    """
+    lines = {name: memory_lines(tree, mesh) for name, tree in parts.items()}
+    devices = math.prod(mesh.shape.values())
+    rows: list[tuple[str, ...]] = [
+        (
+            "array",
+            "shape",
+            "dtype",
+            "spec",
+            "per device",
+            "1 device" if devices == 1 else f"{devices} devices",
+        )
+    ]
+    for name, found in lines.items():
+        rows.append((name, "", "", "", *_sums(found)))
+        if listed is None or name in listed:
+            rows += map(_cells, found[:max_lines])
+            if rest := found[max_lines:]:
+                count = sum(line.count for line in rest)
+                rows.append((f"  {count} more", "", "", "", *_sums(rest)))
+    everything = [line for found in lines.values() for line in found]
+    return _aligned([*rows, ("all", "", "", "", *_sums(everything))])
+
+
+def format_bytes(number: int) -> str:
+    """A number of bytes in the unit that fits: `1.50 GiB`."""
+    power = min(max(number.bit_length() - 1, 0) // 10, len(_UNITS) - 1)
+    return f"{number} B" if power == 0 else f"{number / 1024**power:.2f} {_UNITS[power]}"
+
+
+def peak_memory_gb(devices: Iterable[Any] | None = None) -> float | None:
+    """The most memory any of the devices has used so far, in GB of 1e9 bytes.
+
+    `devices` are this process's unless others are given. None where they do not tell, as on CPU.
+    The peak counts from the start of the process, and only what went through JAX's allocator.
+    """
+    asked = jax.local_devices() if devices is None else devices
+    counted = [(device.memory_stats() or {}).get("peak_bytes_in_use") for device in asked]
+    known = [peak for peak in counted if peak is not None]
+    return max(known) / 1e9 if known else None
+
+
+def device_memory(devices: Iterable[Any] | None = None) -> DeviceMemory | None:
+    """The memory of the smallest device of this process; None where devices do not tell.
+
+    On an accelerator, what JAX's allocator may take. CPU devices share the machine's memory, or
+    that of the container (cgroup), equally.
+    """
+    asked = list(jax.local_devices() if devices is None else devices)
+    if asked and all(device.platform == "cpu" for device in asked):
+        total, free = machine_memory()
+        return DeviceMemory(total // len(asked), free // len(asked))
+    counted = [device.memory_stats() or {} for device in asked]
+    known = [stats for stats in counted if stats.get("bytes_limit")]
+    if not known:
+        return None
+    smallest = min(known, key=lambda stats: int(stats["bytes_limit"]))
+    total = int(smallest["bytes_limit"])
+    return DeviceMemory(total, total - int(smallest.get("bytes_in_use", 0)))
+
+
+def machine_memory() -> DeviceMemory:
+    """The memory of this machine, or of the container where that has a lower limit."""
+    physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    total = min([physical, *_container_limits()])
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        found = next(line for line in lines if line.startswith("MemAvailable:"))
+        return DeviceMemory(total, min(total, int(found.split()[1]) * 1024))
+    except (OSError, StopIteration):  # not Linux
+        return DeviceMemory(total, total)
+
+
+def require_memory(
+    what: str,
+    needed: int,
+    *,
+    fix: str,
+    held: int = 0,
+    devices: Iterable[Any] | None = None,
+) -> None:
+    """Raise `ConfigError` if `what` needs more bytes of each device than a device has.
+
+    More than is free now is only a warning: other programs may end. `held` of the bytes are
+    allocated already. Devices that do not tell their memory are not judged.
+    """
+    memory = device_memory(devices)
+    if memory is None:
+        return
+    if needed > memory.total:
+        raise ConfigError(
+            f"{what}, which needs {format_bytes(needed)} of each device, where a device has "
+            f"{format_bytes(memory.total)}",
+            allowed="what fits into the memory of a device",
+            fix=f"{fix} (docs/references/hbm-optimization.md)",
+        )
+    if needed - held > memory.free:
+        log.warning(
+            "%s needs %s of each device, and only %s of its %s are free now",
+            what,
+            format_bytes(needed - held),
+            format_bytes(memory.free),
+            format_bytes(memory.total),
+        )
+
+
+def _axes(part: Any) -> tuple[str, ...]:
+    """The mesh axes that cut one axis of an array."""
+    return () if part is None else part if isinstance(part, tuple) else (part,)
+
+
+def _cuts(mesh: AnyMesh, part: Any) -> int:
+    """Into how many pieces one axis of an array is cut."""
+    return math.prod(mesh.shape[axis] for axis in _axes(part))
+
+
+def _line(arrays: Sequence[PlacedArray], mesh: AnyMesh) -> MemoryLine:
+    first = arrays[0]
+    per_device = len(arrays) * first.num_bytes // first.pieces(mesh)
+    return MemoryLine(
+        path=_common_path([array.path for array in arrays]),
+        count=len(arrays),
+        shape=first.shape,
+        dtype=str(first.dtype),
+        spec=_format_spec(first),
+        bytes_per_device=per_device,
+        total_bytes=per_device * math.prod(mesh.shape.values()),
+    )
+
+
+def _common_path(paths: Sequence[str]) -> str:
+    """The one path of all, with a star in the places where they differ."""
+    parts = zip(*(path.split("/") for path in paths), strict=True)
+    return "/".join(names[0] if len(set(names)) == 1 else "*" for names in parts)
+
+
+def _format_spec(array: PlacedArray) -> str:
+    """What cuts each axis, `-` where nothing does: `data, -, model`."""
+    if not any(array.spec):
+        return "whole"
+    return ", ".join(
+        part if isinstance(part, str) else "+".join(part or "-") for part in array.spec
+    )
+
+
+def _sums(lines: Sequence[MemoryLine]) -> tuple[str, str]:
+    return (
+        format_bytes(sum(line.bytes_per_device for line in lines)),
+        format_bytes(sum(line.total_bytes for line in lines)),
+    )
+
+
+def _cells(line: MemoryLine) -> tuple[str, ...]:
+    count = f" x{line.count}" if line.count > 1 else ""
+    shape = " x ".join(map(str, line.shape)) or "scalar"
+    sums = format_bytes(line.bytes_per_device), format_bytes(line.total_bytes)
+    return (f"  {line.path}{count}", shape, line.dtype, line.spec, *sums)
+
+
+def _aligned(rows: Sequence[tuple[str, ...]]) -> str:
+    """Columns of equal width, numbers to the right; the first gives way where it gets too wide."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    widths[0] = min(widths[0], max(_WIDTH - sum(widths[1:]) - 2 * (len(widths) - 1), 20))
+    return "\n".join(
+        "  ".join(
+            f"{_shortened(cell, width):{'>' if number > 3 else '<'}{width}}"
+            for number, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    )
+
+
+def _shortened(text: str, width: int) -> str:
+    # The end of a path tells more than its beginning.
+    return text if len(text) <= width else f"  …{text[len(text) - width + 3 :]}"
+
+
+def _container_limits() -> Iterator[int]:
+    """Limits of the cgroups that this process is in, of version 2 and of version 1."""
+    files = [Path("/sys/fs/cgroup/memory/memory.limit_in_bytes")]
+    try:
+        lines = Path("/proc/self/cgroup").read_text().splitlines()
+    except OSError:  # not Linux
+        return
+    for line in lines:
+        own = Path("/sys/fs/cgroup") / line.rpartition(":")[2].lstrip("/")
+        if line.startswith("0::"):
+            files += [folder / "memory.max" for folder in (own, *own.parents)]
+    for file in files:
+        try:
+            text = file.read_text().strip()
+        except OSError:
+            continue
+        if text.isdigit():  # "max" is no limit
+            yield int(text)
