@@ -15,6 +15,7 @@ import weakref
 import zlib
 from collections import OrderedDict
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,7 @@ import tensorstore as ts
 from jaxtyping import Int, Num, UInt32
 
 from chomp.errors import DataError, StorageError
-from chomp.storage import is_local, join
+from chomp.storage import file_info, is_local, join
 from chomp.storage.paths import without_dots
 
 # Axes: N pieces, L numbers of all pieces together, C chunks.
@@ -73,6 +74,7 @@ class FlatArray:
     @staticmethod
     def open(path: str, checksums: UInt32[np.ndarray, " C"] | None = None) -> "FlatArray":
         """The array at `path`, which must be there."""
+        _require_no_pipe(path)
         spec = _spec(path)
         context = _NO_CACHE if isinstance(spec["kvstore"], dict) else _CLOUD_CACHE
         try:
@@ -190,6 +192,7 @@ class FlatArrayWriter:
             del spec["metadata"]
         try:
             _remove_stale_locks(path)
+            _require_no_pipe(path)
             self._array = ts.open(spec, create=is_new, delete_existing=is_new).result()
         except (ValueError, OSError) as error:
             raise _unwritable(path, error) from error
@@ -250,6 +253,19 @@ class _OpenShards:
 
 
 _open_shards = _OpenShards()
+
+
+def _require_no_pipe(path: str) -> None:
+    """Raise `StorageError` for a pipe or a device among an array's files: reads would not end."""
+    if not is_local(path):
+        return
+    files = [join(path, "zarr.json")]
+    with suppress(OSError), os.scandir(join(path, "c")) as shards:
+        # There may be thousands: a stat is only needed of links and of what is no file.
+        files += [shard.path for shard in shards if not shard.is_file(follow_symlinks=False)]
+    for file in files:
+        if os.path.exists(file) and not os.path.isdir(file):
+            file_info(file)
 
 
 def _remove_stale_locks(path: str) -> None:
