@@ -1,7 +1,8 @@
 """Standard streams that may be closed, full, without a reader, or know only ASCII.
 
 A command that only prints ends when it cannot: quietly where its reader is gone, else with an
-error. One that works goes on without a screen, and its exit code is that of the work.
+error. One that works goes on without a screen, and its exit code is that of the work. No secret is
+printed: all that a command writes goes through here.
 """
 
 import io
@@ -14,6 +15,7 @@ from contextlib import contextmanager, suppress
 from typing import Any, TextIO, cast
 
 from chomp.errors import LaunchError
+from chomp.storage.secrets import redactor
 
 # What a shell reports for a command whose reader has gone.
 NO_READER_EXIT_CODE = 141
@@ -22,11 +24,12 @@ _STDOUT = 1  # its file descriptor
 
 
 class _Screen:
-    """An output stream whose faults count, as errors, or are told once and lost."""
+    """An output stream without secrets, whose faults count as errors or are logged once."""
 
     def __init__(self, stream: TextIO, *, counts: bool) -> None:
         self.stream = stream
         self._counts = counts
+        self._redacted = redactor()
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # for a terminal that knows only ASCII
 
@@ -35,10 +38,10 @@ class _Screen:
 
     def write(self, text: str) -> int:
         try:
-            return self.stream.write(text)
+            self.stream.write(self._redacted(text))
         except OSError as error:
             self._lose(error)
-            return len(text)
+        return len(text)
 
     def flush(self) -> None:
         try:

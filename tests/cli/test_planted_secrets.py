@@ -1,11 +1,13 @@
 """Secrets that somebody has put into a config, a message or the environment: in no file of ours."""
 
+import json
 import logging
 import subprocess
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import fsspec
 import pytest
 import yaml
 from hypothesis import given
@@ -239,6 +241,45 @@ def test_configs_are_shown_and_compared_without_passwords(chomp: Chomp, tmp_path
     assert not [secret for secret in ALL if secret in compared.out]
 
 
+SOURCES = {
+    "there": {"kind": "jsonl", "paths": [f"memory://someone:{PASSWORD}@host/*.jsonl"]},
+    "text": {"kind": "text", "paths": [f"s3://someone:{PASSWORD}@bucket/x.txt"]},
+    "parquet": {"kind": "parquet", "paths": [f"https://someone:{PASSWORD}@localhost:1/x.parquet"]},
+    "arrays": {"kind": "arrays", "paths": [f"ftp://someone:{PASSWORD}@localhost:1/x.npy"]},
+    "hub": {"kind": "hf", "path": "json", "data_files": [f"{ADDRESS}/x.json"]},
+    "unknown": {"kind": "hf", "path": "sql", "con": f"postgresql://someone:{PASSWORD}@host/db"},
+}
+COMMANDS = [
+    *("data build", "data forecast", "data inspect", "data where --step 1", "data where --doc x"),
+    *("data verify", "train --dry-run", "config show"),
+]
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_no_command_prints_a_password_in_the_address_of_a_source(
+    chomp: Chomp, tmp_path: Path, name: str
+):
+    there = fsspec.filesystem("memory")
+    lines = "".join(json.dumps({"text": f"document {i} " * 9}) + "\n" for i in range(200))
+    there.pipe(f"/someone:{PASSWORD}@host/x.jsonl", lines.encode())
+    content = yaml.safe_load(Path(DEBUG).read_text())
+    content["data"]["components"] = {"theirs": {"source": SOURCES[name]}}
+    (tmp_path / "mine.yaml").write_text(yaml.safe_dump(content))
+    for command in COMMANDS if name == "there" else ("data build", "train --dry-run"):
+        words = [*command.split(), str(tmp_path / "mine.yaml"), "--template", "base"]
+        told = chomp(*words, *([] if "config" in command else ["--prefix", str(tmp_path / "out")]))
+        assert "Traceback" not in told.err
+        assert PASSWORD not in told.out + told.err, command
+        if name == "there":
+            assert told.code == (1 if "--doc" in command else 0), told.err
+        else:
+            assert told.code, command
+    (tmp_path / "mine.yaml").unlink()
+    there.rm(f"/someone:{PASSWORD}@host", recursive=True)
+    if name == "there":
+        assert files_with_a_secret(tmp_path) == []
+
+
 @pytest.mark.parametrize(
     "content",
     [
@@ -304,7 +345,7 @@ def test_names_of_special_tokens_are_told_from_those_of_secrets(
         "sk_live_" + "a1" * 12,
         "npm_" + "a1" * 18,
         "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0In0.c2lnbmF0dXJl",
-        "https://training.slack.com/services/T0/B0/planted0123",
+        "https://hooks.slack.com/services/T0/B0/planted0123",
         "postgresql://me:planted0123@host/db",
     ],
 )

@@ -7,7 +7,8 @@ its query; tokens of services that give them a form, by that.
 
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 # WANDB_API_KEY, HF_TOKENS, PGPASSWORD, GITHUB_PAT, AWS_ACCESS_KEY_ID, …; not
@@ -87,6 +88,11 @@ def redacted(text: str) -> str:
     `<secret>`, and any that are known by their form by `<token>`.
     """
     return _redacted(text, _secrets())
+
+
+def redactor() -> Callable[[str], str]:
+    """`redacted` for many texts: the secrets of the environment are looked up once, now."""
+    return partial(_redacted, secrets=_secrets())
 
 
 def is_secret_name(name: str) -> bool:

@@ -25,6 +25,7 @@ from chomp.data.store.token_store import MANIFEST, StoreIdentity, read_manifest
 from chomp.data.store.writer import PROGRESS, StoreWriter
 from chomp.errors import DataError, StorageError
 from chomp.storage import exists, join, remove_tree
+from chomp.storage.secrets import redactor
 from chomp.tokenize import Tokenizer, load_tokenizer
 from chomp.tokenize.worker import available_cores
 
@@ -102,7 +103,8 @@ def _write_store(config: StoreBuildConfig, tokenizer: Tokenizer, identity: Store
     if writer.num_documents == 0:
         _refuse_nothing(config)
     _refuse_changed_content(config, writer)
-    writer.finish(parts, has_whole_parts=config.source.has_whole_parts)
+    # Where documents came from, for people: no password in an address is kept.
+    writer.finish(tuple(map(redactor(), parts)), has_whole_parts=config.source.has_whole_parts)
 
 
 def _refuse_nothing(config: StoreBuildConfig) -> None:
