@@ -60,6 +60,31 @@ def test_wrong_arguments_are_told_in_three_parts(chomp: Chomp, arguments: list[s
     assert "Traceback" not in told.err
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        "train mine.yaml",
+        "verify-resume mine.yaml",
+        "eval run",
+        "compare a b",
+        "report run",
+        "config show mine.yaml",
+        "data build mine.yaml",
+        "variant list",
+        "checkpoint list run",
+    ],
+)
+def test_a_current_folder_that_was_deleted_is_told(
+    chomp: Chomp, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: str
+):
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    told = chomp(*words.split())
+    assert (told.code, told.out) == (1, "")
+    assert "the current folder, which was deleted. Allowed: " in told.err
+
+
 def test_a_bug_in_a_launch_file_keeps_its_traceback(chomp: Chomp, folder: Path):
     (folder / "broken.py").write_text("1 / 0\n")
     with pytest.raises(ZeroDivisionError):

@@ -11,11 +11,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from number_stores import (
+    CHUNK_TOKENS,
     EOS,
     NUMBERS,
+    SHARD_TOKENS,
     NumberTokenizer,
     counted_documents,
     number_data,
+    number_identity,
     rehash_manifest,
     write_store,
 )
@@ -23,6 +26,7 @@ from number_stores import (
 from chomp.data import (
     BatchSchedule,
     BlockShuffleConfig,
+    EncodedBatch,
     LmComponentConfig,
     LmDataConfig,
     MixtureStage,
@@ -32,6 +36,7 @@ from chomp.data import (
     build_eval_datasets,
     build_train_dataset,
 )
+from chomp.data.store.writer import StoreWriter
 from chomp.errors import ConfigError, DataError, StorageError
 
 SEQ_LEN = 8
@@ -519,3 +524,29 @@ def test_tokens_that_packing_leaves_out_are_told(folder: Path, caplog):
     dataset_of(packed(data, long_documents="drop"), seq_len=16)
     # With their ends, three of the documents have 31, 21 and 29 tokens.
     assert "component 'a': 3 documents are longer than a row, and 81 of their" in caplog.text
+
+
+@pytest.mark.parametrize("counted", [[], [0], [199]])
+def test_a_component_without_any_token_that_counts_is_refused(tmp_path: Path, counted: list[int]):
+    data = number_data(tmp_path, {"a": [30, 20]}, {"a": 1.0})
+    path = tmp_path / "weighted"
+    writer = StoreWriter(
+        str(path), number_identity(), NUMBERS,
+        has_loss_weights=True, shard_tokens=SHARD_TOKENS, chunk_tokens=CHUNK_TOKENS,
+    )  # fmt: skip
+    weights = np.zeros(200, np.float32)
+    weights[counted] = 0.5
+    ids = np.arange(1, 201)
+    writer.append(
+        np.arange(1), EncodedBatch(ids=ids, lengths=np.asarray([200]), loss_weights=weights)
+    )
+    writer.finish(("numbers",), has_whole_parts=False)
+    component = replace(data.components["a"], train_store=str(path))
+    data = replace(data, components={"a": component})
+    if counted:
+        assert dataset_of(data).num_rows["a"] == 25
+        return
+    with pytest.raises(DataError) as caught:
+        dataset_of(data)
+    assert str(path) in caught.value.given
+    assert "data.components.a" in caught.value.fix

@@ -248,7 +248,11 @@ def test_the_last_step_that_was_asked_for_stands_last_forced_or_not(planned: Pla
 
 @pytest.mark.parametrize(
     ("pattern", "words"),
-    [("(", "no regular expression"), ("botom", "found in no step's name.*one of bottom, top")],
+    [
+        ("(", "no regular expression"),
+        ("botom", "found in no step's name.*one of bottom, top"),
+        ("", "found in no step's name"),
+    ],
 )
 def test_a_force_pattern_that_cannot_help_is_refused(planned: Planned, pattern: str, words: str):
     with pytest.raises(ConfigError, match=words):

@@ -24,6 +24,7 @@ from chomp.executor import (
     run_plan,
 )
 from chomp.launch.launching import run_planned
+from chomp.launch.local_runner import local_runner
 from chomp.launch.process_runner import gpus_each, process_runner, usual_concurrency
 from chomp.launch.visible_gpus import GpuPool, hidden_gpus
 from tests.launch.sent_steps import step, wait_for
@@ -421,6 +422,22 @@ def test_more_than_this_machine_has_is_refused_before_anything_runs(
         process_runner(plan)
     assert re.search("Allowed: .*Fix: ", str(caught.value))
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(("visible", "platforms"), [("", ""), ("0", ""), ("0,1", "cpu")])
+def test_more_gpus_than_this_process_has_are_refused_where_steps_run_in_it(
+    visible: str, platforms: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    plan = plan_steps([step("own", resources=Resources(gpus=2))], prefix=str(tmp_path))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    monkeypatch.setenv("JAX_PLATFORMS", "cuda")
+    local_runner(plan)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    monkeypatch.setenv("JAX_PLATFORMS", platforms)
+    with pytest.raises(LaunchError) as caught:
+        local_runner(plan)
+    assert "asks for 2 GPUs" in caught.value.given
+    assert "resources.gpus" in caught.value.fix
 
 
 def test_steps_at_once_are_as_many_as_the_cores_can_take(tmp_path, monkeypatch):

@@ -164,8 +164,10 @@ def _parsed(arguments: Sequence[str]) -> Action | None:
 
 def _done(action: Action) -> int:
     from chomp.launch.telling import tell_warnings_only
+    from chomp.storage.paths import require_current_folder
 
     tell_warnings_only()
+    require_current_folder()
     return action()
 
 

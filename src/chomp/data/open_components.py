@@ -115,6 +115,12 @@ def opened_component(
         windows = [component.stream.window_documents, component.stream.shuffle]
         return StreamComponent(rows, fingerprint([*parts, *windows]))
     store = opened_store(name, config, "train", tokenizer)
+    if not store.has_counted_tokens():
+        raise DataError(
+            f"component {name!r}: {store.path}, whose loss weights are all 0",
+            allowed="a train split with a token that counts for the loss",
+            fix=f"correct the weights in its source, or leave out data.components.{name}",
+        )
     stored: Rows
     if config.packing_mode == "concat":
         stored = ConcatRows(store, seq_len)

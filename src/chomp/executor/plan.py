@@ -123,7 +123,8 @@ def select_steps(option: str, patterns: Sequence[str], steps: Sequence[ExecutorS
     found: set[str] = set()
     for text in patterns:
         pattern = _pattern(option, text)
-        matches = {name for name in names if pattern.search(name)}
+        # An empty one, of a variable that is not set say, is found in every name.
+        matches = {name for name in names if text and pattern.search(name)}
         if not matches:
             raise ConfigError(
                 f"{option} {text!r}, which is found in no step's name",

@@ -1,13 +1,14 @@
 """Steps in this process, one after the other: `--on local`, which is the default.
 
-A step takes what this process has: its resources are wishes to whoever can hand out machines. Only
-a gang, and what a cluster names, cannot be had here.
+A step takes what this process has. A gang, what only a cluster names, and more GPUs than JAX finds
+here are refused.
 """
 
 from collections.abc import Sequence
 
 from chomp.errors import LaunchError
 from chomp.executor import PlannedStep, Runner
+from chomp.launch.visible_gpus import PLATFORMS, VISIBLE, is_on_cpu, visible_gpus
 
 
 def local_runner(plan: Sequence[PlannedStep]) -> Runner:
@@ -24,6 +25,14 @@ def local_runner(plan: Sequence[PlannedStep]) -> Runner:
                 "where steps run in this one",
                 fix="add --on process for processes of this machine, or --on ray for those of "
                 "a cluster",
+            )
+        if wanted.gpus and wanted.gpus > (usable := 0 if is_on_cpu() else len(visible_gpus())):
+            raise LaunchError(
+                f"step {planned.step.name!r} asks for {wanted.gpus} GPUs, and JAX can use {usable} "
+                "here",
+                allowed="no more than there are",
+                fix=f"lower resources.gpus, check {VISIBLE} and {PLATFORMS}, or run it on a "
+                "cluster with --on ray",
             )
     return _called_here
 

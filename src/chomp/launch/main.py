@@ -29,6 +29,7 @@ from chomp.screen import (
     outliving_the_screen,
 )
 from chomp.storage import join
+from chomp.storage.paths import require_current_folder
 
 L = TypeVar("L", bound=ConfigClass)
 
@@ -102,6 +103,7 @@ def _exit_code(file: _LaunchFile[L]) -> int:
 def _launched(file: _LaunchFile[L], asked: CommandLine) -> int:
     """Plan, try out or run, as the options say; the exit code."""
     options = asked.options
+    require_current_folder()
     _require_sensible_table(asked)
     require_restartable(asked.restarts, asked.force)
     if asked.restarts and not (options.is_plan or options.is_dry_run):

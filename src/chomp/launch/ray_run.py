@@ -27,6 +27,7 @@ from chomp.launch.ray_dashboard import job_client
 from chomp.launch.ray_job import FollowedJob, NobodyReads, RayJob, say, submitted
 from chomp.launch.shipped_folder import shipped_folder
 from chomp.launch.telling import tell_error, tell_warnings_only
+from chomp.storage.paths import require_current_folder
 from chomp.storage.secrets import is_secret_name
 
 _USAGE = "python -m chomp.launch.ray_run OPTIONS -- python experiments/grug/base/launch.py"
@@ -155,6 +156,7 @@ def _ran(wish: _Wish, command: Sequence[str], variables: dict[str, str]) -> int:
     resources = _resources(wish.resources)
     keys = {name: value for name, value in variables.items() if is_secret_name(name)}
     words = entrypoint_of(command, wish.extras, Path("pyproject.toml"), has_keys=bool(keys))
+    require_current_folder()
     folder = shipped_folder(Path.cwd())
     client = job_client(wish.cluster)
     address = str(client.get_address())

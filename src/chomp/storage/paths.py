@@ -100,6 +100,18 @@ def require_plain_path(path: StrPath) -> None:
     )
 
 
+def require_current_folder() -> None:
+    """Raise `StorageError` if the current folder is gone: no relative path means anything then."""
+    try:
+        os.getcwd()
+    except FileNotFoundError as error:
+        raise StorageError(
+            "the current folder, which was deleted",
+            allowed="a current folder that exists",
+            fix="change to another folder (cd) and run the command again",
+        ) from error
+
+
 def join(base: StrPath, *parts: str) -> str:
     """`base` with `parts` below it, in the spelling of `base`; empty parts are left out.
 

@@ -42,6 +42,7 @@ DOCUMENT_MARKS = "document_marks"
 LOCATIONS = "locations"
 CHUNK_CHECKSUMS = "chunk_checksums"  # in the folder of each array
 PACKING = "packing"  # plans of packed rows, made when they are first asked for
+_WEIGHTS_AT_ONCE = 1 << 20  # while one above 0 is looked for
 
 # Axes: N pieces of the line, L tokens of all of them, C chunks of an array.
 
@@ -152,6 +153,17 @@ class TokenStore:
     ) -> Float[np.ndarray, " L"] | None:
         """The weights that belong to those tokens; None where the store has none."""
         return None if self._loss_weights is None else self._loss_weights.read(starts, lengths)
+
+    def has_counted_tokens(self) -> bool:
+        """Whether a loss weight is above 0. Reads up to the first such, which is mostly near."""
+        if self._loss_weights is None:
+            return True
+        starts = range(0, self.num_tokens, _WEIGHTS_AT_ONCE)
+        lengths = (min(_WEIGHTS_AT_ONCE, self.num_tokens - start) for start in starts)
+        return any(
+            self._loss_weights.read(np.asarray([start]), np.asarray([length])).any()
+            for start, length in zip(starts, lengths, strict=True)
+        )
 
     def _open(self, name: str) -> FlatArray:
         dtype, size = self.manifest.arrays[name]
