@@ -5,7 +5,7 @@ import numpy as np
 import optax
 import pytest
 
-from chomp.optim.clipping import clip_by_norm
+from chomp.optim.config import clip_by_norm
 
 
 def clipped(gradients, max_norm):

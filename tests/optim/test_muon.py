@@ -15,8 +15,7 @@ from chomp.config import apply_overrides
 from chomp.errors import ConfigError
 from chomp.mesh import MeshConfig, create_mesh
 from chomp.optim import AdamConfig, GrugOptimizerConfig, MuonConfig
-from chomp.optim.matrix_stacks import map_matrices
-from chomp.optim.muon import scale_by_muon
+from chomp.optim.muon import map_matrices, scale_by_muon
 from tests.optim.test_newton_schulz import by_svd
 
 STEPS = 10

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from chomp.optim.newton_schulz import orthogonalized, products, steps_in_blocks
+from chomp.optim.muon import orthogonalize, products, steps_in_blocks
 
 ROWS, COLUMNS = 64, 192
 BLOCKS = [(1, 1, 1, 1, 1), (3, 2)]
-orthogonalize = jax.jit(orthogonalized, static_argnames=("steps", "blocks"))
+orthogonalize = jax.jit(orthogonalize, static_argnames=("steps", "blocks"))
 
 
 def matrices(seed: int = 0) -> np.ndarray:

@@ -1,8 +1,6 @@
 """Optimizers and schedules as optax transforms."""
 
-from chomp.optim.adamw import AdamConfig
-from chomp.optim.config import GrugOptimizerConfig
-from chomp.optim.group_table import group_table
+from chomp.optim.config import AdamConfig, GrugOptimizerConfig, group_table
 from chomp.optim.groups import PARAM_GROUPS, Group
 from chomp.optim.muon import MuonConfig
 from chomp.optim.schedule import LearningRate

@@ -1,24 +1,54 @@
-"""What updates the weights: a config that builds an optax transform."""
+"""What updates the weights: a config that builds an optax transform, and AdamW.
 
+    m <- b1 m + (1 - b1) g        v <- b2 v + (1 - b2) g g
+    W <- W - lr (m' / (sqrt(v') + eps) + weight_decay W)
+
+m' = m / (1 - b1^t) and v' = v / (1 - b2^t) after t updates; with `nesterov` m' looks one gradient
+ahead (NAdam). Only the groups that decay have the last term. `chomp.optim.muon` has Muon.
+"""
+
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from operator import attrgetter
 from typing import Any, Literal
 
 import jax
+import jax.numpy as jnp
 import optax
 
 from chomp.config import Config, setting
 from chomp.errors import require
-from chomp.optim.adamw import AdamConfig, adamw
-from chomp.optim.clipping import clip_by_norm
-from chomp.optim.duration import Duration, require_duration, steps_of
-from chomp.optim.groups import Group, grouped_weights, require_known_groups
+from chomp.optim.groups import (
+    DECAYED_GROUPS,
+    PARAM_GROUPS,
+    Group,
+    decayed_weights,
+    grouped_weights,
+    require_known_groups,
+)
 from chomp.optim.muon import MuonConfig, muon
-from chomp.optim.schedule import ENDING_SHAPES, LearningRate, Shape
+from chomp.optim.schedule import (
+    ENDING_SHAPES,
+    Duration,
+    LearningRate,
+    Shape,
+    require_duration,
+    steps_of,
+)
 
 # Of the run, where `wsd` is not told how long its decay is.
 _WSD_DECAY = "20%"
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdamConfig(Config):
+    """Moments of Adam."""
+
+    b1: float = setting(default=0.9, gt=0, lt=1)
+    b2: float = setting(default=0.999, gt=0, lt=1)
+    eps: float = setting(default=1e-8, gt=0, le=1)
+    nesterov: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -190,6 +220,63 @@ class GrugOptimizerConfig(Config):
                 allowed=f"the default, {default}",
                 fix=f"leave out optim.{name}, or choose another {chosen.partition('=')[0]}",
             )
+
+
+def group_table(params: Any, param_groups: Any, config: GrugOptimizerConfig) -> str:
+    """Groups, the optimizer of each, its decay, tensors and weights; every weight counted once.
+
+    `params` may be shapes. A group whose weights two optimizers share has a line for each.
+    """
+    sizes: dict[tuple[str, str], list[int]] = {}
+    for weight in grouped_weights(params, param_groups):
+        key = (weight.group, config.updated_by(weight.group, len(weight.shape)))
+        sizes.setdefault(key, []).append(math.prod(weight.shape))
+    rows: list[tuple[str, ...]] = [("group", "updated by", "decay", "tensors", "weights")]
+    for group in PARAM_GROUPS:
+        for rule in ("muon", "adamw", "none"):
+            if (found := sizes.get((group, rule))) is not None:
+                times = config.muon.weight_decay_mult if rule == "muon" else 1.0
+                decay = config.weight_decay * times if group in DECAYED_GROUPS else 0.0
+                shown = f"{decay:g}" if decay else "none"
+                rows.append((group, rule, shown, str(len(found)), f"{sum(found):,}"))
+    everything = [size for found in sizes.values() for size in found]
+    rows.append(("all", "", "", str(len(everything)), f"{sum(everything):,}"))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = [
+        # Numbers to the right.
+        [f"{cell:{'>' if column > 2 else '<'}{widths[column]}}" for column, cell in enumerate(row)]
+        for row in rows
+    ]
+    return "\n".join("  ".join(cells).rstrip() for cells in lines)
+
+
+def adamw(
+    config: AdamConfig, schedule: LearningRate, *, weight_decay: float, param_groups: Any
+) -> tuple[optax.GradientTransformation, ...]:
+    """The transforms of AdamW, to be chained."""
+    return (
+        optax.scale_by_adam(b1=config.b1, b2=config.b2, eps=config.eps, nesterov=config.nesterov),
+        optax.add_decayed_weights(weight_decay, mask=decayed_weights(param_groups)),
+        optax.scale_by_learning_rate(schedule),
+    )
+
+
+def clip_by_norm(max_norm: float) -> optax.GradientTransformation:
+    """Gradients times max_norm / norm where their norm over all weights is larger.
+
+    Not optax's: of bfloat16 gradients it sums the squares in bfloat16, where the sum stands still
+    from 256 equal terms on, so that a model of many tensors would be cut too little.
+    """
+
+    def clipped(updates: Any, params: Any) -> Any:
+        del params
+        norm = optax.tree.norm(jax.tree.map(lambda g: g.astype(jnp.float32), updates))
+        is_small = norm < max_norm
+        return jax.tree.map(
+            lambda g: jnp.where(is_small, g, (g / norm.astype(g.dtype)) * max_norm), updates
+        )
+
+    return optax.stateless(clipped)
 
 
 def _with_standard_promotion(update: Callable[..., Any]) -> Callable[..., Any]:
