@@ -17,8 +17,7 @@ import numpy as np
 from benchmarks.data_inputs import corpus_texts
 from benchmarks.record import Figure
 from benchmarks.timing import in_turn, note
-from chomp.evaluation.request_scores import RequestScorer, Score
-from chomp.evaluation.requests import Request, encoded_pairs
+from chomp.evaluation.request_scores import Request, RequestScorer, Score, encoded_pairs
 from chomp.mesh import place_batch
 from chomp.tokenize import Tokenizer
 

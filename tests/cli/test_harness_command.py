@@ -153,4 +153,4 @@ def test_a_task_whose_data_is_on_a_hub_that_cannot_be_reached_is_told(
     (tasks / "doubles.yaml").write_text(text)
     logging.getLogger("datasets").setLevel(logging.ERROR)
     told = chomp("harness", "run", "--tasks", "doubles", "--include-path", str(tasks))
-    refused(told, "the task doubles, whose data or definition could not be loaded", "a hub")
+    refused(told, "the data or definition of the task doubles could not be loaded", "a hub")

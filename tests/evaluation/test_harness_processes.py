@@ -18,13 +18,14 @@ PROGRAM = """
 import json, sys
 import jax
 from chomp.errors import ChompError
-from chomp.evaluation.harness import HarnessModel, run_tasks, serving
+import chomp.evaluation.harness.model as messages
+from chomp.evaluation.harness import HarnessModel, run_tasks
 from chomp.mesh import MeshConfig, create_mesh, join_processes
 from chomp.tokenize import ByteTokenizer
 from tests.evaluation.harness_model import model_on, scorer_on
 
 assert join_processes()
-serving.PIECE_CHARACTERS = 150  # so that words come in many pieces
+messages.PIECE_CHARACTERS = 150  # so that words come in many pieces
 mesh = create_mesh(MeshConfig(data=2))
 asked = []
 

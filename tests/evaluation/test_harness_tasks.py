@@ -16,7 +16,7 @@ from chomp.evaluation.harness import (
     load_tasks,
     run_tasks,
 )
-from chomp.evaluation.requests import Cuts
+from chomp.evaluation.request_scores import TruncationCounts
 from chomp.tokenize import ByteTokenizer
 from tests.evaluation.harness_model import (
     CFG,
@@ -225,7 +225,7 @@ def test_averages_count_each_task_once_and_leave_groups_out():
             },
             "n-samples": {"a": {"effective": 10}, "b": {"effective": 30}},
         },
-        Cuts(),
+        TruncationCounts(),
     )
     assert results.metrics() == {
         "lm_eval/both/acc": 0.1,

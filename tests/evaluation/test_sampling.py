@@ -15,9 +15,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from chomp.errors import ConfigError
-from chomp.evaluation.generation import Generation
-from chomp.evaluation.sampling import generate, generate_batch
-from chomp.evaluation.token_choice import TokenChoice
+from chomp.evaluation.generation import Generation, TokenChoice, generate, generate_batch
 from chomp.mesh import BATCH_AXES, MeshConfig, create_mesh
 from experiments.grug.base.model import GrugModelConfig, Transformer
 from tests.evaluation.noisy_model import noisy_model

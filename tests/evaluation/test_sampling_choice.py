@@ -8,7 +8,7 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from chomp.errors import ConfigError
-from chomp.evaluation.token_choice import TokenChoice, kept_ranks
+from chomp.evaluation.generation import TokenChoice, kept_ranks
 
 V = 12
 NUM_SEEDS = 8192  # the same everywhere: one program for each kind of choice

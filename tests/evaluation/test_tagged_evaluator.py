@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from chomp.errors import ConfigError, DataError
-from chomp.evaluation.tagged import IN_FLIGHT, chosen_rows
+from chomp.evaluation.losses import IN_FLIGHT, chosen_rows
 from tests.evaluation.rows_in_memory import (
     BYTES,
     RowsInMemory,

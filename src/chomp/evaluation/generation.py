@@ -1,4 +1,7 @@
-"""Texts that grow: prompts of any lengths side by side, one token at a time, in compiled loops.
+"""Generated text: how a token is chosen, and prompts of any lengths continued side by side.
+
+A draw depends on the seed of its text, the position in it and the logits, and on nothing else: not
+on the other rows of a batch, not on the mesh.
 
 A model's cache has one position for all rows, so prompts begin together: the part that all have is
 prefilled, and a longer prompt's tokens are fed while shorter ones are already being continued. No
@@ -14,20 +17,109 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, PartitionSpec
-from jaxtyping import Array, Bool, Int, UInt32
+from jaxtyping import Array, Bool, Float, Int, UInt32
 
 from chomp.errors import require, require_at_most
-from chomp.evaluation.token_choice import TokenChoice
 from chomp.mesh import batch_shards, place_batch
 
-# Axes: B texts, T positions of the longest, S positions of a piece, E tokens that end a text.
-Ids = Int[Array | np.ndarray, "B T"]
+# Axes: B texts, V vocabulary, T positions of the longest, S positions of a piece, E tokens that
+# end a text.
 
+MOST = 2**31 - 1  # more tokens than any vocabulary has
+Ids = Int[Array | np.ndarray, "B T"]
 # Prompts go into the cache by so many tokens at once, what is left over by one. That is
 # L / CHUNK + CHUNK / 2 steps for L tokens: the fewest at L = 512.
 CHUNK = 32
 # No cache is shorter: texts of a few tokens share one program.
 MIN_LENGTH = 64
+
+
+class TokenChoice(eqx.Module):
+    """How a token is taken from logits: the likeliest, any, or one of a few.
+
+    Which of the three is static, the numbers are traced: another temperature is the same program.
+    """
+
+    temperature: Any | None  # None: the likeliest token
+    cut: tuple[Any, Any] | None  # top_k and top_p; None: any token
+
+    @staticmethod
+    def of(
+        *, temperature: float = 0.0, top_k: int | None = None, top_p: float | None = None
+    ) -> "TokenChoice":
+        """The choice by softmax(logits / temperature), cut to `top_k`, then to `top_p`.
+
+        Temperature 0 is the likeliest token, whatever the cuts. `top_k` leaves exactly that many
+        tokens (or the vocabulary), `top_p` the fewest of them, likeliest first, whose
+        probabilities among those sum to at least `top_p`: the token that gets there is still in.
+        Of equally likely tokens the lower id comes first.
+        """
+        require(
+            0.0 <= temperature < float("inf") and (top_k is None or top_k > 0),
+            f"temperature={temperature} and top_k={top_k}",
+            allowed="a finite temperature of 0 or more; top_k above 0, or None",
+            fix="use temperature=0 for the likeliest token, top_k=None to sample from all tokens",
+        )
+        require(
+            top_p is None or 0.0 < top_p <= 1.0,
+            f"top_p={top_p}",
+            allowed="a probability above 0 and at most 1, or None",
+            fix="use 0.9 to drop the least likely tenth, None to sample from all tokens",
+        )
+        if temperature == 0.0:
+            return TokenChoice(None, None)
+        # The sum of all may round to less than 1 or more: only a p beyond it leaves everything.
+        limit_p = np.asarray(2.0 if top_p in (None, 1.0) else top_p, np.float32)
+        limit_k = np.asarray(min(top_k or MOST, MOST), np.int32)
+        is_cut = top_k is not None or top_p is not None
+        return TokenChoice(
+            np.asarray(temperature, np.float32), (limit_k, limit_p) if is_cut else None
+        )
+
+    def __call__(
+        self, logits: Float[Array, "B V"], seeds: UInt32[Array, " B"], position: Int[Array, ""]
+    ) -> Int[Array, " B"]:
+        """A token for each row, drawn for this position of the texts with these seeds."""
+        # Whole over the vocabulary, which a mesh with a model axis leaves in pieces.
+        logits = jax.reshard(logits, PartitionSpec(jax.typeof(logits).sharding.spec[0], None))
+        if self.temperature is None:
+            return jnp.argmax(logits, axis=-1).astype(jnp.int32)
+        # From the largest down, so that a tiny temperature gives -inf and never inf - inf.
+        scores = (logits - jnp.max(logits, axis=-1, keepdims=True)) / self.temperature
+        noise = _gumbel_noise(seeds, position, logits.shape[-1])
+        if self.cut is None:
+            return jnp.argmax(scores + noise, axis=-1).astype(jnp.int32)
+        tokens = jax.lax.broadcasted_iota(
+            jnp.int32, scores.shape, 1, out_sharding=jax.typeof(scores).sharding
+        )
+        # One stable sort takes all three along: gathers would cost more, and need shardings told.
+        falling, tokens, noise = jax.lax.sort((-scores, tokens, noise), dimension=1, num_keys=1)
+        kept = kept_ranks(-falling, *self.cut)
+        winner = jnp.argmax(jnp.where(kept, noise - falling, -jnp.inf), axis=-1, keepdims=True)
+        ranks = jnp.arange(scores.shape[1])[None]
+        return jnp.sum(jnp.where(ranks == winner, tokens, 0), axis=-1)
+
+
+def kept_ranks(
+    scores: Float[Array, "B V"], top_k: Int[Any, ""], top_p: Float[Any, ""]
+) -> Bool[Array, "B V"]:
+    """Which of the scores, largest first, may be drawn: the first few of each row."""
+    is_in_k = jnp.arange(scores.shape[1])[None] < top_k
+    weights = jax.nn.softmax(jnp.where(is_in_k, scores, -jnp.inf), axis=-1)
+    # What lies before a token, and not a sum less its own part, which would round twice.
+    before = jnp.pad(jnp.cumsum(weights, axis=-1)[:, :-1], ((0, 0), (1, 0)))
+    return is_in_k & (before < top_p)
+
+
+def _gumbel_noise(
+    seeds: UInt32[Array, " B"], position: Int[Array, ""], vocab_size: int
+) -> Float[Array, "B V"]:
+    """The largest of score + noise is a draw from softmax(scores)."""
+
+    def of_row(seed: UInt32[Array, ""]) -> Float[Array, " V"]:
+        return jax.random.gumbel(jax.random.fold_in(jax.random.key(seed), position), (vocab_size,))
+
+    return jax.vmap(of_row)(seeds)
 
 
 class Rows(NamedTuple):
@@ -214,3 +306,61 @@ def _columns(ids: Ids, start: Int[Any, ""], size: int) -> Int[Array, "B S"]:
     found = jax.lax.dynamic_slice_in_dim(ids, start, size, axis=1)
     # Under JAX 0.11 a slice of one element forgets its sharding.
     return jax.reshard(found, jax.typeof(ids).sharding.spec)
+
+
+def generate_batch(
+    model: Any,
+    prompts: Sequence[Sequence[int]],
+    *,
+    mesh: Mesh,
+    max_tokens: int,
+    eos_id: int,
+    seed: int | Sequence[int] = 0,
+    temperature: float = 0.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+) -> list[list[int]]:
+    """Up to `max_tokens` ids after each prompt, ending before the first end of document.
+
+    How tokens are chosen is said at `TokenChoice.of`. A prompt and a seed have one text, whatever
+    is beside them. Texts with one seed share their luck, position by position: give a seed for
+    each prompt to draw independently, or to have several texts of one prompt.
+    """
+    generation = Generation(
+        model,
+        prompts,
+        mesh=mesh,
+        max_tokens=max_tokens,
+        end_ids=[eos_id],
+        seeds=[seed] * len(prompts) if isinstance(seed, int) else seed,
+        choice=TokenChoice.of(temperature=temperature, top_k=top_k, top_p=top_p),
+    )
+    generation.advance(None)
+    return generation.texts
+
+
+def generate(
+    model: Any,
+    prompt: Sequence[int],
+    *,
+    mesh: Mesh,
+    max_tokens: int,
+    eos_id: int,
+    seed: int = 0,
+    temperature: float = 0.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+) -> list[int]:
+    """The text that `generate_batch` gives for one prompt."""
+    (text,) = generate_batch(
+        model,
+        [prompt],
+        mesh=mesh,
+        max_tokens=max_tokens,
+        eos_id=eos_id,
+        seed=seed,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+    )
+    return text

@@ -1,11 +1,15 @@
-"""Log-likelihoods of requests: several packed into a row, each seeing itself alone.
+"""Log-likelihoods of requests: texts as token ids, several packed into a row, each alone.
 
-Every batch has one shape, so there is one program. Equal requests are computed once. What a batch
-holds depends on the set of requests, never on their order, so neither do the scores.
+The boundary of context and continuation is lm-eval's own: spaces that end the context go to the
+continuation, both are encoded together, and the continuation is what lies beyond as many tokens as
+the context alone has. Every batch has one shape, so there is one program. Equal requests are
+computed once. What a batch holds depends on the set of requests, never on their order, so neither
+do the scores.
 """
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
@@ -17,20 +21,90 @@ from jaxtyping import Array, Bool, Float, Int
 from chomp.data import GrugLmExample
 from chomp.data.packing import pack
 from chomp.errors import require
-from chomp.evaluation.requests import Request
 from chomp.kernels.attention import AttentionMask
 from chomp.kernels.attention.documents import documents_of_rows, max_segments
 from chomp.kernels.attention.mask import PAD_SEGMENT
 from chomp.kernels.loss import next_tokens
 from chomp.mesh import batch_shards, place_batch
+from chomp.tokenize import Tokenizer
 
 # Axes: B rows, T tokens of a row, V vocabulary.
 
 # Loss of every position of a batch, unweighted, and whether its next token is the likeliest.
 ScoresOf = Callable[[Any, GrugLmExample], tuple[Float[Array, "B T"], Bool[Array, "B T"]]]
-
 # Batches the device has been given and the host has not read: enough that neither waits.
 IN_FLIGHT = 2
+
+
+class Request(NamedTuple):
+    """Tokens of which those from `start` on are scored, given all before them; `start` is 1 up."""
+
+    tokens: tuple[int, ...]
+    start: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class TruncationCounts:
+    """What of the requests did not fit, or had nothing to score."""
+
+    truncated: int = 0  # requests that lost tokens of their context
+    shortened: int = 0  # of those, requests that lost tokens of the continuation too
+    empty: int = 0  # requests without a token to score
+
+    def __add__(self, other: "TruncationCounts") -> "TruncationCounts":
+        return TruncationCounts(
+            truncated=self.truncated + other.truncated,
+            shortened=self.shortened + other.shortened,
+            empty=self.empty + other.empty,
+        )
+
+
+def encoded_pairs(
+    tokenizer: Tokenizer,
+    pairs: Sequence[tuple[str, str]],
+    *,
+    prefix_id: int,
+    starts_with_prefix: bool,
+) -> list[Request]:
+    """One request for each (context, continuation), of any length.
+
+    A context without a token of its own becomes `prefix_id`; `starts_with_prefix`: every context
+    begins with it, as the documents of a model with a beginning-of-document token do.
+    """
+    moved = []
+    for context, continuation in pairs:
+        stripped = context.rstrip()
+        moved.append((stripped, context[len(stripped) :] + continuation))
+    texts = list(dict.fromkeys(text for pair in moved for text in (pair[0], "".join(pair))))
+    ids = dict(zip(texts, tokenizer.encode_batch(texts), strict=True))
+    requests = []
+    for context, continuation in moved:
+        before = ids[context]
+        # Where a token spans the boundary, this is not the encoding of the whole: lm-eval gives the
+        # model the context's own tokens too.
+        after = ids[context + continuation][len(before) :]
+        if starts_with_prefix or not before:
+            before = [prefix_id, *before]
+        requests.append(Request((*before, *after), len(before)))
+    return requests
+
+
+def fitting(requests: Sequence[Request], max_tokens: int) -> tuple[list[Request], TruncationCounts]:
+    """The requests cut from the left to at most `max_tokens`, and how many lost something.
+
+    One token is left to condition on, so of a continuation at most `max_tokens - 1` are scored.
+    """
+    fitted, cuts = [], TruncationCounts()
+    for tokens, start in requests:
+        surplus = max(len(tokens) - max_tokens, 0)
+        if surplus or start == len(tokens):
+            cuts += TruncationCounts(
+                truncated=surplus > 0,
+                shortened=surplus >= start,
+                empty=start == len(tokens),
+            )
+        fitted.append(Request(tokens[surplus:], max(start - surplus, 1)))
+    return fitted, cuts
 
 
 class Score(NamedTuple):
@@ -89,7 +163,8 @@ class RequestScorer:
     def scores(self, params: Any, requests: Sequence[Request]) -> list[Score]:
         """The score of each request, in their order; each must fit into a row."""
         # Longest first, then by content: the order in which they came must not matter.
-        distinct = sorted(filter(_asks, set(requests)), key=lambda item: (-len(item.tokens), item))
+        asking = [item for item in set(requests) if item.start < len(item.tokens)]
+        distinct = sorted(asking, key=lambda item: (-len(item.tokens), item))
         found: dict[Request, Score] = {}
         pending: deque[tuple[list[Place], tuple[Array, Array]]] = deque()
         with jax.set_mesh(self.mesh):
@@ -160,10 +235,6 @@ def scores_from_logits(
         return losses, jnp.argmax(logits, axis=-1).astype(labels.dtype) == labels
 
     return scores_of
-
-
-def _asks(request: Request) -> bool:
-    return request.start < len(request.tokens)
 
 
 def _read(

@@ -14,10 +14,8 @@ if find_spec("lm_eval") is None:
         fix="run pip install 'chomp[harness]'",
     )
 
-from chomp.evaluation.harness.generation import Generate, GenerationSettings
-from chomp.evaluation.harness.language_model import HarnessModel
+from chomp.evaluation.harness.model import Generate, GenerationSettings, HarnessModel, sampler
 from chomp.evaluation.harness.results import HarnessResults, ResultRow
-from chomp.evaluation.harness.sampler import sampler
 from chomp.evaluation.harness.tasks import (
     LoadedTasks,
     load_tasks,
@@ -25,8 +23,15 @@ from chomp.evaluation.harness.tasks import (
     run_loaded_tasks,
     run_tasks,
 )
-from chomp.evaluation.request_scores import RequestScorer, Score, ScoresOf, scores_from_logits
-from chomp.evaluation.requests import Request, encoded_pairs, fitting
+from chomp.evaluation.request_scores import (
+    Request,
+    RequestScorer,
+    Score,
+    ScoresOf,
+    encoded_pairs,
+    fitting,
+    scores_from_logits,
+)
 
 __all__ = [
     "Generate",

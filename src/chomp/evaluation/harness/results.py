@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from chomp.evaluation.requests import Cuts
+from chomp.evaluation.request_scores import TruncationCounts
 from chomp.tracking.metrics import (
     LM_EVAL_MACRO_AVERAGE,
     LM_EVAL_METRIC,
@@ -35,11 +35,11 @@ class HarnessResults:
     """The results of a number of tasks, in lm-eval's order."""
 
     rows: tuple[ResultRow, ...]
-    cuts: Cuts
+    cuts: TruncationCounts
     versions: Mapping[str, Any]  # of the tasks
 
     @staticmethod
-    def from_lm_eval(results: Mapping[str, Any], cuts: Cuts) -> "HarnessResults":
+    def from_lm_eval(results: Mapping[str, Any], cuts: TruncationCounts) -> "HarnessResults":
         """The numbers in what `lm_eval.simple_evaluate` returns; everything else is left out."""
         shots = results.get("n-shot", {})
         samples = results.get("n-samples", {})
@@ -71,7 +71,7 @@ class HarnessResults:
         """What `as_json` was made from."""
         return HarnessResults(
             rows=tuple(ResultRow(**row) for row in plain["results"]),
-            cuts=Cuts(**plain["requests"]),
+            cuts=TruncationCounts(**plain["requests"]),
             versions=plain["task_versions"],
         )
 

@@ -1,23 +1,144 @@
-"""The model as lm-eval sees it: texts in, log-likelihoods and texts out."""
+"""The model as lm-eval sees it: texts in, log-likelihoods and texts out.
 
+Process 0 alone runs lm-eval. It broadcasts what it is about to compute, and all processes compute
+it: a message is a kind and what the kind needs. The last message is the results, or the failure.
+"""
+
+import json
 import logging
 import math
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import asdict
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Protocol, runtime_checkable
+from zlib import crc32
 
+import jax
+import numpy as np
+from jax.sharding import Mesh
 from lm_eval.api.model import LM
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
+from chomp.config.messages import did_you_mean, nearest
 from chomp.errors import ConfigError, LaunchError, require
-from chomp.evaluation.harness.generation import Generate, GenerationSettings
-from chomp.evaluation.harness.serving import END, GENERATE, SCORE, told
-from chomp.evaluation.request_scores import RequestScorer, Score
-from chomp.evaluation.requests import Cuts, Request, encoded_pairs, fitting
+from chomp.evaluation.generation import Generation, TokenChoice
+from chomp.evaluation.request_scores import (
+    Request,
+    RequestScorer,
+    Score,
+    TruncationCounts,
+    encoded_pairs,
+    fitting,
+)
+from chomp.mesh import broadcast, wait_for_all
 from chomp.tokenize import Tokenizer
 
+# Kinds of messages.
+SCORE, GENERATE, END, FAILED = "score", "generate", "end", "failed"
+
+# A task's data may have to be fetched before there is anything to compute.
+TIMEOUT_S = 3600.0
+# The key-value store is for small values: longer ones go in pieces. All processes meet after some
+# of them, because process 0 may only be so far ahead.
+PIECE_CHARACTERS = 1 << 20
+PIECES_AHEAD = 16
+DEFAULT_MAX_TOKENS = 256  # lm-eval's own
+KNOWN = ("until", "max_gen_toks", "do_sample", "temperature", "top_k", "top_p")
 log = logging.getLogger(__name__)
+# Tokens between two looks at the texts: a look costs a trip to the host, a text that has ended
+# costs on average half of these.
+LOOK_EVERY = 16
+
+
+def broadcast_message(word: Any) -> Any:
+    """Process 0's `word` (plain JSON) in every process; what the others pass is ignored."""
+    if jax.process_count() == 1:
+        return word
+    text = json.dumps(word)
+    count = broadcast("harness/count", -(-len(text) // PIECE_CHARACTERS), timeout_s=TIMEOUT_S)
+    pieces = []
+    for index in range(count):
+        if index % PIECES_AHEAD == PIECES_AHEAD - 1:
+            wait_for_all("harness/pieces")
+        first = index * PIECE_CHARACTERS
+        piece = text[first : first + PIECE_CHARACTERS]
+        pieces.append(broadcast("harness/piece", piece))
+    return json.loads("".join(pieces))
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerationSettings:
+    """How to continue a prompt. Temperature 0 takes the likeliest token."""
+
+    max_tokens: int = DEFAULT_MAX_TOKENS
+    temperature: float = 0.0
+    top_k: int | None = None
+    top_p: float | None = None
+    until: tuple[str, ...] = ()  # the text ends before the first of them
+
+    @staticmethod
+    def from_request(asked: Mapping[str, Any]) -> "GenerationSettings":
+        """The settings of a task's `generation_kwargs`; one that is not known is refused.
+
+        Without `do_sample` a temperature above 0 samples; with `do_sample: false` none does.
+        """
+        for name in asked:
+            require(
+                name in KNOWN,
+                f"the generation setting {name}{did_you_mean(nearest(name, KNOWN))}",
+                allowed=", ".join(KNOWN),
+                fix="remove it from the task's generation_kwargs",
+            )
+        until = asked.get("until") or ()
+        samples = asked.get("do_sample") is not False
+        settings = GenerationSettings(
+            max_tokens=int(asked.get("max_gen_toks", DEFAULT_MAX_TOKENS)),
+            temperature=float(asked.get("temperature") or 0.0) if samples else 0.0,
+            top_k=asked.get("top_k"),
+            top_p=asked.get("top_p"),
+            until=(until,) if isinstance(until, str) else tuple(until),
+        )
+        require(
+            settings.max_tokens > 0 and settings.temperature >= 0.0,
+            f"max_gen_toks={settings.max_tokens} and temperature={settings.temperature}",
+            allowed="at least one token, and a temperature of 0 or more",
+            fix="correct the task's generation_kwargs",
+        )
+        require(
+            not (asked.get("do_sample") and settings.temperature == 0.0),
+            "do_sample=true with a temperature of 0",
+            allowed="sampling at a temperature above 0, or do_sample=false",
+            fix="set temperature in the task's generation_kwargs",
+        )
+        return settings
+
+    def cut(self, text: str) -> str:
+        """`text` up to the strings that end it, one after the other, as lm-eval cuts it."""
+        for end in filter(None, self.until):
+            text = text.partition(end)[0]
+        return text
+
+
+@runtime_checkable
+class Generate(Protocol):
+    """Continues prompts; `harness.sampler` makes one."""
+
+    def __call__(
+        self,
+        prompts: Sequence[Sequence[int]],
+        *,
+        max_tokens: int,
+        temperature: float,
+        top_k: int | None,
+        top_p: float | None,
+        seed: int,
+        until: Sequence[str],
+    ) -> list[list[int]]:
+        """Ids that follow each prompt, at most `max_tokens`, ending before an end of document.
+
+        `until` may be used to stop early: what comes after one of those strings is cut off anyway.
+        """
+        ...
 
 
 class HarnessModel(LM):  # type: ignore[misc]  # lm_eval has no types
@@ -45,7 +166,7 @@ class HarnessModel(LM):  # type: ignore[misc]  # lm_eval has no types
         self.starts_with_prefix = (
             bos_id is not None if starts_with_prefix is None else starts_with_prefix
         )
-        self.cuts = Cuts()  # of all requests so far
+        self.cuts = TruncationCounts()  # of all requests so far
         self._params, self._scorer = params, scorer
         # Not `tokenizer`: lm-eval would take it for one of transformers.
         self._encoder, self._generate = tokenizer, generate
@@ -121,7 +242,7 @@ class HarnessModel(LM):  # type: ignore[misc]  # lm_eval has no types
             whole = [self.prefix_id, *ids] if self.starts_with_prefix or not ids else ids
             truncated += len(whole) > room
             prompts.append(tuple(whole[-room:]))
-        self._count(Cuts(truncated=truncated), len(prompts))
+        self._count(TruncationCounts(truncated=truncated), len(prompts))
         return prompts
 
     def _texts(
@@ -134,7 +255,7 @@ class HarnessModel(LM):  # type: ignore[misc]  # lm_eval has no types
         for (how, seed), prompts in groups.items():
             prompts.sort(key=len, reverse=True)
             settings = {**asdict(how), "seed": seed}
-            told([GENERATE, [prompts, settings]])
+            broadcast_message([GENERATE, [prompts, settings]])
             outputs = generate(prompts, **settings)
             for prompt, ids in zip(prompts, outputs, strict=True):
                 found[how, seed, prompt] = how.cut(self._encoder.decode(ids))
@@ -146,7 +267,7 @@ class HarnessModel(LM):  # type: ignore[misc]  # lm_eval has no types
         For all other processes of a run, with the same weights and the same `generate`.
         """
         while True:
-            kind, word = told(None)
+            kind, word = broadcast_message(None)
             if kind == SCORE:
                 self._scorer.scores(self._params, [Request(tuple(ids), at) for ids, at in word])
             elif kind == GENERATE:
@@ -162,10 +283,10 @@ class HarnessModel(LM):  # type: ignore[misc]  # lm_eval has no types
                 )
 
     def _scores(self, requests: Sequence[Request]) -> list[Score]:
-        told([SCORE, requests])
+        broadcast_message([SCORE, requests])
         return self._scorer.scores(self._params, requests)
 
-    def _count(self, cuts: Cuts, num_requests: int) -> None:
+    def _count(self, cuts: TruncationCounts, num_requests: int) -> None:
         self.cuts += cuts
         if cuts.truncated:
             log.warning(
@@ -180,3 +301,49 @@ class HarnessModel(LM):  # type: ignore[misc]  # lm_eval has no types
                 "continuation is empty, or the tokenizer joins it to the end of its context.",
                 *(cuts.empty, num_requests),
             )
+
+
+def sampler(model: Any, *, mesh: Mesh, tokenizer: Tokenizer, batch_size: int) -> Generate:
+    """A `generate` for `HarnessModel`, from a model in the dtype it computes in.
+
+    Each prompt draws with a seed of its own, made from its tokens, so a text depends on neither its
+    neighbours nor the batch size.
+    """
+
+    def generate(
+        prompts: Sequence[Sequence[int]],
+        *,
+        max_tokens: int,
+        temperature: float,
+        top_k: int | None,
+        top_p: float | None,
+        seed: int,
+        until: Sequence[str],
+    ) -> list[list[int]]:
+        choice = TokenChoice.of(temperature=temperature, top_k=top_k, top_p=top_p)
+        texts: list[list[int]] = []
+        for first in range(0, len(prompts), batch_size):
+            some = prompts[first : first + batch_size]
+            generation = Generation(
+                model,
+                some,
+                mesh=mesh,
+                max_tokens=max_tokens,
+                end_ids=[tokenizer.eos_id],
+                seeds=[crc32(np.asarray([seed, *prompt], np.int64).tobytes()) for prompt in some],
+                choice=choice,
+            )
+            _advance(generation, tokenizer, [end for end in until if end])
+            texts += generation.texts
+        return texts
+
+    return generate
+
+
+def _advance(generation: Generation, tokenizer: Tokenizer, until: Sequence[str]) -> None:
+    while not generation.is_done:
+        generation.advance(LOOK_EVERY if until else None)
+        for index, ids in enumerate(generation.texts):
+            text = tokenizer.decode(ids)
+            if any(end in text for end in until):
+                generation.stop(index)
