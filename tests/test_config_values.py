@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from chomp.cli.launch_files import launch_class, loaded_module
+from chomp.cli.load_config import launch_class, load_module
 from chomp.config import config_from_mapping
 from chomp.config.fields import Setting, scalar_types, sections, settings_of
 from chomp.config.schema import classes_inside
@@ -43,7 +43,7 @@ def fields() -> dict[str, tuple[type, Setting]]:
     """Every field of every class in the launch configs of the templates."""
     found: dict[str, tuple[type, Setting]] = {}
     for path in sorted((ROOT / "experiments/grug").glob("*/launch.py")):
-        launch = launch_class(loaded_module(str(path)), str(path))
+        launch = launch_class(load_module(str(path)), str(path))
         for cls in classes_inside(launch):
             if cls is not launch:  # its own fields are a name, a path and sections
                 found |= {

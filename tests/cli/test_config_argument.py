@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from chomp.cli.given_config import GivenConfig
-from chomp.cli.run_data import RunData, run_data
+from chomp.cli.data import RunData, run_data
+from chomp.cli.load_config import GivenConfig
 from chomp.config import config_to_mapping
 from chomp.errors import ConfigError
 from chomp.tracking import JsonlTracker

@@ -10,8 +10,7 @@ import pytest
 import yaml
 
 from chomp.cli.config_page import config_page
-from chomp.cli.given_config import GivenConfig
-from chomp.cli.launch_files import loaded_launch
+from chomp.cli.load_config import GivenConfig, load_launch
 from chomp.config import config_difference, config_to_mapping
 from chomp.data import LmComponentConfig, TextSource
 from experiments.grug.base.launch import GrugBaseLaunchConfig, run_config
@@ -64,7 +63,7 @@ def test_variables_and_other_names_are_gone_from_what_is_shown(chomp: Chomp, fol
 )
 def test_a_file_changes_only_the_fields_that_it_names(text: str, changed: dict[str, Any], tmp_path):
     (tmp_path / "mine.yaml").write_text(f"template: base\n{text}\n")
-    config = loaded_launch(GivenConfig(path=str(tmp_path / "mine.yaml"))).config
+    config = load_launch(GivenConfig(path=str(tmp_path / "mine.yaml"))).config
     found = config_difference(GrugBaseLaunchConfig(), config)
     assert {item.path: item.after for item in found} == changed
 
@@ -73,7 +72,7 @@ def test_a_file_has_exactly_the_components_that_it_names(tmp_path: Path):
     (tmp_path / "mine.yaml").write_text(
         "template: base\ndata: {components: {code: {source: {kind: text, paths: [a]}}}}\n"
     )
-    data = loaded_launch(GivenConfig(path=str(tmp_path / "mine.yaml"))).config.data
+    data = load_launch(GivenConfig(path=str(tmp_path / "mine.yaml"))).config.data
     assert data.components == {"code": LmComponentConfig(source=TextSource(paths=("a",)))}
     assert data.tokenizer == GrugBaseLaunchConfig().data.tokenizer
 
@@ -128,23 +127,6 @@ def test_the_last_of_several_values_of_a_field_wins_by_either_name_of_the_option
     values = ("-o", "train.steps=7", "--override", "trainer.steps=8", "-o", "train.steps=7")
     told = chomp("config", "show", DEBUG, *values)
     assert yaml.safe_load(told.out)["trainer"]["steps"] == 7
-
-
-def test_a_rounded_vocabulary_is_shown_and_said(
-    chomp: Chomp, tmp_path: Path, caplog: pytest.LogCaptureFixture
-):
-    text = Path(DEBUG).read_text()
-    for before, after in (
-        ("vocab_size: 257", "vocab_size: 256"),
-        ("{ kind: byte }", "{ kind: byte, vocab_size_multiple: 128 }"),
-    ):
-        assert before in text
-        text = text.replace(before, after)
-    (tmp_path / "mine.yaml").write_text(text)
-    told = chomp("config", "show", str(tmp_path / "mine.yaml"))
-    assert told.code == 0, told.err
-    assert yaml.safe_load(told.out)["model"]["vocab_size"] == 384
-    assert "model.vocab_size is 384, not 256" in caplog.text
 
 
 def test_a_difference_has_the_mark_that_says_what_it_means_for_a_run(chomp: Chomp, folder: Path):
@@ -248,6 +230,6 @@ def test_the_page_has_every_field_of_the_schema(page: str, chomp: Chomp):
     for name, part in schema["$defs"].items():
         for field, facts in part.get("properties", {}).items():
             names = [field, *facts.get("aliases", [])]
-            # Or with its section, as an other name of a field or as a key of the first chomp.
+            # Or with its section, as another name of a field.
             told = [text for each in names for text in (f"| `{each}` |", f".{each}`")]
             assert any(text in page for text in told), f"{name}.{field}"

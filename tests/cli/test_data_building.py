@@ -5,9 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from chomp.cli.given_config import GivenConfig
-from chomp.cli.launch_files import launch_steps
-from chomp.cli.run_data import run_data
+from chomp.cli.data import run_data
+from chomp.cli.load_config import GivenConfig, load_launch
 from chomp.data import TokenStore
 from chomp.executor import plan_steps
 from chomp.executor.status import started_status, write_status
@@ -58,7 +57,7 @@ def test_only_the_named_components_are_built(folder: Path, chomp: Chomp):
 def test_a_deleted_store_is_built_again_though_the_run_that_used_it_is_done(
     built: Path, chomp: Chomp
 ):
-    [*_, run] = plan_steps(launch_steps(GivenConfig(path="launch.py")), prefix="outputs")
+    [*_, run] = plan_steps(load_launch(GivenConfig(path="launch.py")).steps(), prefix="outputs")
     make_folder(run.path)
     status = started_status(None, run.identity.hash)
     write_status(run.path, replace(status, state="SUCCESS"))

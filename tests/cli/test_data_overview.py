@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from chomp.cli.data_inspect import LengthBin, histogram_lines, length_bins
+from chomp.cli.data import LengthBin, histogram_lines, length_bins
 from chomp.data import TokenStore
 from tests.cli.conftest import Chomp
 from tests.cli.small_launch import store_folder

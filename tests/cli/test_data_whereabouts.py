@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from chomp.cli.given_config import GivenConfig
+from chomp.cli.data import RunData, run_data
+from chomp.cli.load_config import GivenConfig
 from chomp.cli.main import exit_code
-from chomp.cli.run_data import RunData, run_data
 from chomp.data import TokenStore, row_origin, sightings
 from chomp.tracking import JsonlTracker
 from tests.cli.conftest import Chomp

@@ -114,7 +114,7 @@ def test_while_a_run_trains_its_record_has_the_row_and_wandb_is_left_to_the_run(
     *_, row, _, last = rows(trained)
     assert (row["step"], row["attempt"], last["step"]) == (11, 2, 12)
     assert row["eval/loss"] == in_loop(trained)["eval/loss"]
-    assert "W&B is told nothing" in caplog.text
+    assert "nothing is sent to W&B" in caplog.text
     assert not Path("wandb").exists()
 
 

@@ -7,22 +7,13 @@ from typing import Any
 import jsonschema
 import pytest
 
-from chomp.cli.config_schema import file_schema
+from chomp.cli.config import file_schema
 from chomp.config.files import parse_yaml
 from experiments.grug.array_stacked.launch import GrugArrayStackedLaunchConfig
 from experiments.grug.base.launch import GrugBaseLaunchConfig
 from experiments.grug.megalodon.launch import GrugMegalodonLaunchConfig
 from experiments.grug.moe.launch import GrugMoeLaunchConfig
-from tests.cli.test_earlier_keys import (
-    ALWAYS_REFUSED,
-    DEFAULTS,
-    FIXED,
-    HF,
-    MEGALODONS_OWN,
-    REFUSED,
-    TAKEN,
-    merged,
-)
+from tests.cli.test_legacy_keys import HINTS, TAKEN, merged
 
 ROOT = Path(__file__).parents[2]
 CONFIGS = sorted((ROOT / "configs").glob("*.yaml"))
@@ -32,8 +23,6 @@ CLASSES = {
     "megalodon": GrugMegalodonLaunchConfig,
     "moe": GrugMoeLaunchConfig,
 }
-# Whether they are taken depends on what else a file says, which a schema does not see.
-BY_OTHERS = {f"data.tokenizer.{key}" for key in ("add_eos", "add_bos", "auto_set_special_tokens")}
 
 
 @pytest.fixture(scope="module")
@@ -61,31 +50,9 @@ def test_a_key_that_a_file_may_have_is_in_it(schemas, key: str):
     assert complaints(schemas, merged(key, value, around)) == []
 
 
-@pytest.mark.parametrize("key", FIXED)
-def test_a_key_with_one_value_is_in_it_with_that_one(schemas, key: str):
-    fine, wrong, _ = FIXED[key]
-    assert complaints(schemas, merged(key, fine, {})) == []
-    assert bool(complaints(schemas, merged(key, wrong, {}))) != (key in BY_OTHERS)
-
-
-@pytest.mark.parametrize("key", REFUSED)
-def test_a_key_that_was_replaced_is_not_in_it(schemas, key: str):
-    value, _ = REFUSED[key]
-    assert bool(complaints(schemas, merged(key, value, {}))) != (key in BY_OTHERS)
-
-
-@pytest.mark.parametrize("key", ALWAYS_REFUSED)
-def test_a_key_without_any_meaning_here_is_not_in_it_with_its_default(schemas, key: str):
-    assert complaints(schemas, merged(key, ALWAYS_REFUSED[key], {}))
-
-
-@pytest.mark.parametrize("template", ["base", "megalodon"])
-def test_defaults_of_the_first_chomp_are_in_it(schemas, template: str):
-    content = {**DEFAULTS, "model": {**DEFAULTS["model"], "vocab_size": 384}}
-    own = {**content, "model": {**content["model"], **MEGALODONS_OWN}}
-    if template == "base":
-        del content["model"]["rope_base"]
-    assert complaints(schemas, own if template == "megalodon" else content, template) == []
+@pytest.mark.parametrize("key", HINTS)
+def test_a_key_of_the_first_chomp_is_not_in_it(schemas, key: str):
+    assert complaints(schemas, merged(key, None, {}))
 
 
 @pytest.mark.parametrize(
@@ -99,7 +66,6 @@ def test_defaults_of_the_first_chomp_are_in_it(schemas, template: str):
         {"optim": {"muon": {"ns_stepz": 3}}},
         {"data": {"components": {"a": {"source": {"part": "code"}}}}},  # of no kind
         {"data": {"components": {"a": {"source": {"kind": "embeded"}}}}},
-        {"data": {"backend": "parquet"}},
         {"data": {"tokenizer": {"kind": "hff"}}},
         {"debug": {"nan_chek": True}},
         {"data": {"components": {"a": {"source": {"kind": "text"}}}}},  # without paths
@@ -121,7 +87,7 @@ def test_what_a_file_may_not_have_is_not_in_it(schemas, content: Any):
         {},
         {"template": None, "variables": None, "debug": None},
         {"model": "$variables.model", "train": {"batch_size": [[0, 8], ["$variables.at", 16]]}},
-        {"data": {**HF["data"], "tokenizer": "$variables.a.b"}, "variables": {"a": {"b": 1}}},
+        {"data": {"tokenizer": "$variables.a.b"}, "variables": {"a": {"b": 1}}},
         {"data": {"components": {"a": "$variables.a"}}},
         {"debug": {"nan_check": "$variables.check"}},
         {"logging": {"wandb": {"tags": ["$variables.tag"]}}},

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from chomp.cli.prompts import given_texts
+from chomp.cli.generate import given_texts
 from chomp.errors import ConfigError
 from tests.cli.conftest import Chomp, Told
 

@@ -13,8 +13,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chomp.cli.given_config import GivenConfig
-from chomp.cli.given_text import given_text
+from chomp.cli.load_config import GivenConfig
 from chomp.executor import ExecutorStep, plan_steps, run_plan, this_output_path, versioned
 from chomp.storage.secrets import is_secret_name, redacted, without_passwords_of, without_secrets
 from chomp.tokenize import ByteTokenizer
@@ -364,7 +363,7 @@ def test_what_a_comment_notes_after_the_name_of_a_secret_is_not_kept(tmp_path: P
         "# eos_token: endoftextlong, max_tokens=123456789, token: short, a secret: of long ago",
     ]
     (tmp_path / "mine.yaml").write_text("\n".join(lines))
-    kept = given_text(GivenConfig(path=str(tmp_path / "mine.yaml")))
+    kept = GivenConfig(path=str(tmp_path / "mine.yaml")).original_text()
     assert kept is not None
     assert kept.splitlines() == [
         "# export WANDB_API_KEY=<WANDB_API_KEY> before this",

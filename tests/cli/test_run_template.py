@@ -12,13 +12,13 @@ from py_compile import PycInvalidationMode
 
 import pytest
 
-from chomp.cli.run_template import loaded_template
+from chomp.cli.templates import load_template
 from chomp.errors import ConfigError
 from chomp.tracking.known_templates import is_remembered, remember_template
 from chomp.tracking.run_files import sources_hash, template_sources
 
 ROOT = Path(__file__).parents[2]
-trusted = partial(loaded_template, is_trusted=True)
+trusted = partial(load_template, is_trusted=True)
 # No such package can be imported: the checkout that the copies came from is gone.
 PACKAGE = "experiments.grug.vanished"
 MODEL = "VALUE = {value}\n\n\ndef fails():\n    raise RuntimeError('here')\n"
@@ -89,7 +89,7 @@ def test_a_damaged_file_of_a_copy_is_named_with_its_line(tmp_path: Path, damage:
     copy = template(tmp_path / "template", STYLES["from package.model import"])
     (copy / "model.py").write_bytes(damage)
     with pytest.raises(ConfigError) as refused:
-        loaded_template(copy, is_trusted=True)
+        load_template(copy, is_trusted=True)
     assert told.format(copy) in str(refused.value)
     assert "--template" in str(refused.value)
 
@@ -148,22 +148,22 @@ def ran_marker(folder: Path) -> str:
 def test_code_of_unknown_origin_is_not_run_unless_it_is_trusted(tmp_path: Path):
     copy = template(tmp_path / "template", ran_marker(tmp_path))
     with pytest.raises(ConfigError, match=r"run it: model\.py, train\.py \(hash .*--trust"):
-        loaded_template(copy)
+        load_template(copy)
     assert not (tmp_path / "ran").exists()
-    loaded_template(copy, is_trusted=True)
+    load_template(copy, is_trusted=True)
     assert (tmp_path / "ran").exists()
     # Trusted once is not trusted for ever.
     with pytest.raises(ConfigError, match="--trust"):
-        loaded_template(copy)
+        load_template(copy)
 
 
 def test_code_that_equals_a_template_of_the_checkout_is_run_until_it_differs(tmp_path: Path):
     copy = tmp_path / "template"
     shutil.copytree(ROOT / "experiments/grug/base", copy)
-    assert loaded_template(copy).part("GrugRunConfig")
+    assert load_template(copy).part("GrugRunConfig")
     (copy / "jax.py").write_text("")  # all files count, whoever imports them
     with pytest.raises(ConfigError, match=r"jax\.py"):
-        loaded_template(copy)
+        load_template(copy)
 
 
 def test_a_template_around_the_current_folder_makes_no_copy_known(tmp_path: Path, monkeypatch):
@@ -171,20 +171,20 @@ def test_a_template_around_the_current_folder_makes_no_copy_known(tmp_path: Path
     template(tmp_path / "experiments/grug/theirs", "x = 1\n")
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError, match="of unknown origin"):
-        loaded_template(copy)
+        load_template(copy)
 
 
 def test_a_template_of_a_run_of_this_user_is_known_wherever_its_copy_lies(tmp_path: Path):
     copy = template(tmp_path / "template", "x = 1\n")
     remember_template(sources_hash(template_sources(copy)))
     shutil.copytree(copy, tmp_path / "moved")
-    assert loaded_template(tmp_path / "moved").part("x") == 1
+    assert load_template(tmp_path / "moved").part("x") == 1
     # The names are part of what is known, and so is each file that was added since.
     (copy / "model.py").rename(copy / "other.py")
     (tmp_path / "moved/added.py").touch()
     for folder in (copy, tmp_path / "moved"):
         with pytest.raises(ConfigError, match="of unknown origin"):
-            loaded_template(folder)
+            load_template(folder)
 
 
 def test_what_is_not_source_stands_for_nothing_in_a_known_template(tmp_path: Path):
@@ -201,7 +201,7 @@ def test_what_is_not_source_stands_for_nothing_in_a_known_template(tmp_path: Pat
         (copy / package).mkdir()
         shutil.copy(planted, copy / package / "__init__.py")
     os.mkfifo(copy / "pipe.py")
-    assert loaded_template(copy).part("value")() == 7
+    assert load_template(copy).part("value")() == 7
     assert not (tmp_path / "ran").exists()
 
 
@@ -209,7 +209,7 @@ def test_what_was_judged_is_what_is_run_though_the_files_change(tmp_path: Path):
     lazily = STYLES["when called"] + ran_marker(tmp_path).replace("ran", "first")
     copy = template(tmp_path / "template", lazily, value=11)
     remember_template(sources_hash(template_sources(copy)))
-    loaded = loaded_template(copy)
+    loaded = load_template(copy)
     (copy / "model.py").write_text("VALUE = 12\n")
     assert loaded.part("value")() == 11
 

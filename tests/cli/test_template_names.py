@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from chomp.cli.template_folder import template_folder, told_template
+from chomp.cli.templates import template_folder, template_name
 from chomp.errors import ConfigError
 
 ROOT = Path(__file__).parents[2]
@@ -57,7 +57,7 @@ def test_a_path_is_a_path_and_a_name_that_the_checkout_has_not_is_one_too(checko
 )
 def test_what_is_told_of_a_template_finds_it_again(checkout: Path, named: str):
     launch_file(checkout / "mine")
-    told = told_template(template_folder(named))
+    told = template_name(template_folder(named))
     assert told == Path(named).name
     assert template_folder(told).resolve() == template_folder(named).resolve()
 

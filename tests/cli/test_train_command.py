@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from chomp.cli.given_config import GivenConfig
-from chomp.cli.launch_files import launch_steps
+from chomp.cli.load_config import GivenConfig, load_launch
 from chomp.executor import plan_steps
 from chomp.executor.status import LOCK, read_info, read_status
 from chomp.storage import FileLock
@@ -318,7 +317,7 @@ def test_a_config_is_a_recipe_card_and_a_run_of_its_template(path: Path):
     for heading in ("command", "needs", "takes", "expect"):
         assert re.search(rf"^#   {heading} ", text, re.MULTILINE)
     assert re.search(rf"uv run (--extra \w+ )*chomp train configs/{path.name}\n", text)
-    [step] = launch_steps(GivenConfig(path=str(path)))
+    [step] = load_launch(GivenConfig(path=str(path))).steps()
     assert step.name == f"grug/{path.stem}"
     assert plan_steps([step], prefix="nowhere")[-1].config.trainer.steps >= 20
 

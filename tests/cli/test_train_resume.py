@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from chomp.checkpoint.layout import write_metadata
-from chomp.cli.resume import resume_wish
+from chomp.cli.train import parsed_resume
 from chomp.errors import ConfigError
 from chomp.executor.status import read_status, write_status
 from tests import tiny
@@ -69,13 +69,13 @@ def given(here: Path) -> list[tuple[str | None, bool | None, int | None]]:
 
 @pytest.mark.parametrize(("text", "wish"), [("0", 0), ("12", 12), ("none", "none"), (None, None)])
 def test_a_step_is_a_number_and_zero_is_one(text, wish):
-    assert resume_wish(text) == wish
+    assert parsed_resume(text) == wish
 
 
 @pytest.mark.parametrize("text", ["", "-1", "no", "Latest", "1.5", "1e3", "²", "true"])
 def test_what_is_neither_a_word_nor_a_step_is_refused(text: str):
     with pytest.raises(ConfigError, match=r"--resume .*Allowed: none .*Fix: "):
-        resume_wish(text)
+        parsed_resume(text)
 
 
 def test_none_starts_fresh_once_and_is_refused_where_checkpoints_are(here: Path, train: Chomp):

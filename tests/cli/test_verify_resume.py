@@ -12,9 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chomp.cli.verify_forks import RunFacts
-from chomp.cli.verify_lives import Life, drawn_instant, kinds_of
-from chomp.cli.verify_verdict import Outcome, Spread, difference, widest
+from chomp.cli.verify_lives import Life, RunFacts, draw_instant, kinds_of
+from chomp.cli.verify_verdict import Outcome, Spread, first_difference, widest_spread
 from tests import tiny
 from tests.cli.conftest import Chomp
 
@@ -280,7 +279,7 @@ def test_an_instant_is_ahead_within_the_run_and_no_longer_off_than_what_it_is_in
 ):
     done = data.draw(st.integers(0, steps - 1))
     kind = data.draw(st.sampled_from(["save", "step", "start"]))
-    instant = drawn_instant(
+    instant = draw_instant(
         kind,
         done=done,
         steps=steps,
@@ -325,7 +324,7 @@ def unbroken(tmp_path: Path) -> Outcome:
 def test_attempts_that_overlap_and_agree_are_equal(unbroken: Outcome, tmp_path: Path):
     rows = [*rows_of(range(3)), {"kind": "summary", "attempt": 2}, *rows_of(range(1, 4), 2)]
     killed = run_folder(tmp_path / "killed", rows, RECEIPT)
-    assert difference(unbroken, killed, [life()]) is None
+    assert first_difference(unbroken, killed, [life()]) is None
 
 
 @given(st.integers(0, 3), st.integers(1, 3), st.sampled_from(["train/loss", "tokens_seen"]))
@@ -339,7 +338,7 @@ def test_one_value_of_any_attempt_that_differs_is_found_and_named(
     right = wrong[name]
     wrong[name] = right * (1 + 2**-23) + 1e-9
     killed = run_folder(folder / "killed", rows, RECEIPT)
-    assert difference(unbroken, killed, [life()]) == (
+    assert first_difference(unbroken, killed, [life()]) == (
         f"{name} of step {step}: {right!r} in the unbroken run, {wrong[name]!r} in the killed one "
         f"(attempt {attempt})"
     )
@@ -348,14 +347,14 @@ def test_one_value_of_any_attempt_that_differs_is_found_and_named(
 
 def test_a_step_that_no_attempt_logged_is_found(unbroken: Outcome, tmp_path: Path):
     killed = run_folder(tmp_path / "killed", rows_of(range(3)), RECEIPT)
-    found = difference(unbroken, killed, [life()])
+    found = first_difference(unbroken, killed, [life()])
     assert found is not None
     assert found.startswith("tokens_seen of step 3: logged by the unbroken run")
 
 
 def test_a_state_that_differs_is_told_by_its_first_array(unbroken: Outcome, tmp_path: Path):
     killed = run_folder(tmp_path / "killed", rows_of(range(4)), {**RECEIPT, "params/b": "ff"})
-    found = difference(unbroken, killed, [life()])
+    found = first_difference(unbroken, killed, [life()])
     assert found is not None
     assert found.startswith("params/b of the final state (0b and ff), the first of 1 arrays")
 
@@ -365,11 +364,11 @@ def test_a_resume_that_lost_a_complete_checkpoint_is_a_difference(
 ):
     killed = run_folder(tmp_path / "killed", rows_of(range(4)), RECEIPT)
     lives = [life(), life(began_at=3, first_step=1)]
-    found = difference(unbroken, killed, lives)
+    found = first_difference(unbroken, killed, lives)
     assert found is not None
     assert found.startswith("life 2 began after 1 steps, although the checkpoint of step 3 was")
 
 
 def test_the_widest_spread_is_taken_of_losses_and_of_states_apart():
     spreads = [Spread(1e-7, "a", 1e-5, "b"), Spread(2e-7, "c", 1e-6, "d")]
-    assert widest(spreads) == Spread(2e-7, "c", 1e-5, "b")
+    assert widest_spread(spreads) == Spread(2e-7, "c", 1e-5, "b")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from chomp.cli.launch_command import launch_app
+from chomp.cli.commands import launch_app
 from chomp.errors import ConfigError
 from chomp.launch.launch_local import launched_locally
 from chomp.mesh.distributed import CoordinatorAddressTaken

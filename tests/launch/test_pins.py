@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from chomp.cli.pin_command import pin
+from chomp.cli.commands import pin
 from chomp.errors import ConfigError, LaunchError, StorageError
 from chomp.executor import ExecutorStep, output_path_of, plan_steps, run_plan, versioned
 from chomp.executor.pins import PINS, add_pin, identities_at, read_pins, remove_pin
@@ -184,7 +184,7 @@ def test_the_command_pins_lists_and_removes(prefix: str, capsys: pytest.CaptureF
 )
 def test_a_command_that_asks_for_nothing_or_for_two_things_is_refused(wrong: dict[str, Any]):
     with pytest.raises(ConfigError, match="Allowed: chomp pin A B, chomp pin --list"):
-        pin(**wrong)
+        pin(**wrong)()
 
 
 def test_a_launch_file_obeys_the_pins_of_its_prefix(launch: Run, tmp_path: Path):

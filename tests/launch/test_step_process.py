@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from chomp import errors
-from chomp.cli.launch_files import loaded_module
+from chomp.cli.load_config import load_module
 from chomp.errors import ChompError, ConfigError, DataError, LaunchError, RunInterrupted
 from chomp.executor import ExecutorStep, plan_steps, run_plan
 from chomp.launch.outcome import error_of, outcome_of, read_outcome, write_outcome
@@ -78,7 +78,7 @@ def test_what_a_launch_file_defines_is_found_again_though_it_was_run_as_main(lau
 
 
 def test_what_a_command_loaded_by_its_path_is_found_again(launch_file, tmp_path):
-    module = loaded_module(str(launch_file))
+    module = load_module(str(launch_file))
     try:
         plan = plan_steps(module.steps(None), prefix=str(tmp_path / "out"))
         with process_runner(plan) as runner:
@@ -89,12 +89,12 @@ def test_what_a_command_loaded_by_its_path_is_found_again(launch_file, tmp_path)
 
 
 def test_a_launch_file_is_loaded_again_only_after_it_has_changed(launch_file):
-    first = loaded_module(str(launch_file))
+    first = load_module(str(launch_file))
     try:
         # Another one would take the names by which its steps are sent from those of the first.
-        assert loaded_module(str(launch_file)) is first
+        assert load_module(str(launch_file)) is first
         launch_file.write_text(LAUNCH_FILE + "\nMORE = 1\n")
-        assert loaded_module(str(launch_file)).MORE == 1
+        assert load_module(str(launch_file)).MORE == 1
     finally:
         del sys.modules[first.__name__], sys.modules["words"]
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from chomp.cli.compare_table import tell_comparison
+from chomp.cli.compare import print_comparison
 from chomp.errors import ConfigError
 from chomp.ledger.comparison import Comparison, Question, compare
 from chomp.ledger.curves import curve_of
@@ -300,7 +300,7 @@ def test_a_base_of_zero_is_compared_without_percent(grug, tmp_path):
     make_side(grug, "moe", {0: 0.2, 1: 0.21, 2: 0.22}, evaluated=[STEPS])
     found = compared("base", "moe", tmp_path, best="highest")
     assert found.verdict.text.startswith("better: +0.21 (95 % interval")
-    tell_comparison(found)
+    print_comparison(found)
 
 
 def test_one_loss_that_is_not_finite_among_many_is_left_out_and_said(tmp_path):

@@ -3,26 +3,33 @@
 uv run python -m chomp.cli.config_page > docs/references/config.md
 """
 
-# ruff: noqa: PLC0415
-# What is imported inside functions is what `chomp --help` does not need: it must answer at once.
-
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
-from chomp.cli.earlier_data import OF_STREAM, SPECIAL_IDS, UNREAD_DEFAULTS
-from chomp.cli.earlier_keys import NULL_IS_DEFAULT, OF_SOURCES, RULES, Fixed, Moved, Rule
-from chomp.cli.earlier_words import taken_values
-from chomp.cli.launch_files import RUN_CLASS, launch_class, loaded_module
-from chomp.cli.template_folder import GRUG, LAUNCH_FILE
-
-if TYPE_CHECKING:  # for annotations alone
-    from chomp.config import Mark
-    from chomp.config.fields import Setting
+from chomp.cli.legacy_keys import HINTS
+from chomp.cli.load_config import ALIASES, RUN_CLASS, launch_class, load_module
+from chomp.cli.templates import GRUG, LAUNCH_FILE
+from chomp.config import Mark
+from chomp.config.fields import (
+    MARKS,
+    Setting,
+    allows_none,
+    entry_types,
+    item_type,
+    kinds_of,
+    list_member,
+    mapping_member,
+    mark_of,
+    members,
+    sections,
+    settings_of,
+)
+from chomp.config.messages import describe_type
+from chomp.config.parse import plain_value
+from chomp.config.schema import field_comments
 
 _FIRST = "base"  # whose sections stand for those of all: templates differ in their models
 _MODEL = "model"
@@ -44,27 +51,19 @@ to.
 - `variables: {width: 256}` may stand at the top: `$variables.width` is the value itself, and
   `"{$variables.width}"` or `"${variables.width}"` its text inside of other text.
 - The mark says what a change means for a run that is continued. *identity*: it is another run.
-  *schedule*: the same run, if it is told so (`--allow optim.lr`). *cosmetic*: nothing.
+  *schedule*: the same run, if `--allow optim.lr` names the field. *cosmetic*: nothing.
 - Other names work in files and after `-o`; what a run writes down has the field's own name.
 - A text under a key that is a secret by its name (`hf_token`, `api_key`) is refused, in `variables`
   too: runs keep their files. Secrets belong in the environment.
 """
-_EARLIER = """## Keys of the first chomp
+_LEGACY = """## Keys of the first chomp
 
-Files of the first chomp can be read: most of their keys are fields above, or other names of them.
-These are taken for another field, or refused with what is said here. Defaults of the first chomp
-that change nothing here are let through, so that a file may have them written out.
+Three keys of its files are other names here: {aliases}. Other keys that are
+no fields above are refused with the hint below; `scripts/convert_chomp_yaml.py OLD > NEW` converts
+a file.
 
-| key | here |
+| key | instead |
 |---|---|"""
-# Keys of which a value is let through for what else the file says.
-_WHERE = {
-    "data.tokenizer.add_eos": "it is `false` with `kind: byte`",
-    "data.tokenizer.add_bos": "it is `true` with `kind: hf` and the token is known: `bos_token` of "
-    "the tokenizer's folder, or `model.bos_token_id` with `auto_set_special_tokens: false`",
-    "data.tokenizer.auto_set_special_tokens": "it is `false` with `kind: hf`: then the ids are "
-    "`model.eos_token_id` and, with `add_bos: true`, `model.bos_token_id`",
-}
 _PYTHON_WORDS = {"None": "null", "True": "true", "False": "false"}
 
 
@@ -94,18 +93,16 @@ def config_page(root: Path = Path()) -> str:
             parts += [
                 table for table in _tables(template, name) if table.startswith(f"## {_MODEL}")
             ]
-    return "\n".join([*parts, _earlier_keys()])
+    return "\n".join([*parts, _legacy_keys()])
 
 
 def _template(path: str) -> _Template:
-    module = loaded_module(path)
+    module = load_module(path)
     return _Template(launch_class(module, path), getattr(module, RUN_CLASS, None))
 
 
 def _tables(template: _Template, name: str) -> Iterator[str]:
     """Every table of a template, under its heading."""
-    from chomp.config.fields import mark_of, settings_of
-
     of_run = (
         {}
         if template.run is None
@@ -118,55 +115,14 @@ def _tables(template: _Template, name: str) -> Iterator[str]:
         yield _table(section._replace(title=title), marks)
 
 
-def _earlier_keys() -> str:
-    lines = [_EARLIER]
-    lines += [f"| `{name}` | {_told(rule)}{_let_through(name)} |" for name, rule in RULES.items()]
-    lines += [f"| `{name}` | `{use}`{_let_through(name)} |" for name, use in OF_SOURCES.items()]
-    lines += [
-        f"| `{name}` | the field of that name; `null` is its default |" for name in NULL_IS_DEFAULT
-    ]
-    return "\n".join([*lines, ""])
-
-
-def _told(rule: Rule) -> str:
-    if isinstance(rule, Moved):
-        values = (rule.values or {}).items()
-        return f"`{rule.to}`" + "".join(f", {_code(value)} is `{meant}`" for value, meant in values)
-    taken = " or ".join(map(_code, taken_values(rule)))
-    if isinstance(rule, Fixed):
-        return f"only {taken}: {rule.here}; {rule.use}"
-    return f"refused{f', but for {taken}' if taken else ''}: {rule.here}; {rule.use}"
-
-
-def _let_through(name: str) -> str:
-    """What else decides whether a value is let through, or what it is."""
-    key = name.rpartition(".")[2]
-    if key == "vocab_size_multiple":
-        return ", which is rounded up to a multiple of it, and so that it holds the tokenizer's ids"
-    if name in _WHERE:
-        return f"; let through where {_WHERE[name]}"
-    if name.startswith("data.") and key in OF_STREAM:
-        return f"; with `backend: hf` it is `data.components.text.stream.{OF_STREAM[key]}`"
-    if key in SPECIAL_IDS:
-        other = " and `add_bos: true`" if key == "bos_token_id" else ""
-        return (
-            f" with `auto_set_special_tokens: false`{other}; else the tokenizer's own token "
-            f"counts, and only {_code(SPECIAL_IDS[key])} is let through with `kind: byte` or `bpe`"
-        )
-    if key in UNREAD_DEFAULTS:
-        values = " or ".join(map(_code, UNREAD_DEFAULTS[key]))
-        return f"; {values} is let through where nothing reads it"
-    return ""
-
-
-def _code(value: Any) -> str:
-    return f"`{json.dumps(value)}`"
+def _legacy_keys() -> str:
+    aliases = ", ".join(f"`{name}` is `{field}`" for name, (field, _) in ALIASES.items())
+    lines = [f"| `{name}` | {hint} |" for name, hint in HINTS.items()]
+    return "\n".join([_LEGACY.format(aliases=aliases), *lines, ""])
 
 
 def _sections(cls: type, place: str, mark: Mark, default: Any = None) -> Iterator[_Section]:
     """The tables of a class and of all below it, in the order of the fields."""
-    from chomp.config.fields import MARKS, mark_of, sections, settings_of
-
     yield _Section(place or "The top level", cls, mark, default)
     for item in settings_of(cls):
         inner = max(mark, mark_of(item.field), key=MARKS.index)
@@ -180,8 +136,6 @@ def _sections(cls: type, place: str, mark: Mark, default: Any = None) -> Iterato
 
 def _held(declared: Any) -> Iterator[tuple[str, Any]]:
     """A type itself, the items of its list and the entries of its mapping, each with its place."""
-    from chomp.config.fields import entry_types, item_type, list_member, mapping_member
-
     yield "", declared
     if (items := list_member(declared)) is not None:
         yield ".0", item_type(items, 0)
@@ -191,16 +145,11 @@ def _held(declared: Any) -> Iterator[tuple[str, Any]]:
 
 def _kind(section: type, among: tuple[type, ...]) -> str:
     """Which of several configs a section is."""
-    from chomp.config.fields import kinds_of
-
     return f" (kind: {kinds_of(section)[0]})" if len(among) > 1 else ""
 
 
 def _table(section: _Section, marks: Mapping[str, Mark]) -> str:
     """A class as a table; `marks` go before those of its own fields."""
-    from chomp.config.fields import MARKS, mark_of, settings_of
-    from chomp.config.schema import field_comments
-
     comments = field_comments(section.cls)
     lines = [
         _line(
@@ -236,14 +185,10 @@ def _as_yaml(comment: str) -> str:
 
 def _name(item: Setting) -> str:
     """A field as YAML files write it: a section by its alias, if it has one (`train`, `optim`)."""
-    from chomp.config.fields import sections
-
     return item.aliases[0] if item.aliases and sections(item.declared) else item.name
 
 
 def _type(declared: Any) -> str:
-    from chomp.config.fields import allows_none, members, sections
-    from chomp.config.messages import describe_type
 
     if sections(declared):
         others = [part for part in members(declared) if part not in sections(declared)]
@@ -257,9 +202,6 @@ def _type(declared: Any) -> str:
 
 def _default(item: Setting, around: Any) -> str:
     """What a file gets that leaves a field out; `around` is what the launch file has around it."""
-    from chomp.config.fields import sections
-    from chomp.config.parse import plain_value
-
     if item.is_required and around is None:
         return "required"
     value = _value(item, around)

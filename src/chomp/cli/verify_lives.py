@@ -1,4 +1,7 @@
-"""Lives of a run and their ends: when each is killed, and what it had done by then.
+"""Lives of a run: processes that train, the instants at which they are killed, what each had done.
+
+A life is a fork of a process that has done the imports: these take seconds, and a run that is
+killed twenty times would do them twenty times. That parent is the program verify_parent.py.
 
 A third of the kills come while the process starts, a third between steps, a third inside a save,
 which is seen by the unfinished checkpoint it writes. How far a life gets before is drawn so that
@@ -9,15 +12,22 @@ import json
 import os
 import random
 import re
+import select
 import signal
+import subprocess
+import sys
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import IO, Any, Literal
 
-from chomp.cli.verify_forks import RunFacts, Started
+from chomp.cli.load_config import GivenConfig
+from chomp.errors import LaunchError
 from chomp.tracking import metrics
+
+DEVICE_COUNT = "JAX_NUM_CPU_DEVICES"
 
 Kind = Literal["start", "step", "save"]
 # In this order, so that a single kill is one inside a save.
@@ -25,6 +35,117 @@ KINDS: tuple[Kind, ...] = ("save", "step", "start")
 
 _LOOK_EVERY_S = 0.002  # the shortest saves take ten times as long
 _STEP_NAME = re.compile(r"step-(\d+)")
+
+
+# --- processes ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunFacts:
+    """What a config says about its run, and under which names the run keeps things."""
+
+    steps: int
+    has_keep_policies: bool  # permanent checkpoints by a list of policies, not by one number
+    record: str
+    checkpoints: str
+    metadata: str
+    unfinished: str
+    can_fork: bool
+
+
+@dataclass(frozen=True)
+class Started:
+    """A process that was started, the first of a group of its own."""
+
+    pid: int
+    wait: Callable[[float], int | None]  # up to so many seconds; the exit code once it has ended
+
+    def kill(self) -> None:
+        """End it and whatever it started by SIGKILL, at once; nothing if it has ended."""
+        with suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
+
+
+def start_from_scratch(
+    words: Sequence[str], *, log: str, environment: Mapping[str, str]
+) -> Started:
+    """Start `chomp WORDS...` in a new process; its output goes to a file."""
+    with open(log, "ab") as file:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "chomp", *words],
+            env={**os.environ, **environment},
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=file,
+            start_new_session=True,
+        )
+
+    def wait(timeout_s: float) -> int | None:
+        try:
+            return process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            return None
+
+    return Started(process.pid, wait)
+
+
+class Forks:
+    """Starts `chomp` commands for one config, each a fork of a process that has loaded it."""
+
+    def __init__(self, given: GivenConfig, *, environment: Mapping[str, str]) -> None:
+        self._parent = subprocess.Popen(
+            [sys.executable, "-m", "chomp.cli.verify_parent", json.dumps(asdict(given))],
+            env={**os.environ, **environment},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            bufsize=0,  # so that `select` and `readline` see the same
+            start_new_session=True,  # Ctrl-C is for the command that uses this
+        )
+
+    def facts(self) -> RunFacts:
+        """What the config says; waits for the imports. Raises what is wrong with the config."""
+        answer = json.loads(self._line())
+        if "error" in answer:
+            error = LaunchError(answer["error"])
+            error.exit_code = answer["exit_code"]
+            raise error
+        return RunFacts(**answer)
+
+    def start(self, words: Sequence[str], *, log: str, environment: Mapping[str, str]) -> Started:
+        """`chomp WORDS...` in a fork; what it says goes to a file. One at a time."""
+        request = {"words": list(words), "log": log, "environment": dict(environment)}
+        _pipe(self._parent.stdin).write(json.dumps(request).encode() + b"\n")
+
+        def wait(timeout_s: float) -> int | None:
+            ready, _, _ = select.select([_pipe(self._parent.stdout)], [], [], timeout_s)
+            return int(self._line()) if ready else None
+
+        return Started(int(self._line()), wait)
+
+    def close(self) -> None:
+        """End the parent of the forks, whatever it is at; the last of them must have ended."""
+        self._parent.kill()
+        self._parent.wait()
+        _pipe(self._parent.stdin).close()
+        _pipe(self._parent.stdout).close()
+
+    def _line(self) -> bytes:
+        line = _pipe(self._parent.stdout).readline()
+        if not line:
+            raise LaunchError(
+                "the process that was to start the runs has ended",
+                allowed="a launch file that can be loaded",
+                fix="read what it printed above",
+            )
+        return line
+
+
+def _pipe(end: IO[bytes] | None) -> IO[bytes]:
+    assert end is not None, "the process was started with pipes"
+    return end
+
+
+# --- when a life ends, and what it had done ----------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -66,13 +187,13 @@ def kinds_of(kills: int, chance: random.Random) -> list[Kind]:
     return kinds
 
 
-def drawn_instant(
+def draw_instant(
     kind: Kind, *, done: int, steps: int, kills_left: int, pace: Life, chance: random.Random
 ) -> Instant:
     """When to kill a life that goes on after `done` of `steps` steps.
 
     `kills_left` counts this one. They share the steps that are left, so a life gets further the
-    fewer kills follow it; `pace` is a life that nobody ended, and tells how long things take.
+    fewer kills follow it; `pace` is a life that was not killed, for how long things take.
     """
     reach = 2 * (steps - done) / (kills_left + 1)
     at_step = min(steps, done + 1 + int(chance.uniform(0, reach)))
@@ -86,7 +207,7 @@ def drawn_instant(
 
 @dataclass
 class _Seen:
-    """What the folder of a run has told about the life that is watched."""
+    """What the folder of a run shows of the life that is watched."""
 
     steps: list[int] = field(default_factory=list)  # logged, in order
     folder_at_s: float | None = None
@@ -96,13 +217,13 @@ class _Seen:
     save_began_s: float = 0.0
 
 
-def lived(
+def live(
     process: Started, folder: str, facts: RunFacts, instant: Instant | None, devices: int | None
 ) -> Life:
     """Watch a process that has just been started to its end, which is `instant` if it is given."""
     began = time.monotonic()
     due = saving = None
-    is_told_off = False
+    kill_sent = False
     watch = _Watch(folder, facts)
     began_at = watch.newest
     while (code := process.wait(_LOOK_EVERY_S)) is None:
@@ -114,7 +235,7 @@ def lived(
             due, saving = now + instant.delay_s, seen.saving
         if due is not None and (now >= due or _is_over(instant, seen, saving)):
             process.kill()
-            is_told_off = True
+            kill_sent = True
     seconds = time.monotonic() - began
     seen = watch.look(seconds)
     first = seconds if seen.first_row_at_s is None else seen.first_row_at_s
@@ -122,7 +243,7 @@ def lived(
         folder=folder,
         devices=devices,
         began_at=began_at,
-        was_killed=is_told_off and code == -signal.SIGKILL,
+        was_killed=kill_sent and code == -signal.SIGKILL,
         code=code,
         seconds=seconds,
         # The folder is made after the imports, which only some lives do.
@@ -220,7 +341,7 @@ def _row(line: bytes) -> dict[str, Any]:
     try:
         row = json.loads(line)
     except ValueError:
-        return {}  # torn, and told of by whoever reads the whole record
+        return {}  # torn by a kill
     return row if isinstance(row, dict) else {}
 
 

@@ -1,39 +1,45 @@
 """`chomp verify-resume`: a run to its end, the same run killed again and again, and the verdict."""
 
+import contextlib
 import os
 import random
 import shutil
+import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from chomp.cli.given_config import GivenConfig
-from chomp.cli.terminal import print_table, say
-from chomp.cli.verify_forks import DEVICE_COUNT, Forks, RunFacts, Started, started_from_scratch
+from chomp.cli.load_config import GivenConfig
+from chomp.cli.output import print_json, print_rows, say
 from chomp.cli.verify_lives import (
+    DEVICE_COUNT,
+    Forks,
     Instant,
     Kind,
     Life,
-    drawn_instant,
+    RunFacts,
+    Started,
+    draw_instant,
     kinds_of,
-    lived,
+    live,
     newest_checkpoint,
+    start_from_scratch,
 )
-from chomp.cli.verify_telling import kill_table, praise, tell_life, tell_spread
 from chomp.cli.verify_verdict import (
+    MOVED_FACTOR,
     Outcome,
     Spread,
-    difference,
-    moved_difference,
+    first_difference,
+    first_moved_difference,
     spread_between,
-    widest,
+    widest_spread,
 )
 from chomp.config.names import split_override
-from chomp.errors import LaunchError, message, require
+from chomp.errors import LaunchError, require
 
-UNBROKEN, KILLED = "unbroken", "killed"
+_UNBROKEN, _KILLED = "unbroken", "killed"
 # So many saves in a run that all kinds of instants have something to hit.
 _SAVES = 8
 _SAVE_INTERVAL_S = 1.0
@@ -43,45 +49,46 @@ _TAIL_CHARACTERS = 2000
 _LONGEST_END_S = 60.0
 
 
-@dataclass(frozen=True, kw_only=True)
-class Asked:
-    """What the command line asks for besides the config."""
-
-    steps: int | None
-    kills: int
-    seed: int
-    devices: tuple[int, ...]  # none: whatever is there
-    keep: str | None
-
-
-def verified_resume(given: GivenConfig, asked: Asked) -> int:
-    """Run, kill, compare and tell; the exit code, 0 if the killed run is the unbroken one."""
-    kind = given.kind()
-    require(
-        kind in ("YAML file", "launch file"),
-        given=f"{given.path}, a {kind}",
-        allowed="a YAML file or a launch file",
-        fix="pass the config that made it",
-    )
-    given = replace(given, overrides=(*given.overrides, *_asked_overrides(asked)))
-    folder = _work_folder(asked.keep)
-    forks = Forks(given, environment=_environment(asked, None))
+def verify_resume(
+    given: GivenConfig,
+    *,
+    steps: int | None,
+    kills: int,
+    seed: int,
+    devices: Sequence[int],  # none: whatever is there
+    keep: str | None,
+    is_json: bool,
+) -> int:
+    """Run, kill, compare and print; the exit code, 0 if the killed run is the unbroken one."""
+    given.require_file()
+    overrides = [] if steps is None else [f"trainer.steps={steps}"]
+    # The axis that takes every device which the others leave.
+    overrides += ["mesh.data=null"] if devices else []
+    given = replace(given, overrides=(*given.overrides, *overrides))
+    folder = _work_folder(keep)
+    forks = Forks(given, environment=_environment(devices, None))
     try:
         facts = forks.facts()
-        trial = _Trial(_with_saves(given, facts), asked, facts, forks, folder)
-        is_equal = trial.verdict()
+        with contextlib.redirect_stdout(sys.stderr if is_json else sys.stdout):
+            trial = _Trial(_with_saves(given, facts), kills, seed, devices, facts, forks, folder)
+            lives, difference = trial.run()
     except BaseException:
-        # What went wrong is told; logs that nobody asked for would pile up.
-        if asked.keep is None:
+        # The error says what went wrong; logs would pile up.
+        if keep is None:
             shutil.rmtree(folder, ignore_errors=True)
         raise
     finally:
         forks.close()
-    if is_equal and asked.keep is None:
+    is_kept = difference is not None or keep is not None
+    if is_json:
+        content = {"is_equal": difference is None, "difference": difference}
+        content |= {"folder": folder if is_kept else None}
+        print_json({**content, "lives": [{**asdict(life), "place": life.place} for life in lives]})
+    elif is_kept:
+        say(f"Both runs, and what each process printed, are in {folder}")
+    if not is_kept:
         shutil.rmtree(folder)
-    else:
-        say(f"Both runs, and what each process said, are in {folder}")
-    return 0 if is_equal else 1
+    return 0 if difference is None else 1
 
 
 @dataclass(frozen=True)
@@ -89,74 +96,90 @@ class _Trial:
     """One config under trial."""
 
     given: GivenConfig
-    asked: Asked
+    kills: int
+    seed: int
+    devices: Sequence[int]
     facts: RunFacts
     forks: Forks
     folder: str
 
-    def verdict(self) -> bool:
-        """Whether the run, killed, is what it is unbroken; tells all about it."""
-        unbroken = self._unbroken(self.asked.devices[0] if self.asked.devices else None)
+    def run(self) -> tuple[list[Life], str | None]:
+        """The lives of the killed run, and what differs from the unbroken run; prints all of it."""
+        unbroken = self._unbroken(self.devices[0] if self.devices else None)
         allowed = self._allowed(unbroken.folder)
         lives = self._killed_lives(unbroken)
-        print_table(kill_table(lives))
+        print_rows(_rows(lives))
         reference = Outcome(unbroken.folder, self.facts)
         for folder in dict.fromkeys(life.folder for life in lives):
             of_folder = [life for life in lives if life.folder == folder]
             killed = Outcome(folder, self.facts)
             if allowed is None or unbroken.devices is None:
-                found = difference(reference, killed, of_folder)
+                found = first_difference(reference, killed, of_folder)
             else:
-                found = moved_difference(
+                found = first_moved_difference(
                     reference, killed, of_folder, devices=unbroken.devices, allowed=allowed
                 )
             if found is not None:
                 say(f"Different: {found}", "bold red")
-                return False
+                return lives, found
             if allowed is not None:
-                tell_spread(spread_between(reference, killed), allowed)
-        say(praise(reference, lives, allowed), "bold green")
-        return True
+                _say_spread(spread_between(reference, killed), allowed)
+        say(_success_message(reference, lives, allowed), "bold green")
+        return lives, None
 
     def _unbroken(self, devices: int | None) -> Life:
-        """A life that nobody ends: a process from scratch, as anybody would start it.
+        """A life that is not killed: a new process, as a user would start it.
 
         Python's hashes have another seed there than in the forks: nothing may depend on it.
         """
-        name = UNBROKEN if devices is None else f"{UNBROKEN}-{devices}"
-        life = self._life(name, devices, None, is_fork=False)
+        name = _UNBROKEN if devices is None else f"{_UNBROKEN}-{devices}"
+        life = self._live(name, devices, None, is_fork=False)
         on = "" if devices is None else f" on {devices} CPU devices"
         say(f"unbroken{on}: {self.facts.steps} steps in {life.seconds:.1f} s")
         return life
 
     def _allowed(self, folder: str) -> Spread | None:
         """How far runs on other numbers of devices are from this one; None without any."""
-        if not self.asked.devices:
+        if not self.devices:
             return None
         reference = Outcome(folder, self.facts)
-        others = [self._unbroken(count).folder for count in self.asked.devices[1:]]
-        return widest(spread_between(reference, Outcome(each, self.facts)) for each in others)
+        others = [self._unbroken(count).folder for count in self.devices[1:]]
+        return widest_spread(
+            spread_between(reference, Outcome(each, self.facts)) for each in others
+        )
 
     def _killed_lives(self, pace: Life) -> list[Life]:
-        """The lives of the run, killed as often as asked for and then left to its end."""
-        chance = random.Random(self.asked.seed)
-        kinds = kinds_of(self.asked.kills, chance)
+        """The lives of the run, killed `kills` times and then left to its end."""
+        chance = random.Random(self.seed)
+        kinds = kinds_of(self.kills, chance)
         lives: list[Life] = []
         run, devices, misses = 1, pace.devices, 0
         while kinds or not lives or lives[-1].was_killed:
             if lives and not lives[-1].was_killed:  # it came to its end: begin another
                 run, misses = run + 1, misses + 1
-                _require_hits(misses, len(kinds), self.asked)
-            name = f"{KILLED}-{run}"
-            life = self._life(name, devices, self._instant(name, kinds, pace, chance))
+                if misses >= _MISSES_IN_A_ROW:
+                    raise LaunchError(
+                        f"{misses} runs in a row that came to their end before they could be "
+                        f"killed, with {len(kinds)} of {self.kills} kills to go",
+                        allowed="runs that are long enough to be killed",
+                        fix="ask for more --steps or fewer --kills",
+                    )
+            name = f"{_KILLED}-{run}"
+            life = self._live(name, devices, self._instant(name, kinds, pace, chance))
             lives.append(life)
             if life.was_killed:
                 kinds.pop(0)
                 misses = 0
-                devices = _next(devices, self.asked.devices)
+                if devices is not None:  # in turn: so every number is moved to and from
+                    at = self.devices.index(devices) + 1
+                    devices = self.devices[at % len(self.devices)]
+                on = "" if life.devices is None else f" on {life.devices} devices"
+                kill = f"kill {self.kills - len(kinds)} of {self.kills}{on}"
+                say(f"{kill}: after {life.seconds:.1f} s, {life.place}")
+            else:
+                say(f"came to its end after {life.seconds:.1f} s")
             if life.first_step is not None:  # forks start sooner, compilers may have a cache now
                 pace = replace(pace, starting_s=life.starting_s)
-            tell_life(life, self.asked.kills - len(kinds), self.asked.kills)
         return lives
 
     def _instant(
@@ -165,7 +188,7 @@ class _Trial:
         """When the next life of the run is killed; None: never, since no kinds of kill are left."""
         if not kinds:
             return None
-        return drawn_instant(
+        return draw_instant(
             kinds[0],
             done=newest_checkpoint(os.path.join(self.folder, name), self.facts),
             steps=self.facts.steps,
@@ -174,15 +197,20 @@ class _Trial:
             chance=chance,
         )
 
-    def _life(
+    def _live(
         self, name: str, devices: int | None, instant: Instant | None, *, is_fork: bool = True
     ) -> Life:
         """A process that trains in the folder of that name until it is done or killed."""
         is_fork = is_fork and self.facts.can_fork
         with self._process(name, devices, is_fork=is_fork) as (process, folder, log):
-            life = lived(process, folder, self.facts, instant, devices)
-        if not life.was_killed:
-            self._require_success(life, log)
+            life = live(process, folder, self.facts, instant, devices)
+        if not life.was_killed and life.code != 0:
+            tail = Path(log).read_text(errors="replace")[-_TAIL_CHARACTERS:].strip()
+            raise LaunchError(
+                f"a process that nobody killed ended with {life.code} ({life.place}):\n{tail}\n",
+                allowed="a run that comes to its end",
+                fix=f"make `chomp train {self.given.path}` run first",
+            )
         return life
 
     @contextmanager
@@ -194,8 +222,8 @@ class _Trial:
         words = ["train", self.given.path, "--run-dir", folder, "--prefix", self.given.outputs]
         words += [part for override in self.given.overrides for part in ("-o", override)]
         words += [] if self.given.template is None else ["--template", self.given.template]
-        start = self.forks.start if is_fork else started_from_scratch
-        process = start(words, log=log, environment=_environment(self.asked, devices))
+        start = self.forks.start if is_fork else start_from_scratch
+        process = start(words, log=log, environment=_environment(self.devices, devices))
         try:
             yield process, folder, log
         except BaseException:
@@ -203,32 +231,12 @@ class _Trial:
             process.wait(_LONGEST_END_S)
             raise
 
-    def _require_success(self, life: Life, log: str) -> None:
-        if life.code == 0:
-            return
-        said = Path(log).read_text(errors="replace")[-_TAIL_CHARACTERS:].strip()
-        raise LaunchError(
-            message(
-                given=f"a process that nobody killed ended with {life.code} ({life.place}):\n"
-                f"{said}\n",
-                allowed="a run that comes to its end",
-                fix=f"make `chomp train {self.given.path}` run first",
-            )
-        )
-
-
-def _asked_overrides(asked: Asked) -> list[str]:
-    """What the options of this command mean as overrides."""
-    overrides = [] if asked.steps is None else [f"trainer.steps={asked.steps}"]
-    # The axis that takes every device which the others leave.
-    return [*overrides, "mesh.data=null"] if asked.devices else overrides
-
 
 def _with_saves(given: GivenConfig, facts: RunFacts) -> GivenConfig:
-    """The config with every step logged and many saves, as far as nothing else was asked for."""
+    """The config with every step logged and many saves, unless overrides say otherwise."""
     every = max(1, facts.steps // _SAVES)
     saving = "checkpoint checkpoint.every checkpoint.save_every checkpoint.keep"
-    wanted = {  # with what says otherwise if it was asked for
+    wanted = {  # with the keys that say otherwise if they were given
         "trainer.log_every=1": "train trainer train.log_every trainer.log_every",
         f"checkpoint.save_interval_s={_SAVE_INTERVAL_S}": "checkpoint checkpoint.save_interval_s",
         f"checkpoint.every={every}": saving,
@@ -242,12 +250,12 @@ def _with_saves(given: GivenConfig, facts: RunFacts) -> GivenConfig:
     return replace(given, overrides=(*given.overrides, *added))
 
 
-def _environment(asked: Asked, devices: int | None) -> Mapping[str, str]:
+def _environment(counts: Sequence[int], devices: int | None) -> Mapping[str, str]:
     # No run of a trial is worth a page of its own on the web.
     environment = {"WANDB_API_KEY": "", "WANDB_MODE": "disabled"}
-    if asked.devices:
+    if counts:
         environment["JAX_PLATFORMS"] = "cpu"
-        environment[DEVICE_COUNT] = str(devices or asked.devices[0])
+        environment[DEVICE_COUNT] = str(devices or counts[0])
     return environment
 
 
@@ -264,18 +272,60 @@ def _work_folder(keep: str | None) -> str:
     return keep
 
 
-def _next(devices: int | None, counts: Sequence[int]) -> int | None:
-    """The number of devices after this one, in turn: so every one is moved to and from."""
-    return None if devices is None else counts[(counts.index(devices) + 1) % len(counts)]
+# --- what is printed ----------------------------------------------------------------------------
 
 
-def _require_hits(misses: int, kills_left: int, asked: Asked) -> None:
-    if misses >= _MISSES_IN_A_ROW:
-        raise LaunchError(
-            message(
-                given=f"{misses} runs in a row that came to their end before they could be killed, "
-                f"with {kills_left} of {asked.kills} kills to go",
-                allowed="runs that are long enough to be killed",
-                fix="ask for more --steps or fewer --kills",
-            )
+def _rows(lives: Sequence[Life]) -> list[dict[str, str]]:
+    """What became of every process, one line each."""
+    rows, kill = [], 0
+    for life in lives:
+        kill += life.was_killed
+        rows.append(
+            {
+                "run": os.path.basename(life.folder),
+                "kill": str(kill) if life.was_killed else "none",
+                "devices": "-" if life.devices is None else str(life.devices),
+                "resumed from": f"step-{life.began_at}" if life.began_at else "scratch",
+                "lived": f"{life.seconds:.1f} s",
+                "was then": life.place if life.was_killed else "done",
+            }
         )
+    return rows
+
+
+def _say_spread(spread: Spread, allowed: Spread) -> None:
+    """How far a moved run is from the unbroken one, and why that much is allowed."""
+    say(
+        f"Moved between numbers of devices: losses differ by up to {spread.loss:.1e} of their "
+        f"value ({spread.loss_at}), the final state by up to {spread.state:.1e} "
+        f"({spread.state_at}).\nRuns that stay on one number differ from each other by up to "
+        f"{allowed.loss:.1e} and {allowed.state:.1e}: sums in another order. The bound is "
+        f"{MOVED_FACTOR:g} times that."
+    )
+
+
+def _success_message(reference: Outcome, lives: Sequence[Life], allowed: Spread | None) -> str:
+    """The verdict on a run without a fault, and how much it is worth."""
+    steps, arrays = reference.facts.steps, len(reference.receipt)
+    kills = sum(life.was_killed for life in lives)
+    if allowed is None:
+        verdict = (
+            f"Equal: killed {kills} times, the run logged the same losses in all of its {steps} "
+            f"steps and ended with the same {arrays} arrays, bit for bit."
+        )
+    else:
+        verdict = (
+            f"Equal: killed and moved {kills} times, the run was the same bit for bit until it was "
+            f"first moved, and within the bound in all of its {steps} steps and {arrays} arrays."
+        )
+    resumed = sum(0 < life.began_at < steps for life in lives)
+    inside = sum(life.was_killed and life.saving is not None for life in lives)
+    if resumed:
+        return (
+            f"{verdict} It continued from the middle {resumed} times; {inside} of the kills fell "
+            "into a save."
+        )
+    return (
+        f"{verdict} But it never continued from the middle: each life began at its start or at its "
+        "end, so this says little about resuming. Give it more --steps, or another --seed."
+    )

@@ -1,13 +1,10 @@
 """Whether two runs came out the same: every loss they logged, and the state they ended with.
 
-On one number of devices, the same means bit for bit. Moved between numbers of devices, sums are
-added up in another order and round otherwise; how far that grows is measured and not guessed: by
-runs that nobody kills, each on one of the numbers. What a moved run differs by must be of that
-size, and nothing where those runs are equal to the bit.
+On one number of devices, the same means bit for bit. A run that moves between numbers of devices
+adds sums up in another order, which rounds otherwise. How far that grows is measured by runs that
+are not killed, each on one number: a moved run may differ by that much, and by nothing where
+those runs are equal to the bit.
 """
-
-# ruff: noqa: PLC0415
-# What is imported inside functions imports JAX, which runs on one number of devices do not need.
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,8 +14,9 @@ from math import inf, isfinite, isnan
 from os.path import join
 from typing import Any
 
-from chomp.cli.verify_forks import RunFacts
-from chomp.cli.verify_lives import Life, newest_checkpoint
+from chomp.checkpoint.difference import array_differences
+from chomp.checkpoint.layout import read_step_folder
+from chomp.cli.verify_lives import Life, RunFacts, newest_checkpoint
 from chomp.storage import read_json
 from chomp.tracking import metrics, read_metrics
 
@@ -95,7 +93,7 @@ class Spread:
     state_at: str = "no array"
 
 
-def difference(unbroken: Outcome, killed: Outcome, lives: Sequence[Life]) -> str | None:
+def first_difference(unbroken: Outcome, killed: Outcome, lives: Sequence[Life]) -> str | None:
     """The first thing that is not the same to the bit, in words; None if all of it is."""
     return (
         _lost_progress(lives)
@@ -105,7 +103,7 @@ def difference(unbroken: Outcome, killed: Outcome, lives: Sequence[Life]) -> str
     )
 
 
-def moved_difference(
+def first_moved_difference(
     unbroken: Outcome, killed: Outcome, lives: Sequence[Life], *, devices: int, allowed: Spread
 ) -> str | None:
     """The first thing that moving between numbers of devices does not explain; None: nothing.
@@ -122,8 +120,8 @@ def moved_difference(
         return found or _other_state(unbroken, killed)
     if not (isfinite(allowed.loss) and isfinite(allowed.state)):
         return (
-            "runs that nobody kills differ without bound between these numbers of devices "
-            f"({allowed.loss_at}, {allowed.state_at}), so nothing can be said of a moved one"
+            "runs that are not killed differ without bound between these numbers of devices "
+            f"({allowed.loss_at}, {allowed.state_at}), so a moved run cannot be judged"
         )
     spread = spread_between(unbroken, killed)
     if spread.loss > MOVED_FACTOR * allowed.loss:
@@ -147,7 +145,7 @@ def spread_between(one: Outcome, other: Outcome) -> Spread:
     return Spread(loss, loss_at, state, state_at)
 
 
-def widest(spreads: Iterable[Spread]) -> Spread:
+def widest_spread(spreads: Iterable[Spread]) -> Spread:
     """The largest of each."""
     found = list(spreads)
     loss = max(found, key=lambda item: item.loss)
@@ -162,9 +160,6 @@ def _largest(differences: Mapping[str, float]) -> tuple[str, float]:
 
 
 def _array_spread(one: Outcome, other: Outcome) -> dict[str, float]:
-    from chomp.checkpoint.difference import array_differences
-    from chomp.checkpoint.layout import read_step_folder
-
     sides = (read_step_folder(one.final_path), read_step_folder(other.final_path))
     # What is no number with a rounding, a counter or a key, must be the same anywhere.
     return {

@@ -1,0 +1,239 @@
+"""`chomp config show`, `diff` and `schema`: configs in full, compared, and what may be in a file.
+
+`show` and `schema` print plain YAML or JSON and nothing else, so that it can be kept as a file.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+from chomp.cli.load_config import (
+    ALIASES,
+    NULL_IS_DEFAULT,
+    RUN_CLASS,
+    GivenConfig,
+    has_field,
+    launch_class,
+    load_launch,
+    load_module,
+)
+from chomp.cli.output import print_json, print_rows, say, shorten
+from chomp.cli.templates import LAUNCH_FILE, known_template, load_template, template_name
+from chomp.config import (
+    Difference,
+    Mark,
+    config_difference,
+    config_from_mapping,
+    config_schema,
+    config_to_mapping,
+)
+from chomp.config.fields import MARKS, mark_of, settings_of
+from chomp.config.files import to_yaml
+from chomp.config.names import also_names
+from chomp.config.schema import field_schema, section_schema, sections_at
+from chomp.config.variables import SECTION
+from chomp.errors import ConfigError
+from chomp.storage import exists, join, read_json
+from chomp.tracking import redacted, without_secrets
+from chomp.tracking.run_files import DERIVED, RESOLVED_CONFIG, TEMPLATE
+
+# What the executor fills in when a run is started: a file has nothing there.
+_FILLED_IN = (
+    "output_path",
+    "resources",
+    "data.tokenizer.path",
+    "data.components.*.train_store",
+    "data.components.*.validation_store",
+)
+_MEANINGS = {
+    "identity": "another run",
+    "schedule": "the same run, with --allow",
+    "cosmetic": "the same run",
+}
+
+Schema = dict[str, Any]
+_TEXT_OR_NULL: Schema = {"type": ["string", "null"]}
+_REFERENCE = "Reference"
+# What says something about a value, and not which values there may be.
+_ANNOTATIONS = ("title", "description", "default", "aliases", "also", "mark")
+
+
+def show_config(given: GivenConfig) -> int:
+    """Print a config with every field; of a file with its template, so that it can be run again."""
+    if given.kind() in ("YAML file", "launch file"):
+        launch = load_launch(given)
+        launch.steps()  # refuses what no run could be made of
+        template = template_name(Path(launch.path).parent, beside=given.path)
+        content = {"template": template, **config_to_mapping(launch.config)}
+    else:
+        given.refuse_options()
+        content = _recorded_config(given)
+    print(redacted(to_yaml(content)), end="")
+    return 0
+
+
+def show_schema(template: str | None) -> int:
+    """Print the JSON schema of YAML files for a template."""
+    path = str(known_template(template) / LAUNCH_FILE)
+    schema = file_schema(launch_class(load_module(path), path))
+    print(json.dumps(schema, indent=2, ensure_ascii=False))
+    return 0
+
+
+def diff_configs(
+    before: GivenConfig, after: GivenConfig, *, is_trusted: bool, is_json: bool
+) -> int:
+    """Print the fields that differ, each with its mark; 0 whether any do or not."""
+    found = _differences(before, after, is_trusted=is_trusted)
+    if is_json:
+        print_json([asdict(item) for item in found])
+        return 0
+    for side, given in zip("AB", (before, after), strict=True):
+        say(f"{side}: {given.path}")
+    counts = {mark: sum(item.mark == mark for item in found) for mark in _MEANINGS}
+    parts = [f"{count} {mark} ({_MEANINGS[mark]})" for mark, count in counts.items() if count]
+    differ = "field differs" if len(found) == 1 else "fields differ"
+    say(f"{len(found)} {differ}: {', '.join(parts)}" if found else "no field differs")
+    if found:
+        print_rows(
+            [
+                {
+                    "field": item.path,
+                    "A": shorten(repr(item.before)),
+                    "B": shorten(repr(item.after)),
+                    "mark": item.mark,
+                }
+                for item in found
+            ]
+        )
+    return 0
+
+
+def _differences(before: GivenConfig, after: GivenConfig, *, is_trusted: bool) -> list[Difference]:
+    """The fields that differ; between a file and a run, only those that a file can have."""
+    sides = [before, after]
+    is_yaml = [given.kind() == "YAML file" for given in sides]
+    if any(is_yaml):  # --template is for files: a run has its own
+        sides = [
+            given if is_file else replace(given, template=None)
+            for given, is_file in zip(sides, is_yaml, strict=True)
+        ]
+    (one, marks), (other, more_marks) = (_config_of(side, is_trusted=is_trusted) for side in sides)
+    found = []
+    for item in config_difference(one, other):
+        of_section = (marks | more_marks).get(item.path.partition(".")[0], item.mark)
+        found.append(replace(item, mark=max(item.mark, of_section, key=MARKS.index)))
+    if len({given.kind() == "run folder" for given in sides}) > 1:
+        found = [item for item in found if not _is_filled_in(item.path)]
+    # Marks come from the configs themselves, so the values are cleaned only now.
+    return [
+        replace(item, before=without_secrets(item.before), after=without_secrets(item.after))
+        for item in found
+    ]
+
+
+def _config_of(given: GivenConfig, *, is_trusted: bool) -> tuple[Any, dict[str, Mark]]:
+    """The typed config of a file or a run, and the marks that a run has for its sections.
+
+    A launch file may leave those out: to it, all that it does not version is no part of a run.
+    """
+    if given.kind() in ("YAML file", "launch file"):
+        launch = load_launch(given)
+        fields = () if launch.run_class is None else settings_of(launch.run_class)
+        return launch.config, {item.name: mark_of(item.field) for item in fields}
+    given.refuse_options()
+    content = _recorded_config(given)
+    template = load_template(Path(given.path, TEMPLATE), is_trusted=is_trusted)
+    return config_from_mapping(template.part(RUN_CLASS), content, source=given.path), {}
+
+
+def _is_filled_in(path: str) -> bool:
+    return any(fnmatchcase(path, each) or path.startswith(f"{each}.") for each in _FILLED_IN)
+
+
+def _recorded_config(given: GivenConfig) -> dict[str, Any]:
+    """The config that a run folder has, without what follows from it."""
+    location = join(given.path, RESOLVED_CONFIG)
+    content = read_json(location) if exists(location) else None
+    if not isinstance(content, dict):
+        raise ConfigError(
+            f"{given.path}, a {given.kind()} without the config of a run",
+            allowed="a YAML file, a launch file or a run folder",
+            fix="pass the config or the run",
+        )
+    return {key: value for key, value in content.items() if key != DERIVED}
+
+
+# --- the schema of YAML files -------------------------------------------------------------------
+
+
+def file_schema(cls: type[Any]) -> Schema:
+    """The JSON schema of YAML files that fill in a launch config.
+
+    That of the config, and what only files have: the template, variables, aliases.
+    """
+    schema = config_schema(cls)
+    hashable: type = cls
+    for other in also_names(hashable):  # 0 is never, null is the default
+        also = {"const": 0} if other.zero_is_null else {"type": "null"}
+        if other.zero_is_null or ".".join(other.name) == NULL_IS_DEFAULT:
+            part = field_schema(schema, cls, other.field)
+            _add_key(schema, cls, ".".join(other.name), {"anyOf": [part, also]})
+    for name, (field, meanings) in ALIASES.items():
+        of_field = field_schema(schema, cls, tuple(field.split(".")))
+        if of_field is not None and not has_field(cls, name):
+            _add_key(schema, cls, name, of_field if meanings is None else {"type": "boolean"})
+    parts = {name: _with_references(part) for name, part in schema.get("$defs", {}).items()}
+    schema = _with_references(schema)
+    own = {"template": _TEXT_OR_NULL, SECTION: {"type": ["object", "null"]}}
+    reference = {
+        "type": "string",
+        "pattern": r"^\$variables\.[\w.-]+$",
+        "description": "The value of a variable, of any type.",
+    }
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        **schema,
+        "properties": {**own, **schema["properties"]},
+        "$defs": {**parts, _REFERENCE: reference},
+    }
+
+
+def _add_key(schema: Schema, cls: type[Any], name: str, part: Schema) -> None:
+    """Add a key to the section that it is in, which may be one that only files have."""
+    section, key = name.split(".")
+    if not has_field(cls, section):
+        empty = {"type": ["object", "null"], "properties": {}, "additionalProperties": False}
+        schema["properties"].setdefault(section, empty)["properties"][key] = part
+    for inner in sections_at(cls, (section,)):
+        place = section_schema(schema, inner)
+        if place is not None:
+            place["properties"][key] = part
+
+
+def _with_references(part: Schema) -> Schema:
+    """The schema with a variable allowed instead of any value inside it."""
+    made = dict(part)
+    if "properties" in made:
+        made["properties"] = {key: _or_reference(each) for key, each in part["properties"].items()}
+    for key in ("items", "additionalProperties"):
+        if isinstance(made.get(key), dict):
+            made[key] = _or_reference(part[key])
+    for key, change in (("prefixItems", _or_reference), ("anyOf", _with_references)):
+        if key in made:
+            made[key] = [change(each) for each in part[key]]
+    return made
+
+
+def _or_reference(part: Mapping[str, Any]) -> Schema:
+    """The schema of a value or of a variable instead of it, with the annotations around both."""
+    annotations = {key: part[key] for key in _ANNOTATIONS if key in part}
+    allowed = {key: value for key, value in part.items() if key not in annotations}
+    if not allowed:
+        return dict(part)
+    allowed = _with_references(allowed)
+    others = allowed["anyOf"] if set(allowed) == {"anyOf"} else [allowed]
+    return {**annotations, "anyOf": [*others, {"$ref": f"#/$defs/{_REFERENCE}"}]}

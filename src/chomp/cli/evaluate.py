@@ -1,0 +1,285 @@
+"""`chomp eval`: held-out loss and bits per byte of a checkpoint, by the code that training uses.
+
+With the run's own data and evaluation config the numbers are those that the loop logged, to the
+bit on the same devices.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import jax
+from rich.table import Table
+from rich.text import Text
+
+from chomp.checkpoint.weights_alone import WeightsAlone, WeightsName, all_weights, these_weights
+from chomp.cli.eval_data import (
+    NamedData,
+    held_out_datasets,
+    held_out_stores,
+    known_stores,
+    named_data,
+    store_folders,
+)
+from chomp.cli.loaded_run import GivenRun, LoadedRun, load_run
+from chomp.cli.output import print_json, print_table, progress_bar, say
+from chomp.cli.results import (
+    TITLES,
+    about_checkpoint,
+    late_tracker,
+    require_place,
+    result_differences,
+    say_places,
+    short_hash,
+    write_results,
+)
+from chomp.config import config_to_mapping
+from chomp.data import EvalDataset, LmComponentConfig, TokenStore
+from chomp.data.store.token_store import read_manifest
+from chomp.errors import require
+from chomp.mesh import is_first
+from chomp.tracking import with_short_keys
+from chomp.training import GrugEvalConfig, build_evaluators
+
+# What overrides may change of a trained run, and has an effect here. All else is part of what the
+# numbers mean, or of the loop.
+MAY_CHANGE = (
+    "eval",  # of a run that has none
+    "eval.eval_batch_size",
+    "eval.max_eval_batches",
+    "eval.eval_current",
+    "eval.eval_ema",
+    "eval.compute_bpb",
+    "eval.prefix",
+    "mesh.*",
+    "logging.project",
+    "logging.metrics_file",
+    "logging.wandb.*",
+    "logging.tensorboard.*",
+    "model.attention",
+    "data.components.*.validation_store",
+    "data.components.*.tags*",
+)
+# With one of these changed, the numbers are others than those in the run's record.
+_OTHER_NUMBERS = ("model", "eval", "data")
+# The weights of a checkpoint by the name that evaluation has for them.
+_WEIGHTS: dict[str, WeightsName] = {"current": "params", "ema": "ema"}
+
+
+def evaluate(
+    given: GivenRun,
+    *,
+    data: Sequence[str],
+    weights: Sequence[WeightsName] | None,
+    text_key: str,
+    prefix: str,
+    out: str | None,
+    is_json: bool,
+) -> int:
+    """Evaluate, show, and keep the results; the exit code. No `weights`: those of the config."""
+    named = named_data(data)  # a path that is not there shows before anything is loaded
+    run = load_run(given, may_change=MAY_CHANGE)
+    for option, is_given, fields in (
+        ("--data", bool(named), ("data.",)),
+        ("--weights", weights is not None, ("eval.eval_current", "eval.eval_ema")),
+    ):
+        for field in run.changed:
+            require(
+                not (is_given and field.startswith(fields)),
+                given=f"-o {field} with {option}, which takes its place",
+                allowed="one of them",
+                fix="leave one out",
+            )
+    require_place(run, out)
+    folders = store_folders(run, named, prefix=prefix, text_key=text_key)
+    datasets = _datasets(run, folders)  # a store that is gone shows before weights are read
+    choose = all_weights if weights is None else partial(these_weights, names=tuple(weights))
+    read = run.weights(choose)
+    other = _differences(run, read, named)
+    config: GrugEvalConfig = run.config.eval or GrugEvalConfig()
+    if weights is not None:
+        config = replace(config, eval_current="params" in weights, eval_ema="ema" in weights)
+    metrics = _metrics(run, read, config, datasets)
+    stores = folders or held_out_stores(run)
+    content = {
+        **about_checkpoint(
+            run, read.found, "both" if len(metrics) > 1 else _WEIGHTS[next(iter(metrics))]
+        ),
+        "seq_len": run.config.trainer.seq_len,
+        "eval": config_to_mapping(config),
+        "data": {
+            dataset.name: {**_store_facts(stores[dataset.name]), "tags": list(dataset.tags)}
+            for dataset in datasets
+        },
+        "metrics": _together(metrics),
+        "differs_from_run": other,
+    }
+    for item in named:
+        content["data"][item.name]["made_from"] = item.path
+    path = write_results(run, content, name=_file_name(run, read, content), out=out)
+    if is_first() and is_json:
+        print_json(content)
+    elif is_first():
+        tags = {tag for dataset in datasets for tag in dataset.tags}
+        _show(read, config, metrics, tags)
+        say_places(read.found, path, other)
+    if not other and run.config.eval is not None:  # last: a service may take its time
+        _log(run, read.found.metadata.step, metrics, path)
+    return 0
+
+
+def _differences(run: LoadedRun, read: WeightsAlone, named: Sequence[NamedData]) -> list[str]:
+    """What makes these numbers others than the run's own."""
+    if named:
+        return [*result_differences(run, read.found, _OTHER_NUMBERS), "other data"]
+    return result_differences(run, read.found, _OTHER_NUMBERS, known_stores(run))
+
+
+def _datasets(run: LoadedRun, folders: Mapping[str, str]) -> list[EvalDataset]:
+    """The run's held-out rows; or all of the stores in the folders, by the run's own rules."""
+    seq_len, limits = run.config.trainer.seq_len, run.limits()
+    if not folders:
+        return held_out_datasets(run, limits)
+    parts = {name: LmComponentConfig(validation_store=path) for name, path in folders.items()}
+    # Stages name the run's own components, and say nothing about evaluation.
+    data = replace(run.config.data, components=parts, stages=())
+    stores = {
+        name: TokenStore.open(path, tokenizer_hash=run.tokenizer.content_hash)
+        for name, path in folders.items()
+    }
+    return [
+        EvalDataset(name, data, run.tokenizer, seq_len=seq_len, limits=limits, store=stores[name])
+        for name in sorted(stores)
+    ]
+
+
+def _metrics(
+    run: LoadedRun, read: WeightsAlone, config: GrugEvalConfig, datasets: Sequence[EvalDataset]
+) -> dict[str, dict[str, float]]:
+    """The metrics of each model that is evaluated, by the name that the loop has for it."""
+    evaluators = build_evaluators(
+        config,
+        datasets,
+        run.from_template("losses_of"),
+        mesh=run.mesh,
+        tokenizer=run.tokenizer,
+        has_average="ema" in read.models,
+    )
+    models = {"current": read.models.get("params"), "ema": read.models.get("ema")}
+    metrics = {}
+    # Both models by one `losses_of`, so that it is compiled once.
+    with jax.set_mesh(run.mesh):
+        for name, evaluator in evaluators.items():
+            with progress_bar(f"evaluating the {TITLES[_WEIGHTS[name]]}", unit="rows") as on_rows:
+                metrics[name] = evaluator.evaluate(models[name], on_rows)
+    return metrics
+
+
+def _together(metrics: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
+    """The metrics of all models: each has names of its own."""
+    return {name: value for of_model in metrics.values() for name, value in of_model.items()}
+
+
+def _store_facts(path: str) -> dict[str, Any]:
+    manifest = read_manifest(path)
+    return {
+        "store": path,
+        "hash": manifest.own_hash,  # of all it holds, and of where its documents were
+        "split": manifest.identity.split,
+        "documents": manifest.num_documents,
+        "tokens": manifest.num_tokens,
+    }
+
+
+def _file_name(run: LoadedRun, read: WeightsAlone, content: Mapping[str, Any]) -> str:
+    """One file for the run's own evaluation of a step, and one for each other that is made.
+
+    A part of the run's own, as by --weights, does not take the place of the whole.
+    """
+    stem, weights = f"eval-step-{read.found.metadata.step}", content["weights"]
+    if content["differs_from_run"]:
+        # All that the numbers depend on, and nothing that an equal evaluation would have otherwise.
+        data = {name: [facts["hash"], facts["tags"]] for name, facts in content["data"].items()}
+        asked = [content[name] for name in ("weights", "eval", "changed", "template_hash")]
+        return f"{stem}-{short_hash([data, asked])}.json"
+    config = run.config.eval or GrugEvalConfig()
+    has_ema = config.eval_ema and "ema" in all_weights(read.found)
+    usual = "both" if config.eval_current and has_ema else "ema" if has_ema else "params"
+    return f"{stem}.json" if weights == usual else f"{stem}-{weights}.json"
+
+
+def _log(
+    run: LoadedRun, step: int, metrics: Mapping[str, Mapping[str, float]], path: str | None
+) -> None:
+    """The numbers at the last completed step of the run's record, where the loop has its own."""
+    if step == 0:  # no step is completed, so the record has no place for it
+        return
+    # The time belongs to this command: the run's own times add up to its wall clock.
+    lasting = {k: v for k, v in _together(metrics).items() if not k.endswith("_time")}
+    with late_tracker(run) as tracker:
+        tracker.log(with_short_keys(lasting), step=step - 1)
+        if path is not None:
+            tracker.log_artifact(path, name=f"eval-step-{step}", kind="eval")
+
+
+# --- the table ----------------------------------------------------------------------------------
+
+
+def _show(
+    read: WeightsAlone,
+    config: GrugEvalConfig,
+    metrics: Mapping[str, Mapping[str, float]],
+    tags: set[str],
+) -> None:
+    seconds, tokens = 0.0, 0.0
+    prefixes = config.prefixes(has_average="ema" in read.models)
+    for name, of_model in metrics.items():
+        title = f"{TITLES[_WEIGHTS[name]]} of step {read.found.metadata.step}"
+        print_table(_table(of_model, prefix=prefixes[name], title=title, carried=tags))
+        seconds += of_model[f"{prefixes[name]}/total_time"]
+        tokens += of_model[f"{prefixes[name]}/tokens"]
+    say(f"{seconds:.1f} s, {tokens / seconds:,.0f} tokens/s, compiling included")
+
+
+def _table(
+    metrics: Mapping[str, float], *, prefix: str, title: str, carried: Collection[str]
+) -> Table:
+    """A line for each tag below its parent, then everything; metrics begin with `prefix`.
+
+    `carried` are the tags that datasets have themselves. Such a tag counts those datasets alone, so
+    nothing is shown below it: `words/x` beside `words` is a line with its whole name.
+    The mean over tags has no error: the tags' errors do not say how they go together.
+    """
+    table = Table("tag", title=title, title_justify="left")
+    for heading in ("loss", "bits per byte", "tokens", "documents"):
+        table.add_column(heading, justify="right")
+    own = {key.removeprefix(f"{prefix}/"): value for key, value in metrics.items()}
+    # Every tag has a count of tokens, those without a loss too.
+    tags = sorted(key.removesuffix("/tokens") for key in own if key.endswith("/tokens"))
+    parents = {tag for tag in tags if tag not in carried}
+    for tag in tags:
+        above = [tag[:end] for end in range(len(tag)) if tag[end] == "/" and tag[:end] in parents]
+        label = "  " * len(above) + tag.removeprefix(f"{above[-1]}/" if above else "")
+        table.add_row(Text(label), *_cells(own, f"{tag}/"))
+    table.add_section()
+    table.add_row("all", *_cells(own, ""))
+    if "macro_loss" in own:  # with a single tag it would say `all` again
+        means = (_number(own.get(f"macro_{name}")) for name in ("loss", "bpb"))
+        table.add_row("mean over tags", *means, "", "")
+    return table
+
+
+def _cells(own: Mapping[str, float], prefix: str) -> list[str]:
+    quotients = [
+        _number(own.get(f"{prefix}{name}"), own.get(f"{prefix}{name}_stderr"))
+        for name in ("loss", "bpb")
+    ]
+    counts = [own.get(f"{prefix}{name}") for name in ("tokens", "documents")]
+    return [*quotients, *("" if count is None else f"{count:,.0f}" for count in counts)]
+
+
+def _number(value: float | None, stderr: float | None = None) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.4f}" if stderr is None else f"{value:.4f} ± {stderr:.4f}"

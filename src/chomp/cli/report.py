@@ -1,0 +1,275 @@
+"""`chomp report`, `watch`, `metrics show` and `metrics replay`: runs, from what they wrote."""
+
+import os
+import webbrowser
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.progress import Progress, track
+
+from chomp.cli.output import print_json, print_rows, print_table, say
+from chomp.config import config_from_mapping
+from chomp.errors import StorageError, require
+from chomp.launch.main import INTERRUPTED_EXIT_CODE
+from chomp.launch.telling import tell_stop
+from chomp.report.many_runs import run_payloads, total_bytes
+from chomp.report.payload import page_payload
+from chomp.report.run_facts import config_leaves
+from chomp.report.trace.newest_file import newest_trace
+from chomp.report.trace.summary import summary_of_run
+from chomp.report.trace.tables import headline, summary_tables
+from chomp.report.watch.loops import watch
+from chomp.report.written_page import require_free, write_page
+from chomp.storage import exists, is_folder, is_local, join, name_of, normalise, parent_of
+from chomp.storage.files import require_inside, require_links_inside
+from chomp.tracking import (
+    LoggingConfig,
+    RunFacts,
+    TensorBoardSink,
+    Tracker,
+    WandbProcess,
+    latest_rows,
+    new_wandb_id,
+    read_metrics,
+    summary_of,
+    without_secrets,
+)
+from chomp.tracking.metrics import SHORT_KEYS, TRAIN_LOSS
+from chomp.tracking.replay import replay_rows
+from chomp.tracking.run_files import (
+    REPORT,
+    RESOLVED_CONFIG,
+    is_run_folder,
+    resolved_config,
+    run_folders_in,
+)
+from chomp.tracking.sinks import is_installed, missing
+
+# A second and a half of reading: from here on there is a progress bar.
+_SHOW_PROGRESS_BYTES = 200_000_000
+
+
+# --- report -------------------------------------------------------------------------------------
+
+
+def write_report(
+    runs: Sequence[str],
+    out: str | None,
+    against: str | None,
+    *,
+    with_profile: bool,
+    is_opened: bool,
+    is_json: bool,
+) -> int:
+    """Write the page of one or several runs and say where it is."""
+    _require_different(runs)
+    folder = Path(_default_folder(runs) if out is None else out)
+    # Before anything is read, which may take long.
+    require_free(folder)
+    other = None if against is None else _config_of(against)
+    if with_profile and len(runs) == 1:  # raises if there is no trace
+        newest_trace(_folder_of(runs[0]), resolved_config(_folder_of(runs[0])))
+    is_quiet = total_bytes(runs) < _SHOW_PROGRESS_BYTES
+    with Progress(transient=True, disable=is_quiet) as progress:
+        task = progress.add_task(f"reading {len(runs)} runs", total=len(runs))
+        parts = run_payloads(runs, on_read=lambda _: progress.advance(task))
+    if with_profile:
+        is_alone = len(parts) == 1
+        parts = [_with_profile(part, is_alone=is_alone, is_quiet=is_json) for part in parts]
+    page = write_page(page_payload(parts, against=other), folder)
+    if is_json:
+        names = ("name", "folder", "problems", "profile")
+        print_json({"page": str(page), "runs": [{k: part.get(k) for k in names} for part in parts]})
+    else:
+        for part in parts:
+            for problem in part["problems"]:
+                say(f"{part['name']}: {problem}", style="yellow")
+        say(f"run page: {page}")
+    if is_opened:
+        webbrowser.open(Path(page).resolve().as_uri())
+    return 0
+
+
+def _require_different(runs: Sequence[str]) -> None:
+    """Refuse a run that is given twice, be it by its folder and by its metrics file."""
+    folders = [_folder_of(run) for run in runs]
+    places = [os.path.realpath(folder) if is_local(folder) else folder for folder in folders]
+    again = next((at for at, place in enumerate(places) if place in places[:at]), None)
+    require(
+        again is None,
+        given=f"{folders[again or 0]} twice",
+        allowed="each run once",
+        fix="leave one out",
+    )
+
+
+def _folder_of(run: str) -> str:
+    """The run's folder, which may be given by the metrics file in it."""
+    path = normalise(run)
+    return parent_of(path) if exists(path) and not is_folder(path) else path
+
+
+def _default_folder(runs: Sequence[str]) -> str:
+    """Inside the run that the page is of; a page of several runs is written here."""
+    if len(runs) > 1:
+        return REPORT
+    folder = _folder_of(runs[0])
+    require(
+        is_local(folder),
+        given=f"{runs[0]} without --out",
+        allowed="a page on a mounted filesystem",
+        fix="add --out DIR",
+    )
+    require_inside(join(folder, REPORT), folder)
+    return join(folder, REPORT)
+
+
+def _config_of(run: str) -> tuple[str, Mapping[str, str]]:
+    """The name and the config of a run that is compared with."""
+    config = without_secrets(resolved_config(run))
+    require(
+        bool(config),
+        given=f"--against {run}, where there is no {RESOLVED_CONFIG}",
+        allowed="a run folder",
+        fix="correct the path, or leave --against out",
+    )
+    return str(config.get("run_id") or name_of(run)), config_leaves(config)
+
+
+def _with_profile(part: dict[str, Any], *, is_alone: bool, is_quiet: bool) -> dict[str, Any]:
+    """The run with what its newest trace says, which is printed as well.
+
+    Among other runs, one without a trace says so on the page; alone it is an error.
+    """
+    try:
+        summary = summary_of_run(part["folder"], resolved_config(part["folder"]))
+    except StorageError as error:
+        if is_alone:
+            raise
+        return {**part, "problems": [*part["problems"], str(error)]}
+    if not is_quiet:
+        say(f"{part['name']}: {headline(summary)}")
+        for table in summary_tables(summary):
+            print_table(table)
+        for note in summary.notes:
+            say(note, style="yellow")
+    return {**part, "profile": summary.payload()}
+
+
+# --- watch --------------------------------------------------------------------------------------
+
+
+def watch_run(
+    run: str,
+    metrics: Sequence[str],
+    *,
+    every_s: float | None,
+    is_once: bool,
+    last_steps: int | None,
+) -> int:
+    """Show the run until it ends or is no longer watched; the exit code."""
+    require(
+        is_local(run) and is_folder(run),
+        given=f"{run}, which is no folder of this machine",
+        allowed="the folder of a run, which need not have logged anything yet",
+        fix="correct the path; `chomp launch` and `chomp train` print it at the start",
+    )
+    others = [] if is_run_folder(run) else run_folders_in(run)
+    require(
+        not others,
+        given=f"{run}, which is no run folder but holds {len(others)}",
+        allowed="the folder of one run",
+        fix=f"name one of them, such as {others[-1]}" if others else "",
+    )
+    long_names = {short: name for name, short in SHORT_KEYS.items()}
+    drawn = [long_names.get(name, name) for name in metrics] or [TRAIN_LOSS]
+    try:
+        watch(run, metrics=drawn, every_s=every_s, is_once=is_once, last_steps=last_steps)
+    except KeyboardInterrupt:
+        # The usual way to leave, so it must not sound as if the run had been stopped.
+        tell_stop("Only the watching: the run is as it was.")
+        return INTERRUPTED_EXIT_CODE
+    return 0
+
+
+# --- metrics ------------------------------------------------------------------------------------
+
+
+def show_metrics(run: str, num_rows: int, *, is_json: bool) -> int:
+    """Print the last rows, a column for each step, and the summary."""
+    path, _, _ = _record(run, None)
+    record = read_metrics(path)
+    steps, summary = latest_rows(record)[-num_rows:], summary_of(record)
+    if is_json:
+        print_json({"rows": steps, "summary": summary})
+        return 0
+    hidden = {"step", "global_step", "time"}
+    names = dict.fromkeys(name for row in steps for name in row if name not in hidden)
+    columns = {f"step {row['step']}": row for row in steps}
+    print_rows(
+        [
+            {"metric": name} | {head: _text(row.get(name, "")) for head, row in columns.items()}
+            for name in names
+        ]
+    )
+    if summary:
+        print_rows([{"summary": name, "value": _text(value)} for name, value in summary.items()])
+    return 0
+
+
+def replay_metrics(run: str, to: str, run_id: str | None) -> int:
+    """Send the record to a service, with a progress bar if it is long."""
+    path, config, facts = _record(run, run_id)
+    rows = read_metrics(path)
+    sink, where = _sink(to, config, facts)
+    shown = track(rows, description=f"sending to {to}", transient=True, disable=len(rows) < 1000)
+    replay_rows(shown, sink, folder=Path(path).parent)
+    say(f"{len(rows)} lines of {path} sent to {where}")
+    return 0
+
+
+def _record(run: str, run_id: str | None) -> tuple[str, LoggingConfig, RunFacts]:
+    """The metrics file of a run folder, how it logs, and who it is at a service."""
+    settings = resolved_config(run)
+    config = config_from_mapping(
+        LoggingConfig,
+        settings.get("logging") or {},
+        source=f"{join(run, RESOLVED_CONFIG)}, logging",
+    )
+    path = join(run, config.metrics_file)
+    require(
+        exists(path),
+        given=f"{run}, where there is no {config.metrics_file}",
+        allowed="the folder of a run that has logged a row",
+        fix="correct the path",
+    )
+    name = settings.get("run_id") or name_of(run)
+    facts = RunFacts(
+        folder=run,
+        name=name,
+        attempt=1,  # each row has its own
+        config=settings,
+        wandb_id=run_id or new_wandb_id(f"{name}-replay"),
+    )
+    return path, config, facts
+
+
+def _sink(to: str, config: LoggingConfig, facts: RunFacts) -> tuple[Tracker, str]:
+    if not is_installed(to):
+        raise missing(to, f"--to {to}")
+    if to == "tensorboard":
+        name = f"{config.tensorboard.folder}-replay"
+        require_links_inside(facts.folder, [name])
+        folder = Path(facts.folder) / name
+        return TensorBoardSink(folder), str(folder)
+    start = facts.wandb_start(config)
+
+    def on_open(address: str | None) -> None:
+        say(f"W&B: {address or 'offline; send it with `wandb sync`'}")
+
+    return WandbProcess(start, on_open=on_open), f"W&B run {start.project}/{start.run_id}"
+
+
+def _text(value: object) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,367 @@
+"""Templates: the folder that a name means, whether its code may be run, and that code as a module.
+
+What a run folder has in `template/` is code. It is run only if a template of this checkout or of an
+earlier run of this user has the same content, or if the user trusts it. Who owns the files says
+nothing: whoever unpacks a folder does. Sources are read once: what was checked is what is run.
+Nothing is written beside them.
+"""
+
+import ast
+import importlib
+import importlib.abc
+import importlib.machinery
+import os
+import sys
+import traceback
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import CodeType, ModuleType
+from typing import Any
+
+from chomp.config.messages import did_you_mean, nearest
+from chomp.errors import ChompError, ConfigError, require
+from chomp.tracking.known_templates import is_remembered
+from chomp.tracking.run_files import sources_hash, template_sources
+
+LAUNCH_FILE = "launch.py"
+GRUG = "experiments/grug"  # in a checkout
+# What a YAML file configures that names no template: the first that there is.
+DEFAULT_TEMPLATES = ("megalodon", "base")
+
+_PACKAGE = "run_template_"
+_TRAIN = "train"
+# The templates of the checkout that chomp itself is run from. One around the current folder is no
+# measure for others: a folder that was unpacked may hold a checkout beside its runs.
+_OWN_TEMPLATES = Path(__file__).parents[3] / GRUG
+# Packages that a template imports and is never in.
+_NEVER_OWN = frozenset({"chomp", *sys.stdlib_module_names})
+
+
+def template_folder(named: str | None, *, beside: str | None = None) -> Path:
+    """The folder that a name or a path means; None: the default template.
+
+    A bare name is that of a folder under experiments/grug, in the checkout around the current
+    folder or around the file `beside`; else, as anything with a slash or a leading dot, a path.
+    Raises `ConfigError` where there is no launch file.
+    """
+    roots = list(_checkouts(beside))
+    for name in DEFAULT_TEMPLATES if named is None else (named,):
+        is_bare = "/" not in name and not name.startswith(".")
+        places = [root / GRUG / name for root in roots] if is_bare else []
+        places += [] if named is None else [Path(name)]
+        for folder in places:
+            if (folder / LAUNCH_FILE).is_file():
+                return folder
+    raise _no_template(named, roots)
+
+
+def template_name(folder: Path, *, beside: str | None = None) -> str:
+    """A template as a config file names it: by name if it is in a checkout, else by path.
+
+    A path is of one machine, and a file is copied to others.
+    """
+    place = folder.resolve().parent
+    is_named = any((root / GRUG).resolve() == place for root in _checkouts(beside))
+    return folder.resolve().name if is_named else str(folder)
+
+
+def known_template(
+    given: str | None, *, in_file: str | None = None, beside: str | None = None
+) -> Path:
+    """The folder of a template that is to be run: given with --template, else named in a file.
+
+    The user decides whose code is run, by a path on the command line or by starting the command in
+    a checkout of their own. What a file names by a path, or what is found around a file, must equal
+    a template of the checkout that chomp is run from; raises `ConfigError` for any other.
+    """
+    folder = template_folder(given or in_file, beside=beside)
+    if given and folder == Path(given):
+        return folder
+    if any(folder.parent == root / GRUG for root in _checkouts(None)) and _is_mine(folder):
+        return folder
+    # Not the given folder, though it be equal: what its files import would be found beside them.
+    return _equal_in_checkout(
+        folder,
+        template_sources(folder),
+        fix=f"read those files, and pass --template {folder}",
+    )
+
+
+@dataclass(frozen=True)
+class LoadedTemplate:
+    """A template whose `train.py` has been imported."""
+
+    folder: Path
+    digest: str  # of its sources: two templates with one digest are the same
+    train: ModuleType
+
+    def part(self, name: str) -> Any:
+        """What `train.py` has under a name that the template contract promises."""
+        found = getattr(self.train, name, None)
+        if found is None:
+            raise ConfigError(
+                f"{self.folder / 'train.py'} without {name}",
+                allowed="a template that has it, as experiments/grug/base does",
+                fix=f"add {name} to a copy of the template, and pass that with --template",
+            )
+        return found
+
+
+def load_template(folder: Path, *, is_trusted: bool = False) -> LoadedTemplate:
+    """Import the template in a folder, under a package name that only these very sources have.
+
+    Raises `ConfigError` for code that neither a template of this checkout nor one of this user's
+    runs equals, unless it is trusted; for a folder that is no template; and for a template that
+    cannot be imported.
+    """
+    folder = folder.resolve()
+    sources = template_sources(folder)
+    require(
+        _TRAIN in sources,
+        given=f"{folder}, where there is no {_TRAIN}.py"
+        if folder.is_dir()
+        else f"there is no folder {folder}",
+        allowed="the folder of a template, as every run folder has a copy of",
+        fix="pass the run folder, or a template with --template FOLDER",
+    )
+    # By content: two versions of one template live side by side, as do jit caches of each.
+    digest = sources_hash(sources)
+    if not (is_trusted or is_remembered(digest)):
+        _equal_in_checkout(folder, sources, fix="read those files, and pass --trust to run them")
+    name = _PACKAGE + digest[:12]
+    _templates.add(name, folder, sources)
+    try:
+        return LoadedTemplate(folder, digest, importlib.import_module(f"{name}.{_TRAIN}"))
+    except ChompError:
+        raise
+    except ImportError as error:
+        raise ConfigError(
+            f"the template {folder} cannot be imported: {error}",
+            allowed="a template whose imports are its own files, chomp and installed packages",
+            fix="run the command in the checkout that the run was started from, or install what "
+            "is missing",
+        ) from error
+    except Exception as error:  # a flipped bit or an edit may raise anything
+        frames = traceback.extract_tb(error.__traceback__)
+        own = [frame for frame in frames if Path(frame.filename).parent == folder]
+        at = f" ({own[-1].filename}, line {own[-1].lineno})" if own else ""
+        raise ConfigError(
+            f"the template {folder} cannot be imported: {type(error).__name__}: {error}{at}",
+            allowed="the files of a template as its run copied them",
+            fix="bring back the file, or pass a whole copy with --template FOLDER",
+        ) from error
+
+
+# --- which folder -------------------------------------------------------------------------------
+
+
+def _checkouts(beside: str | None) -> Iterator[Path]:
+    """The folders around the current one, and around a file, that hold experiments/grug."""
+    for start in [Path(), *([] if beside is None else [Path(beside).parent])]:
+        # The current folder as it is: paths that are printed stay short, and links stay links.
+        for folder in (start, *start.resolve().parents):
+            if (folder / GRUG).is_dir():
+                yield folder
+                break
+
+
+def _is_mine(folder: Path) -> bool:
+    """Whether this user owns the folder, and so put every file there, and the files."""
+    if not hasattr(os, "geteuid"):  # only POSIX has owners
+        return False
+    # The effective user: that is who the code would run as.
+    return all(path.stat().st_uid == os.geteuid() for path in [folder, *folder.glob("*.py")])
+
+
+def _no_template(named: str | None, roots: list[Path]) -> ConfigError:
+    files = [path for root in roots for path in (root / GRUG).glob(f"*/{LAUNCH_FILE}")]
+    known = sorted({path.parent.name for path in files})
+    listed = f" ({', '.join(known)})" if known else ""
+    if named is not None:
+        near = did_you_mean(nearest(named, known))
+        given = f"template {named}: there is no {Path(named, LAUNCH_FILE)}{near}"
+    elif roots:
+        given = f"no template is named, and {roots[0] / GRUG} has no {DEFAULT_TEMPLATES[0]}"
+    else:
+        given = f"no template is named, and there is no {GRUG} here: this is no checkout"
+    return ConfigError(
+        given,
+        allowed=f"the name of a folder under {GRUG}{listed}, or the path of a folder with a "
+        f"{LAUNCH_FILE}",
+        fix="pass --template FOLDER, or write template: NAME into the file; or run the command in "
+        "a checkout",
+    )
+
+
+def _equal_in_checkout(folder: Path, sources: Mapping[str, bytes], *, fix: str) -> Path:
+    """The template of this checkout with these sources; `ConfigError` if there is none."""
+    for train in _OWN_TEMPLATES.glob(f"*/{_TRAIN}.py"):
+        if template_sources(train.parent) == sources:
+            return train.parent
+    # Shown as Python would write it: a name may hold what a terminal would obey.
+    names = ", ".join(ascii(f"{name}.py")[1:-1] for name in sources)
+    raise ConfigError(
+        f"{folder} is Python code of unknown origin, and this command would run it: {names} "
+        f"(hash {sources_hash(sources)})",
+        allowed="code that a template of this checkout equals, or the template of a run that this "
+        "user has trained",
+        fix=fix,
+    )
+
+
+# --- its code as a module -----------------------------------------------------------------------
+
+
+# A finder, since a template's functions may import its files when they are called.
+class _Templates(importlib.abc.MetaPathFinder):
+    """Finds the modules of loaded templates, now and when a function imports one later."""
+
+    def __init__(self) -> None:
+        self._loaders: dict[str, _TemplateLoader] = {}
+
+    def add(self, name: str, folder: Path, sources: Mapping[str, bytes]) -> None:
+        """Make a template importable; one with these sources that is there already stays."""
+        if self not in sys.meta_path:
+            # First: the names are ours alone, and some finders look in slow places.
+            sys.meta_path.insert(0, self)
+        if name not in self._loaders:
+            self._loaders[name] = _TemplateLoader(name, folder, sources)
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        """The spec of a template's package or of a module in it; None for all other names."""
+        package, _, module = fullname.partition(".")
+        loader = self._loaders.get(package)
+        if loader is None or (module and module not in loader.sources):
+            return None
+        location = loader.path_of(module or "__init__")
+        spec = importlib.machinery.ModuleSpec(fullname, loader, origin=location)
+        spec.has_location = True  # gives the module its __file__
+        # An empty search path: files that came since are no part of what was checked.
+        spec.submodule_search_locations = None if module else []
+        return spec
+
+
+class _TemplateLoader(importlib.abc.InspectLoader):
+    """Runs the sources of one template. Unlike Python's own loader it writes no bytecode.
+
+    A copy in a run folder still says `from experiments.grug.base.model import ...`, which would
+    import the checkout's file. Those imports, and no others, are turned to the copy's own package.
+    Every line stays where it was, so tracebacks point into the copy.
+    """
+
+    def __init__(self, name: str, folder: Path, sources: Mapping[str, bytes]) -> None:
+        self._name, self._folder = name, folder
+        self.sources: dict[str, str] = {}
+        trees = {}
+        for module, raw in sources.items():
+            with _python_errors(self.path_of(module)):
+                self.sources[module] = raw.decode("utf-8")
+                trees[module] = ast.parse(self.sources[module], filename=self.path_of(module))
+        self._package = _own_package(trees, where=str(folder))
+
+    def path_of(self, module: str) -> str:
+        """The file of a module."""
+        return str(self._folder / f"{module}.py")
+
+    def get_source(self, fullname: str) -> str:
+        """The text of a file, as it was read; a package without a file of its own is empty."""
+        return self.sources.get(fullname.partition(".")[2] or "__init__", "")
+
+    def get_code(self, fullname: str) -> CodeType:
+        """The code of a file, its imports turned to this package."""
+        path = self.path_of(fullname.partition(".")[2] or "__init__")
+        with _python_errors(path):
+            tree = ast.parse(self.get_source(fullname), filename=path)
+            if self._package is not None:
+                tree = _Renaming(self._package, self._name).visit(tree)
+                tree = ast.fix_missing_locations(tree)
+            # Without the flags of this very file, such as `from __future__ import annotations`.
+            code: CodeType = compile(tree, path, "exec", dont_inherit=True)
+        return code
+
+
+_templates = _Templates()
+
+
+def _own_package(trees: Mapping[str, ast.AST], *, where: str) -> str | None:
+    """The package under which these files import each other; None if they do not.
+
+    The files alone decide: the checkout they were copied from may be gone. If several packages
+    would do (`jax.sharding`, beside a file of that name), it is the one with most of the files.
+    """
+    found: dict[str, set[str]] = defaultdict(set)
+    for tree in trees.values():
+        for package, _, module in (name.rpartition(".") for name in _absolute_imports(tree)):
+            if package and module in trees and package.split(".")[0] not in _NEVER_OWN:
+                found[package].add(module)
+    # A package of somebody else has few of these names by chance; the template's own has most.
+    most = max(map(len, found.values()), default=0)
+    best = sorted(package for package, modules in found.items() if len(modules) == most)
+    if len(best) > 1:
+        raise ConfigError(
+            f"{where}, whose files seem to import each other under {' and '.join(best)}",
+            allowed="a template whose files import each other under one package",
+            fix=f"rename the file {min(found[best[0]])}.py in a copy of the template, and pass "
+            "that with --template",
+        )
+    return best[0] if best else None
+
+
+def _absolute_imports(tree: ast.AST) -> Iterator[str]:
+    """The full names that a file imports; in `from a.b import c`, both a.b and a.b.c."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+class _Renaming(ast.NodeTransformer):
+    """Turns imports of a package, and names written out in full, to the package's other name."""
+
+    def __init__(self, package: str, renamed: str) -> None:
+        self._package, self._renamed = package, renamed
+
+    def visit_Import(self, node: ast.Import) -> ast.Import:
+        for alias in node.names:
+            alias.name = self._new(alias.name)
+        return node
+
+    def visit_ImportFrom(self, node: ast.ImportFrom) -> ast.ImportFrom:
+        # Relative ones find their own package as they are.
+        if node.level == 0 and node.module:
+            node.module = self._new(node.module)
+        return node
+
+    def visit_Attribute(self, node: ast.Attribute) -> ast.expr:
+        # What `import a.b.model` binds is `a`, and the file then says `a.b.model.Thing`.
+        if ast.unparse(node) == self._package:
+            return ast.copy_location(ast.Name(self._renamed, node.ctx), node)
+        self.generic_visit(node)
+        return node
+
+    def _new(self, name: str) -> str:
+        is_inside = name == self._package or name.startswith(f"{self._package}.")
+        return self._renamed + name[len(self._package) :] if is_inside else name
+
+
+@contextmanager
+def _python_errors(path: str) -> Iterator[None]:
+    """Raise what is wrong with the text of a Python file as a `ConfigError`."""
+    try:
+        yield
+    # NUL and bytes that are no UTF-8 are a ValueError, and deep nesting is one of the last two.
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        line = getattr(error, "lineno", None)
+        what = getattr(error, "msg", None) or str(error) or type(error).__name__
+        raise ConfigError(
+            f"{path}{'' if line is None else f', line {line},'} is no Python: {what}",
+            allowed="the files of a template as its run copied them",
+            fix="bring back the file, or pass a whole copy with --template FOLDER",
+        ) from error
