@@ -151,7 +151,7 @@ def test_ci_runs_the_checks_and_then_exactly_the_readme_command():
 
 
 def test_links_in_the_pages_lead_somewhere():
-    for page in PAGES:
+    for page in [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md"]:
         for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
 
