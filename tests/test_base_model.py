@@ -347,7 +347,7 @@ def test_operations_per_token_equal_a_count_one_query_at_a_time(cfg, seq_len):
             {"num_heads": 6, "num_kv_heads": 3},
             r"hidden_dim=16 with num_heads=6.*\[1, 2, 4, 8, 16\]",
         ),
-        ({"num_layers": 0}, "num_layers=0.*set num_layers to a positive number"),
+        ({"num_layers": 0}, "num_layers=0.*set num_layers to a number in that range"),
         ({"vocab_size": -1}, "vocab_size=-1"),
         ({"sliding_window": 0}, "sliding_window=0"),
         ({"head_dim": 0}, "head_dim=0"),

@@ -154,7 +154,7 @@ BREACHES = {
         traced.adds_up_gradients_in_float32,
         (
             "model.py",
-            "embedded(self.token_embed, token_ids, out_sharding=ROWS)",
+            "embed(self.token_embed, token_ids, out_sharding=ROWS)",
             "jax.reshard(self.token_embed, P(None, None)).at[token_ids].get(out_sharding=ROWS)",
         ),
         ("is added up in bfloat16 by a scatter-add",),
@@ -166,7 +166,7 @@ BREACHES = {
     ),
     "a cache that shrinks": Breach(
         traced.gives_the_promised_shapes,
-        ("model.py", "self._unembed(hidden), cache\n", "self._unembed(hidden), cache[:0]\n"),
+        ("model.py", "(hidden), new_cache\n", "(hidden), new_cache[:0]\n"),
         ("model.py: the cache after decode_step",),
     ),
     "operations that nobody counted": Breach(
@@ -259,8 +259,8 @@ def with_other_words(root: Path) -> Variant:
     return variant
 
 
-UP = 'f"{path}/w_up", shape, P("data", "model"), std)'
-CUT = 'f"{path}/w_up", shape, P(("data", "expert"), "model"), std)'
+UP = 'f"{path}/w_up", (d, f), P("data", "model"), std)'
+CUT = 'f"{path}/w_up", (d, f), P(("data", "expert"), "model"), std)'
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from chomp.kernels.embedding import embedded
+from chomp.kernels.embedding import embed
 from chomp.mesh import MeshConfig, create_mesh
 
 ROWS = P(("replica", "data", "expert"), None, None)
@@ -33,7 +33,7 @@ def _table_and_gradient(dtype: jnp.dtype, sizes: dict[str, int]) -> tuple[np.nda
     mesh = create_mesh(MeshConfig(**sizes), devices=jax.devices()[:devices])
     with jax.set_mesh(mesh):
         rows, back = jax.vjp(
-            lambda table: embedded(table, jax.device_put(ids, P(ROWS[0], None)), out_sharding=ROWS),
+            lambda table: embed(table, jax.device_put(ids, P(ROWS[0], None)), out_sharding=ROWS),
             jax.device_put(table, P("model", "data")),
         )
         (gradient,) = back(jax.device_put(pull, ROWS))
@@ -58,6 +58,6 @@ def test_in_float32_it_is_the_gradient_of_a_plain_lookup_bit_for_bit() -> None:
     pull = jnp.asarray(rng.standard_normal((BATCH, LENGTH, WIDTH)), jnp.float32)
     ids = jnp.asarray(_ids(2))
     with jax.set_mesh(create_mesh(MeshConfig(), devices=jax.devices()[:1])):
-        (ours,) = jax.vjp(lambda table: embedded(table, ids, out_sharding=ROWS), table)[1](pull)
+        (ours,) = jax.vjp(lambda table: embed(table, ids, out_sharding=ROWS), table)[1](pull)
     (plain,) = jax.vjp(lambda table: table[ids], table)[1](pull)
     np.testing.assert_array_equal(np.asarray(ours), np.asarray(plain))

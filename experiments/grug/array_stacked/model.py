@@ -19,7 +19,7 @@ from chomp.config import Config, setting
 from chomp.errors import require_at_most, require_divides
 from chomp.kernels import loss
 from chomp.kernels.attention import AttentionMask, Backend, KeyValueCache, attention
-from chomp.kernels.embedding import embedded
+from chomp.kernels.embedding import embed
 from chomp.kernels.norm import rms_norm
 from chomp.kernels.projection import projection, projections
 from chomp.kernels.remat import Remat
@@ -28,17 +28,15 @@ from chomp.mesh import BATCH_AXES, abstract_mesh
 from experiments.grug.array_stacked.scanned import scanned
 
 # Axes: L layers, B batch, S sequence, D model width, H query heads, G key-value heads, K head
-# width, E a width cut over `model` (HK, GK or F), F MLP width, V vocabulary. A block sees no L.
+# width, W an inner width (HK, GK or F), F MLP width, V vocabulary. A block sees no L.
 Tokens = Int[Array, "B S"]
 Hidden = Float[Array, "B S D"]
 Logits = Float[Array, "B S V"]  # always float32
-Layer = KeyValueCache | None  # what a layer has seen; None outside of decoding
-LayerOut = tuple[Hidden, Layer]
-Mask = AttentionMask | None  # None: causal
 
-# Where activations lie: rows over the batch axes, heads over `model`.
+# Where activations lie: rows over the batch axes, heads and inner widths over `model`.
 ROWS = P(BATCH_AXES, None, None)
 HEADS = P(BATCH_AXES, None, "model", None)
+INNER = P(BATCH_AXES, None, "model")
 
 
 # verbatim: base
@@ -60,7 +58,7 @@ class GrugModelConfig(Config):
     max_seq_len: int = setting(default=1024, ge=1, le=2**20)  # of a row; no weight depends on it
     mlp: Literal["relu2", "swiglu"] = "relu2"  # relu squared, or a SiLU gate: a third product
     qk_norm: bool = True  # of queries and keys, so that attention logits stay bounded
-    # Larger: slower turns, which tell longer distances apart.
+    # Larger: slower rotations, which tell longer distances apart.
     rope_theta: float = setting(default=10_000.0, ge=1, le=1e12)
     document_positions: bool = False  # positions begin again with each document of a row
     # Tokens each query sees; None: the whole prefix.
@@ -69,7 +67,7 @@ class GrugModelConfig(Config):
     logit_soft_cap: float | None = setting(default=None, gt=0, le=1e6)
     layer_norm_eps: float = setting(default=1e-5, gt=0, lt=1)
     initializer_std: float = setting(default=0.02, gt=0, le=10)
-    remat: Remat = setting(default="none", mark="schedule")  # what the backward pass makes again
+    remat: Remat = setting(default="none", mark="schedule")  # what the backward pass recomputes
     attention: Backend = setting(default="auto", mark="schedule")  # which kernel
 
     def __post_init__(self) -> None:
@@ -94,19 +92,26 @@ class GrugModelConfig(Config):
         return 2.0 * (self.num_layers * (attention + mlp) + d * self.vocab_size)
 
 
+# verbatim: base
 def _weight(key: Key, path: str, shape: tuple[int, int], spec: P, std: float) -> Array:
-    """A weight drawn from a key of its own path: no mesh and no other weight can change it."""
-    own_key = jax.random.fold_in(key, crc32(path.encode()))  # `hash` is salted anew by each process
+    """A random weight. Its key depends on its path alone: no mesh, no other weight changes it."""
+    own_key = jax.random.fold_in(key, crc32(path.encode()))  # `hash` has another salt each time
     return std * jax.random.truncated_normal(own_key, -3.0, 3.0, shape, out_sharding=spec)
 
 
-# FSDP and tensor parallelism by hand: a weight's shards over `data` are collected for its product,
-# its cut over `model` stays. Into columns that need no exchange, out of them with a sum.
-def _columns(x: Hidden, *weights: Array) -> tuple[Float[Array, "B S _"], ...]:
+# FSDP and tensor parallelism by hand. A weight is stored in shards over `data` and `model`. Its
+# shards over `data` are gathered for the product; its cut over `model` stays. So products into the
+# inner width need no communication, and products out of it end with a sum over `model`.
+
+
+# verbatim: base
+def _project_in(x: Hidden, *weights: Array) -> tuple[Float[Array, "B S _"], ...]:
+    """`x @ weight` for each weight `[D, W]`."""
     return projections(x, *(jax.reshard(weight, P(None, "model")) for weight in weights))
 
 
-def _rows(x: Float[Array, "B S E"], weight: Array) -> Hidden:
+# verbatim: base
+def _project_out(x: Float[Array, "B S W"], weight: Float[Array, "W D"]) -> Hidden:
     return projection(x, jax.reshard(weight, P("model", None)), out_sharding=ROWS)
 
 
@@ -126,40 +131,49 @@ class Attention(eqx.Module):
     def init(cfg: GrugModelConfig, path: str, *, key: Key) -> "Attention":
         """Random projections in, zeros out: each block starts as the identity."""
         d, k, std = cfg.hidden_dim, cfg.inferred_head_dim, cfg.initializer_std
-        # Cut over `data` to be stored, over `model` into whole heads that are used where they lie.
-        hk, gk, spec = cfg.num_heads * k, cfg.num_kv_heads * k, P("data", "model")
+        hk, gk = cfg.num_heads * k, cfg.num_kv_heads * k
         return Attention(
-            w_q=_weight(key, f"{path}/w_q", (d, hk), spec, std),
-            w_k=_weight(key, f"{path}/w_k", (d, gk), spec, std),
-            w_v=_weight(key, f"{path}/w_v", (d, gk), spec, std),
+            w_q=_weight(key, f"{path}/w_q", (d, hk), P("data", "model"), std),
+            w_k=_weight(key, f"{path}/w_k", (d, gk), P("data", "model"), std),
+            w_v=_weight(key, f"{path}/w_v", (d, gk), P("data", "model"), std),
             w_o=jnp.zeros((hk, d), out_sharding=P("model", "data")),
-            # Vectors lie whole on every device: collecting them would cost more than keeping them.
+            # Vectors are replicated: gathering them would cost more than keeping them.
             q_norm=jnp.ones(k, out_sharding=P(None)) if cfg.qk_norm else None,
             k_norm=jnp.ones(k, out_sharding=P(None)) if cfg.qk_norm else None,
             cfg=cfg,
         )
 
-    def _heads(self, flat: Array, norm: Array | None = None) -> Float[Array, "B S H K"]:
-        k = self.cfg.inferred_head_dim
-        heads = jnp.reshape(flat, (*flat.shape[:2], -1, k), out_sharding=HEADS)
-        return heads if norm is None else rms_norm(heads, norm, self.cfg.layer_norm_eps)
+    def __call__(
+        self, x: Hidden, mask: AttentionMask, angles: Angles, cache: KeyValueCache | None
+    ) -> tuple[Hidden, KeyValueCache | None]:
+        """What each position gathers from those it sees.
 
-    def __call__(self, x: Hidden, mask: AttentionMask, angles: Angles, cache: Layer) -> LayerOut:
-        """What each position gathers; with a cache, x comes after what the cache has seen."""
-        start = 0 if cache is None else cache.length  # positions that came before x
-        q, k, v = _columns(x, self.w_q, self.w_k, self.w_v)
-        q = rotate(self._heads(q, self.q_norm), angles)  # turned last: norms weigh pairs unevenly
-        k, v = rotate(self._heads(k, self.k_norm), angles), self._heads(v)
+        With a cache, `x` comes after what the cache holds, and the cache with `x` is returned.
+        """
+        q, k, v = _project_in(x, self.w_q, self.w_k, self.w_v)
+        heads = (*x.shape[:2], -1, self.cfg.inferred_head_dim)
+        q = jnp.reshape(q, heads, out_sharding=HEADS)
+        k = jnp.reshape(k, heads, out_sharding=HEADS)
+        v = jnp.reshape(v, heads, out_sharding=HEADS)
+        if self.q_norm is not None and self.k_norm is not None:
+            q = rms_norm(q, self.q_norm, self.cfg.layer_norm_eps)
+            k = rms_norm(k, self.k_norm, self.cfg.layer_norm_eps)
+        # After the norm: its scale weighs the two halves of a pair differently.
+        q, k = rotate(q, angles), rotate(k, angles)
+
+        query_offset: int | Int[Array, ""] = 0
         if cache is not None:
-            k, v, _ = cache = cache.extended(k, v)  # kept turned: a step turns only its own
-        heads = attention(q, k, v, mask, query_offset=start, backend=self.cfg.attention)
-        flat = jnp.reshape(heads, (*x.shape[:2], -1), out_sharding=P(BATCH_AXES, None, "model"))
-        return _rows(flat, self.w_o), cache
+            query_offset = cache.length
+            cache = cache.extended(k, v)  # keys are cached after RoPE
+            k, v = cache.k, cache.v
+        out = attention(q, k, v, mask, query_offset=query_offset, backend=self.cfg.attention)
+        out = jnp.reshape(out, (*x.shape[:2], -1), out_sharding=INNER)
+        return _project_out(out, self.w_o), cache
 
 
 # verbatim: base
 class MLP(eqx.Module):
-    """Two products around relu², or three around a SiLU gate."""
+    """Two products around relu squared, or three around a SiLU gate."""
 
     w_up: Float[Array, "D F"]
     w_gate: Float[Array, "D F"] | None
@@ -168,18 +182,24 @@ class MLP(eqx.Module):
     @staticmethod
     def init(cfg: GrugModelConfig, path: str, *, key: Key) -> "MLP":
         """Random in, zeros out."""
-        shape, std = (cfg.hidden_dim, cfg.intermediate_dim), cfg.initializer_std
-        w_up = _weight(key, f"{path}/w_up", shape, P("data", "model"), std)
-        w_gate = _weight(key, f"{path}/w_gate", shape, P("data", "model"), std)
-        w_down = jnp.zeros(shape[::-1], out_sharding=P("model", "data"))
-        return MLP(w_up, w_gate if cfg.mlp == "swiglu" else None, w_down)
+        d, f, std = cfg.hidden_dim, cfg.intermediate_dim, cfg.initializer_std
+        w_gate = None
+        if cfg.mlp == "swiglu":
+            w_gate = _weight(key, f"{path}/w_gate", (d, f), P("data", "model"), std)
+        return MLP(
+            w_up=_weight(key, f"{path}/w_up", (d, f), P("data", "model"), std),
+            w_gate=w_gate,
+            w_down=jnp.zeros((f, d), out_sharding=P("model", "data")),
+        )
 
     def __call__(self, x: Hidden) -> Hidden:
         if self.w_gate is None:
-            (up,) = _columns(x, self.w_up)
-            return _rows(jnp.square(jax.nn.relu(up)), self.w_down)  # Primer, arXiv 2109.08668
-        up, gate = _columns(x, self.w_up, self.w_gate)
-        return _rows(up * jax.nn.silu(gate), self.w_down)
+            (up,) = _project_in(x, self.w_up)
+            inner = jnp.square(jax.nn.relu(up))  # Primer, arXiv 2109.08668
+        else:
+            up, gate = _project_in(x, self.w_up, self.w_gate)
+            inner = up * jax.nn.silu(gate)
+        return _project_out(inner, self.w_down)
 
 
 # verbatim: base
@@ -194,16 +214,22 @@ class Block(eqx.Module):
     @staticmethod
     def init(cfg: GrugModelConfig, path: str, *, key: Key) -> "Block":
         """One layer; `path` names it among the others."""
-        attn = Attention.init(cfg, f"{path}/attn", key=key)
-        attn_norm, mlp_norm = (jnp.ones(cfg.hidden_dim, out_sharding=P(None)) for _ in range(2))
-        return Block(attn_norm, attn, mlp_norm, MLP.init(cfg, f"{path}/mlp", key=key))
+        return Block(
+            attn_norm=jnp.ones(cfg.hidden_dim, out_sharding=P(None)),
+            attn=Attention.init(cfg, f"{path}/attn", key=key),
+            mlp_norm=jnp.ones(cfg.hidden_dim, out_sharding=P(None)),
+            mlp=MLP.init(cfg, f"{path}/mlp", key=key),
+        )
 
-    def __call__(self, x: Hidden, mask: AttentionMask, angles: Angles, cache: Layer) -> LayerOut:
+    def __call__(
+        self, x: Hidden, mask: AttentionMask, angles: Angles, cache: KeyValueCache | None
+    ) -> tuple[Hidden, KeyValueCache | None]:
         """The residual stream after this layer, and the layer's cache if it has one."""
         eps = self.attn.cfg.layer_norm_eps
-        gathered, cache = self.attn(rms_norm(x, self.attn_norm, eps), mask, angles, cache)
-        x = x + gathered  # the stream itself is never normed: gradients pass as they are
-        return x + self.mlp(rms_norm(x, self.mlp_norm, eps)), cache
+        attn_out, cache = self.attn(rms_norm(x, self.attn_norm, eps), mask, angles, cache)
+        x = x + attn_out  # the stream itself is never normed: gradients pass through unchanged
+        x = x + self.mlp(rms_norm(x, self.mlp_norm, eps))
+        return x, cache
 
 
 class Transformer(eqx.Module):
@@ -235,21 +261,39 @@ class Transformer(eqx.Module):
         layers = jax.tree.map(lambda weight: "matrix" if weight.ndim > 2 else "vector", self.blocks)
         return eqx.tree_at(lambda m: (m.token_embed, m.blocks), groups, ("embedding", layers))
 
-    def _trunk(self, token_ids: Tokens, mask: AttentionMask, cache: Layer = None) -> LayerOut:
+    def _trunk(
+        self, token_ids: Tokens, mask: AttentionMask, cache: KeyValueCache | None = None
+    ) -> tuple[Hidden, KeyValueCache | None]:
+        """Embedding, blocks, final norm; with a cache, the tokens come after what it holds."""
         cfg = self.cfg
-        x = embedded(self.token_embed, token_ids, out_sharding=ROWS)
+        x = embed(self.token_embed, token_ids, out_sharding=ROWS)
         mask = mask.with_sliding_window(cfg.sliding_window or mask.sliding_window)
+        # Positions count from the start of the row, or of each document in it.
         documents = mask if cfg.document_positions else AttentionMask.causal()
-        positions = documents.positions(x.shape[1]) + (cache.length[0] if cache else 0)
+        positions = documents.positions(token_ids.shape[1])
+        if cache is not None:
+            positions = positions + cache.length[0]  # alike in all layers
         angles = rotary_angles(positions, width=cfg.inferred_head_dim, theta=cfg.rope_theta)
-        layers, remat = (self.blocks, cache), "none" if cache else cfg.remat
-        x, cache = scanned(lambda x, own: own[0](x, mask, angles, own[1]), x, layers, remat)
-        return rms_norm(x, self.final_norm, cfg.layer_norm_eps), cache
 
-    def __call__(self, token_ids: Tokens, mask: Mask = None, *, key: Key | None = None) -> Hidden:
-        """Hidden state of every position, ready for the head. Base draws nothing from `key`."""
-        limit = ("model.max_seq_len", self.cfg.max_seq_len)
-        require_at_most("train.seq_len", token_ids.shape[1], *limit)  # while tracing: no cost
+        def apply_block(
+            x: Hidden, layer: tuple[Block, KeyValueCache | None]
+        ) -> tuple[Hidden, KeyValueCache | None]:
+            block, layer_cache = layer
+            return block(x, mask, angles, layer_cache)
+
+        policy = cfg.remat if cache is None else "none"
+        x, new_cache = scanned(apply_block, x, (self.blocks, cache), policy)
+        return rms_norm(x, self.final_norm, cfg.layer_norm_eps), new_cache
+
+    def __call__(
+        self, token_ids: Tokens, mask: AttentionMask | None = None, *, key: Key | None = None
+    ) -> Hidden:
+        """Hidden state of every position, ready for the head; `mask` None is causal.
+
+        Base draws nothing from `key`: a variant with dropout would.
+        """
+        seq_len, limit = token_ids.shape[1], self.cfg.max_seq_len
+        require_at_most("train.seq_len", seq_len, "model.max_seq_len", limit)  # while tracing
         return self._trunk(token_ids, mask or AttentionMask.causal())[0]
 
     def _head(self) -> Float[Array, "D V"]:
@@ -257,11 +301,11 @@ class Transformer(eqx.Module):
         return jax.reshard(self.lm_head, P(None, "model"))
 
     def _unembed(self, hidden: Hidden) -> Logits:
-        # float32: between 16 and 32 bfloat16 has only every eighth.
+        # Logits in float32: bfloat16 spacing is 0.125 between 16 and 32.
         logits = jnp.einsum("bsd,dv->bsv", hidden, self._head(), preferred_element_type=jnp.float32)
         return loss.soft_capped(logits, self.cfg.logit_soft_cap)
 
-    def logits(self, token_ids: Tokens, mask: Mask = None) -> Logits:
+    def logits(self, token_ids: Tokens, mask: AttentionMask | None = None) -> Logits:
         """Next-token logits of every position."""
         return self._unembed(self(token_ids, mask))
 
@@ -270,7 +314,7 @@ class Transformer(eqx.Module):
         token_ids: Tokens,
         loss_weight: Float[Array, "B S"],
         *,
-        mask: Mask = None,
+        mask: AttentionMask | None = None,
         reduction: loss.Reduction = "mean",
         logsumexp_weight: float = 0.0,
         key: Key | None = None,
@@ -286,7 +330,9 @@ class Transformer(eqx.Module):
             logit_soft_cap=self.cfg.logit_soft_cap,
         )
 
-    def next_token_scores(self, token_ids: Tokens, mask: Mask = None) -> loss.Scores:
+    def next_token_scores(
+        self, token_ids: Tokens, mask: AttentionMask | None = None
+    ) -> loss.Scores:
         """Those losses, none weighted, and whether each token i+1 was the likeliest one."""
         hidden, cap = self(token_ids, mask), self.cfg.logit_soft_cap
         return loss.next_token_scores(hidden, self._head(), token_ids, logit_soft_cap=cap)
@@ -300,8 +346,9 @@ class Transformer(eqx.Module):
 
     def decode_step(self, cache: KeyValueCache, token_ids: Tokens) -> tuple[Logits, KeyValueCache]:
         """Logits after each of S new tokens, and the cache with them; they must fit into it."""
-        hidden, cache = self._trunk(token_ids, AttentionMask.causal(), cache)
-        return self._unembed(hidden), cache
+        hidden, new_cache = self._trunk(token_ids, AttentionMask.causal(), cache)
+        assert new_cache is not None, "a cache that is given comes back"
+        return self._unembed(hidden), new_cache
 
 
 def debug_mesh_and_token_pspec(num_devices: int) -> tuple[AbstractMesh, P]:

@@ -1,4 +1,4 @@
-"""Layers applied one after another by a scan, and what the backward pass makes again.
+"""Layers applied one after another by a scan, and what the backward pass recomputes.
 
 Derived, the backward pass of a scan keeps the weights of all layers and fills a second stack with
 their gradients. Here, where blocks are recomputed, a layer's gradient takes the place of its
@@ -12,21 +12,21 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from chomp.kernels.remat import Remat, recomputed
+from chomp.kernels.remat import Remat, remat
 
 Stream = Float[Array, "..."]  # what goes from layer to layer
 Apply = Callable[[Stream, Any], tuple[Stream, Any]]
 
 
-def scanned(apply: Apply, x: Stream, layers: Any, remat: Remat) -> tuple[Stream, Any]:
+def scanned(apply: Apply, x: Stream, layers: Any, policy: Remat) -> tuple[Stream, Any]:
     """`x` after all layers, and what each gave besides, stacked.
 
     `apply(x, layer)` is one of them; every array of `layers` has them in front. With `block` remat
     layers are floating point and give nothing besides.
     """
-    if remat == "block":
+    if policy == "block":
         return _with_gradients_in_place(lambda x, layer: apply(x, layer)[0], x, layers), None
-    return jax.lax.scan(recomputed(apply, remat), x, layers)
+    return jax.lax.scan(remat(apply, policy), x, layers)
 
 
 def _with_gradients_in_place(

@@ -19,10 +19,10 @@ from jaxtyping import PRNGKeyArray as Key
 
 from chomp.kernels import loss
 from chomp.kernels.attention import AttentionMask, attention
-from chomp.kernels.embedding import embedded
+from chomp.kernels.embedding import embed
 from chomp.kernels.kernel_shapes import KernelShapes
 from chomp.kernels.norm import rms_norm
-from chomp.kernels.remat import recomputed
+from chomp.kernels.remat import remat
 from chomp.kernels.rotary import Angles, rotary_angles, rotate
 from chomp.mesh import BATCH_AXES, abstract_mesh
 from experiments.grug.megalodon.cache import Cache, LayerCache, empty_cache
@@ -323,7 +323,7 @@ class Transformer(eqx.Module):
         return groups
 
     def _embedded(self, token_ids: Tokens) -> Hidden:
-        x = embedded(self.token_embed, token_ids, out_sharding=ROWS)
+        x = embed(self.token_embed, token_ids, out_sharding=ROWS)
         return x * math.sqrt(self.cfg.model_dim) if self.cfg.scale_emb else x
 
     def __call__(self, token_ids: Tokens, mask: Mask = None, *, key: Key | None = None) -> Hidden:
@@ -336,7 +336,7 @@ class Transformer(eqx.Module):
         def layer(x: Hidden, own: tuple[Block, Key | None]) -> tuple[Hidden, None]:
             return own[0](x, around, own[1]), None
 
-        x, _ = jax.lax.scan(recomputed(layer, cfg.remat), x, (self.blocks, keys))
+        x, _ = jax.lax.scan(remat(layer, cfg.remat), x, (self.blocks, keys))
         return self.final_norm(x, around.sums)
 
     def _head(self) -> Float[Array, "D V"]:

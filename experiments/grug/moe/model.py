@@ -22,26 +22,25 @@ from chomp.errors import require_at_most, require_divides
 from chomp.kernels import loss, moe
 from chomp.kernels.attention import AttentionMask, Backend, KeyValueCache, attention
 from chomp.kernels.attention.mask import PAD_SEGMENT
-from chomp.kernels.embedding import embedded
+from chomp.kernels.embedding import embed
 from chomp.kernels.norm import rms_norm
 from chomp.kernels.projection import projection, projections
-from chomp.kernels.remat import Remat, recomputed
+from chomp.kernels.remat import Remat, remat
 from chomp.kernels.rotary import Angles, require_pairs, rotary_angles, rotate
 from chomp.mesh import BATCH_AXES, abstract_mesh
 
 # Axes: B batch, S sequence, D model width, H query heads, G key-value heads, K head width,
-# W a width cut over `model` (HK, GK or F), F MLP width, V vocabulary, L layers, E experts.
+# W an inner width (HK, GK or F), F MLP width, V vocabulary, L layers, E experts.
 Tokens = Int[Array, "B S"]
 Hidden = Float[Array, "B S D"]
 Logits = Float[Array, "B S V"]  # always float32
-Layer = KeyValueCache | None  # what a layer has seen; None outside of decoding
-Cache = tuple[Layer, ...]
-Mask = AttentionMask | None  # None: causal
+Cache = tuple[KeyValueCache, ...]  # one for each layer
 IsReal = Bool[Array, "B S"] | None  # None: no padding
 
-# Where activations lie: rows over the batch axes, heads over `model`.
+# Where activations lie: rows over the batch axes, heads and inner widths over `model`.
 ROWS = P(BATCH_AXES, None, None)
 HEADS = P(BATCH_AXES, None, "model", None)
+INNER = P(BATCH_AXES, None, "model")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +74,7 @@ class GrugModelConfig(Config):
     max_seq_len: int = setting(default=1024, ge=1, le=2**20)  # of a row; no weight depends on it
     mlp: Literal["relu2", "swiglu"] = "relu2"  # relu squared, or a SiLU gate: a third product
     qk_norm: bool = True  # of queries and keys, so that attention logits stay bounded
-    # Larger: slower turns, which tell longer distances apart.
+    # Larger: slower rotations, which tell longer distances apart.
     rope_theta: float = setting(default=10_000.0, ge=1, le=1e12)
     document_positions: bool = False  # positions begin again with each document of a row
     # Tokens each query sees; None: the whole prefix.
@@ -84,7 +83,7 @@ class GrugModelConfig(Config):
     logit_soft_cap: float | None = setting(default=None, gt=0, le=1e6)
     layer_norm_eps: float = setting(default=1e-5, gt=0, lt=1)
     initializer_std: float = setting(default=0.02, gt=0, le=10)
-    remat: Remat = setting(default="none", mark="schedule")  # what the backward pass makes again
+    remat: Remat = setting(default="none", mark="schedule")  # what the backward pass recomputes
     attention: Backend = setting(default="auto", mark="schedule")  # which kernel
 
     def __post_init__(self) -> None:
@@ -117,26 +116,33 @@ class LayerOut(NamedTuple):
     """What a layer gives: the residual stream, its cache, and what is known of its routing."""
 
     x: Hidden
-    cache: Layer
+    cache: KeyValueCache | None
     routing: moe.RouterSums
 
 
 def _weight(key: Key, path: str, shape: tuple[int, ...], spec: P, std: float) -> Array:
-    """A weight drawn from a key of its own path: no mesh and no other weight can change it."""
-    own_key = jax.random.fold_in(key, crc32(path.encode()))  # `hash` is salted anew by each process
+    """A random weight. Its key depends on its path alone: no mesh, no other weight changes it."""
+    own_key = jax.random.fold_in(key, crc32(path.encode()))  # `hash` has another salt each time
     return std * jax.random.truncated_normal(own_key, -3.0, 3.0, shape, out_sharding=spec)
 
 
-# FSDP and tensor parallelism by hand: a weight's shards over `data` are collected for its product,
-# its cut over `model` stays. Into columns that need no exchange, out of them with a sum.
-def _columns(x: Hidden, *weights: Array) -> tuple[Float[Array, "B S _"], ...]:
+# FSDP and tensor parallelism by hand. A weight is stored in shards over `data` and `model`. Its
+# shards over `data` are gathered for the product; its cut over `model` stays. So products into the
+# inner width need no communication, and products out of it end with a sum over `model`.
+
+
+# verbatim: base
+def _project_in(x: Hidden, *weights: Array) -> tuple[Float[Array, "B S _"], ...]:
+    """`x @ weight` for each weight `[D, W]`."""
     return projections(x, *(jax.reshard(weight, P(None, "model")) for weight in weights))
 
 
-def _rows(x: Float[Array, "B S W"], weight: Array) -> Hidden:
+# verbatim: base
+def _project_out(x: Float[Array, "B S W"], weight: Float[Array, "W D"]) -> Hidden:
     return projection(x, jax.reshard(weight, P("model", None)), out_sharding=ROWS)
 
 
+# verbatim: base
 class Attention(eqx.Module):
     """Grouped-query attention with rotary positions and, if asked, normalised queries and keys."""
 
@@ -152,41 +158,48 @@ class Attention(eqx.Module):
     def init(cfg: GrugModelConfig, path: str, *, key: Key) -> "Attention":
         """Random projections in, zeros out: each block starts as the identity."""
         d, k, std = cfg.hidden_dim, cfg.inferred_head_dim, cfg.initializer_std
-        # Cut over `data` to be stored, over `model` into whole heads that are used where they lie.
-        hk, gk, spec = cfg.num_heads * k, cfg.num_kv_heads * k, P("data", "model")
+        hk, gk = cfg.num_heads * k, cfg.num_kv_heads * k
         return Attention(
-            w_q=_weight(key, f"{path}/w_q", (d, hk), spec, std),
-            w_k=_weight(key, f"{path}/w_k", (d, gk), spec, std),
-            w_v=_weight(key, f"{path}/w_v", (d, gk), spec, std),
+            w_q=_weight(key, f"{path}/w_q", (d, hk), P("data", "model"), std),
+            w_k=_weight(key, f"{path}/w_k", (d, gk), P("data", "model"), std),
+            w_v=_weight(key, f"{path}/w_v", (d, gk), P("data", "model"), std),
             w_o=jnp.zeros((hk, d), out_sharding=P("model", "data")),
-            # Vectors lie whole on every device: collecting them would cost more than keeping them.
+            # Vectors are replicated: gathering them would cost more than keeping them.
             q_norm=jnp.ones(k, out_sharding=P(None)) if cfg.qk_norm else None,
             k_norm=jnp.ones(k, out_sharding=P(None)) if cfg.qk_norm else None,
             cfg=cfg,
         )
 
-    def _heads(self, flat: Array, norm: Array | None = None) -> Float[Array, "B S H K"]:
-        k = self.cfg.inferred_head_dim
-        heads = jnp.reshape(flat, (*flat.shape[:2], -1, k), out_sharding=HEADS)
-        return heads if norm is None else rms_norm(heads, norm, self.cfg.layer_norm_eps)
-
     def __call__(
-        self, x: Hidden, mask: AttentionMask, angles: Angles, cache: Layer
-    ) -> tuple[Hidden, Layer]:
-        """What each position gathers; with a cache, x comes after what the cache has seen."""
-        start = 0 if cache is None else cache.length  # positions that came before x
-        q, k, v = _columns(x, self.w_q, self.w_k, self.w_v)
-        q = rotate(self._heads(q, self.q_norm), angles)  # turned last: norms weigh pairs unevenly
-        k, v = rotate(self._heads(k, self.k_norm), angles), self._heads(v)
+        self, x: Hidden, mask: AttentionMask, angles: Angles, cache: KeyValueCache | None
+    ) -> tuple[Hidden, KeyValueCache | None]:
+        """What each position gathers from those it sees.
+
+        With a cache, `x` comes after what the cache holds, and the cache with `x` is returned.
+        """
+        q, k, v = _project_in(x, self.w_q, self.w_k, self.w_v)
+        heads = (*x.shape[:2], -1, self.cfg.inferred_head_dim)
+        q = jnp.reshape(q, heads, out_sharding=HEADS)
+        k = jnp.reshape(k, heads, out_sharding=HEADS)
+        v = jnp.reshape(v, heads, out_sharding=HEADS)
+        if self.q_norm is not None and self.k_norm is not None:
+            q = rms_norm(q, self.q_norm, self.cfg.layer_norm_eps)
+            k = rms_norm(k, self.k_norm, self.cfg.layer_norm_eps)
+        # After the norm: its scale weighs the two halves of a pair differently.
+        q, k = rotate(q, angles), rotate(k, angles)
+
+        query_offset: int | Int[Array, ""] = 0
         if cache is not None:
-            k, v, _ = cache = cache.extended(k, v)  # kept turned: a step turns only its own
-        heads = attention(q, k, v, mask, query_offset=start, backend=self.cfg.attention)
-        flat = jnp.reshape(heads, (*x.shape[:2], -1), out_sharding=P(BATCH_AXES, None, "model"))
-        return _rows(flat, self.w_o), cache
+            query_offset = cache.length
+            cache = cache.extended(k, v)  # keys are cached after RoPE
+            k, v = cache.k, cache.v
+        out = attention(q, k, v, mask, query_offset=query_offset, backend=self.cfg.attention)
+        out = jnp.reshape(out, (*x.shape[:2], -1), out_sharding=INNER)
+        return _project_out(out, self.w_o), cache
 
 
 class SharedExpert(eqx.Module):
-    """The MLP that every token goes through: two products around relu², or three around a gate."""
+    """The MLP that every token goes through: two products, or three around a SiLU gate."""
 
     w_up: Float[Array, "D F"]
     w_gate: Float[Array, "D F"] | None
@@ -195,18 +208,24 @@ class SharedExpert(eqx.Module):
     @staticmethod
     def init(cfg: GrugModelConfig, path: str, *, key: Key) -> "SharedExpert":
         """Random in, zeros out."""
-        shape, std = (cfg.hidden_dim, cfg.shared_dim), cfg.initializer_std
-        w_up = _weight(key, f"{path}/w_up", shape, P("data", "model"), std)
-        w_gate = _weight(key, f"{path}/w_gate", shape, P("data", "model"), std)
-        w_down = jnp.zeros(shape[::-1], out_sharding=P("model", "data"))
-        return SharedExpert(w_up, w_gate if cfg.mlp == "swiglu" else None, w_down)
+        d, f, std = cfg.hidden_dim, cfg.shared_dim, cfg.initializer_std
+        w_gate = None
+        if cfg.mlp == "swiglu":
+            w_gate = _weight(key, f"{path}/w_gate", (d, f), P("data", "model"), std)
+        return SharedExpert(
+            w_up=_weight(key, f"{path}/w_up", (d, f), P("data", "model"), std),
+            w_gate=w_gate,
+            w_down=jnp.zeros((f, d), out_sharding=P("model", "data")),
+        )
 
     def __call__(self, x: Hidden) -> Hidden:
         if self.w_gate is None:
-            (up,) = _columns(x, self.w_up)
-            return _rows(jnp.square(jax.nn.relu(up)), self.w_down)  # Primer, arXiv 2109.08668
-        up, gate = _columns(x, self.w_up, self.w_gate)
-        return _rows(up * jax.nn.silu(gate), self.w_down)
+            (up,) = _project_in(x, self.w_up)
+            inner = jnp.square(jax.nn.relu(up))  # Primer, arXiv 2109.08668
+        else:
+            up, gate = _project_in(x, self.w_up, self.w_gate)
+            inner = up * jax.nn.silu(gate)
+        return _project_out(inner, self.w_down)
 
 
 class Experts(eqx.Module):
@@ -223,13 +242,14 @@ class Experts(eqx.Module):
     def init(cfg: GrugModelConfig, path: str, *, key: Key) -> "Experts":
         """Random in, zeros out. The router is whole on every device, experts are cut three ways."""
         e, d, f, std = cfg.num_experts, cfg.hidden_dim, cfg.expert_dim, cfg.initializer_std
-        into, shape = P("expert", "data", "model"), (e, d, f)
+        shape, spec = (e, d, f), P("expert", "data", "model")
+        w_gate = None
+        if cfg.mlp == "swiglu":
+            w_gate = _weight(key, f"{path}/w_gate", shape, spec, std)
         return Experts(
             w_router=_weight(key, f"{path}/w_router", (d, e), P(None, None), std),
-            w_up=_weight(key, f"{path}/w_up", shape, into, std),
-            w_gate=_weight(key, f"{path}/w_gate", shape, into, std)
-            if cfg.mlp == "swiglu"
-            else None,
+            w_up=_weight(key, f"{path}/w_up", shape, spec, std),
+            w_gate=w_gate,
             w_down=jnp.zeros((e, f, d), out_sharding=P("expert", "model", "data")),
             shared=SharedExpert.init(cfg, f"{path}/shared", key=key) if cfg.shared_dim else None,
             cfg=cfg,
@@ -266,27 +286,30 @@ class Block(eqx.Module):
     @staticmethod
     def init(cfg: GrugModelConfig, path: str, *, key: Key) -> "Block":
         """One layer; `path` names it among the others."""
-        attn = Attention.init(cfg, f"{path}/attn", key=key)
-        attn_norm, mlp_norm = (jnp.ones(cfg.hidden_dim, out_sharding=P(None)) for _ in range(2))
-        return Block(attn_norm, attn, mlp_norm, Experts.init(cfg, f"{path}/experts", key=key))
+        return Block(
+            attn_norm=jnp.ones(cfg.hidden_dim, out_sharding=P(None)),
+            attn=Attention.init(cfg, f"{path}/attn", key=key),
+            mlp_norm=jnp.ones(cfg.hidden_dim, out_sharding=P(None)),
+            experts=Experts.init(cfg, f"{path}/experts", key=key),
+        )
 
     def __call__(
         self,
         x: Hidden,
         mask: AttentionMask,
         angles: Angles,
-        cache: Layer,
+        cache: KeyValueCache | None,
         bias: Float[Array, " E"],
         is_real: IsReal,
         may_drop: bool,
     ) -> LayerOut:
         """The residual stream after this layer, the layer's cache if it has one, its routing."""
         eps = self.attn.cfg.layer_norm_eps
-        gathered, cache = self.attn(rms_norm(x, self.attn_norm, eps), mask, angles, cache)
-        x = x + gathered  # the stream itself is never normed: gradients pass as they are
+        attn_out, cache = self.attn(rms_norm(x, self.attn_norm, eps), mask, angles, cache)
+        x = x + attn_out  # the stream itself is never normed: gradients pass through unchanged
         normed = rms_norm(x, self.mlp_norm, eps)
-        made, routing = self.experts(normed, bias, is_real, may_drop=may_drop)
-        return LayerOut(x + made, cache, routing)
+        mlp_out, routing = self.experts(normed, bias, is_real, may_drop=may_drop)
+        return LayerOut(x + mlp_out, cache, routing)
 
 
 class Transformer(eqx.Module):
@@ -340,28 +363,40 @@ class Transformer(eqx.Module):
         cache: Cache | None = None,
         *,
         may_drop: bool = False,
-    ) -> tuple[Hidden, Cache, moe.RouterSums]:
-        cfg, layers = self.cfg, cache or (None,) * self.cfg.num_layers
-        x = embedded(self.token_embed, token_ids, out_sharding=ROWS)
+    ) -> tuple[Hidden, Cache | None, moe.RouterSums]:
+        """Embedding, blocks, final norm; with a cache, the tokens come after what it holds."""
+        cfg = self.cfg
+        x = embed(self.token_embed, token_ids, out_sharding=ROWS)
         mask = mask.with_sliding_window(cfg.sliding_window or mask.sliding_window)
+        # Positions count from the start of the row, or of each document in it.
         documents = mask if cfg.document_positions else AttentionMask.causal()
-        positions = documents.positions(x.shape[1]) + (cache[0].length if cache else 0)
+        positions = documents.positions(token_ids.shape[1])
+        if cache is not None:
+            positions = positions + cache[0].length
         angles = rotary_angles(positions, width=cfg.inferred_head_dim, theta=cfg.rope_theta)
         is_real = None if mask.segment_ids is None else mask.segment_ids != PAD_SEGMENT
+
         # Outside of training nothing may be dropped, or a row's loss would depend on others.
-        apply = recomputed(partial(Block.__call__, may_drop=may_drop), cfg.remat)
+        apply_block = remat(partial(Block.__call__, may_drop=may_drop), cfg.remat)
         outs: list[LayerOut] = []
-        for index, (block, layer) in enumerate(zip(self.blocks, layers, strict=True)):
-            outs.append(apply(block, x, mask, angles, layer, self.router_bias[index], is_real))
+        for i, block in enumerate(self.blocks):
+            bias = self.router_bias[i]
+            outs.append(apply_block(block, x, mask, angles, cache and cache[i], bias, is_real))
             x = outs[-1].x
         routing = jax.tree.map(lambda *each: jnp.stack(each), *(out.routing for out in outs))
-        hidden = rms_norm(x, self.final_norm, cfg.layer_norm_eps)
-        return hidden, tuple(out.cache for out in outs), routing
+        x = rms_norm(x, self.final_norm, cfg.layer_norm_eps)
+        new_cache = None if cache is None else tuple(out.cache for out in outs)
+        return x, new_cache, routing
 
-    def __call__(self, token_ids: Tokens, mask: Mask = None, *, key: Key | None = None) -> Hidden:
-        """Hidden state of every position, ready for the head. Nothing is drawn from `key`."""
-        limit = ("model.max_seq_len", self.cfg.max_seq_len)
-        require_at_most("train.seq_len", token_ids.shape[1], *limit)
+    def __call__(
+        self, token_ids: Tokens, mask: AttentionMask | None = None, *, key: Key | None = None
+    ) -> Hidden:
+        """Hidden state of every position, ready for the head; `mask` None is causal.
+
+        Nothing is drawn from `key`.
+        """
+        seq_len, limit = token_ids.shape[1], self.cfg.max_seq_len
+        require_at_most("train.seq_len", seq_len, "model.max_seq_len", limit)  # while tracing
         return self._trunk(token_ids, mask or AttentionMask.causal())[0]
 
     def _head(self) -> Float[Array, "D V"]:
@@ -369,11 +404,11 @@ class Transformer(eqx.Module):
         return jax.reshard(self.lm_head, P(None, "model"))
 
     def _unembed(self, hidden: Hidden) -> Logits:
-        # float32: between 16 and 32 bfloat16 has only every eighth.
+        # Logits in float32: bfloat16 spacing is 0.125 between 16 and 32.
         logits = jnp.einsum("bsd,dv->bsv", hidden, self._head(), preferred_element_type=jnp.float32)
         return loss.soft_capped(logits, self.cfg.logit_soft_cap)
 
-    def logits(self, token_ids: Tokens, mask: Mask = None) -> Logits:
+    def logits(self, token_ids: Tokens, mask: AttentionMask | None = None) -> Logits:
         """Next-token logits of every position."""
         return self._unembed(self(token_ids, mask))
 
@@ -382,7 +417,7 @@ class Transformer(eqx.Module):
         token_ids: Tokens,
         loss_weight: Float[Array, "B S"],
         *,
-        mask: Mask = None,
+        mask: AttentionMask | None = None,
         reduction: loss.Reduction = "mean",
         logsumexp_weight: float = 0.0,
         key: Key | None = None,
@@ -403,7 +438,7 @@ class Transformer(eqx.Module):
         token_ids: Tokens,
         loss_weight: Float[Array, "B S"],
         *,
-        mask: Mask = None,
+        mask: AttentionMask | None = None,
         logsumexp_weight: float = 0.0,
         key: Key | None = None,
     ) -> tuple[Float[Array, ""], moe.RouterSums]:
@@ -432,7 +467,9 @@ class Transformer(eqx.Module):
         added += self.cfg.balance_loss_weight * moe.balance_loss(routing)
         return jnp.mean(added)
 
-    def next_token_scores(self, token_ids: Tokens, mask: Mask = None) -> loss.Scores:
+    def next_token_scores(
+        self, token_ids: Tokens, mask: AttentionMask | None = None
+    ) -> loss.Scores:
         """Those losses, none weighted, and whether each token i+1 was the likeliest one."""
         hidden, cap = self(token_ids, mask), self.cfg.logit_soft_cap
         return loss.next_token_scores(hidden, self._head(), token_ids, logit_soft_cap=cap)

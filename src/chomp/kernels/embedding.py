@@ -15,7 +15,7 @@ from jaxtyping import Array, Float, Int
 # Axes: B batch, S sequence, D model width, V vocabulary.
 
 
-def embedded(
+def embed(
     table: Float[Array, "V D"], token_ids: Int[Array, "B S"], *, out_sharding: P
 ) -> Float[Array, "B S D"]:
     """`table[token_ids]`, in the table's dtype, cut over devices as `out_sharding` says.

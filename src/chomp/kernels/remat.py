@@ -15,9 +15,9 @@ Remat = Literal["none", "block", "matmuls"]
 _KEEP_PRODUCTS = jax.checkpoint_policies.dots_with_no_batch_dims_saveable
 
 
-def recomputed(apply: Callable[..., Any], what: Remat) -> Callable[..., Any]:
+def remat(apply: Callable[..., Any], policy: Remat) -> Callable[..., Any]:
     """`apply`, keeping everything (`none`), its inputs alone (`block`), or also its products."""
-    match what:
+    match policy:
         case "none":
             return apply
         case "block":
