@@ -81,7 +81,7 @@ class Bounds(NamedTuple):
     le: float | None = None
 
     def __str__(self) -> str:
-        """The range in words that tell whether its ends are allowed."""
+        """The range in words, which say whether its ends are allowed."""
         # 1e+12 is easier to read than 1000000000000.0.
         ends = [f"{end:g}" if isinstance(end, float) else end for end in self]
         if self.ge is not None and self.le is not None:
@@ -147,7 +147,7 @@ class Config:
 class Setting:
     """What a config class says about one field; `setting` tells what each part means."""
 
-    # These three are known once its class is: `settings_of` fills them in.
+    # `settings_of` fills in these three.
     name: str = ""
     declared: Any = Any
     field: "dataclasses.Field[Any]" = dataclasses.field(default_factory=dataclasses.field)
@@ -208,18 +208,21 @@ def setting(
 ) -> T:
     """A dataclass field with bounds, other names, a mark and a line of documentation.
 
-    `gt`, `ge`, `lt` and `le` bound a number, or each number in a list or mapping of them.
+    Other names are accepted in mappings, files and overrides, never as Python arguments; what is
+    written out uses the field's own name.
 
-    Aliases are accepted in mappings, files and overrides, never as Python arguments; everything
-    written out uses the field's name. `also` holds names in other sections, as dotted paths from
-    the nearest config around that has the first part (`also=("train.eval_every",)`); where
-    `zero_is_null`, a 0 under such a name is null, for a seed in which 0 turns a thing off.
-    A mark on a nested config or a container covers all of it.
-    `is_versioned` says whether the field counts in the identity of an executor's step where its
-    config is versioned. By default all but cosmetic ones do. True: a cosmetic one too, such as the
-    path of data. False: not even another, which was asked of one start and says nothing of the run.
-    `is_added`: the field came after runs were made without it. At its default it is in no hash and
-    makes no difference, so that those runs keep their identity and continue.
+    - `aliases`: other names in its own section.
+    - `also`: names in other sections, as dotted paths from the nearest config around the field that
+      has the first part (`also=("train.eval_every",)`). With `zero_is_null`, a 0 under such a name
+      means null.
+    - `mark`: what a change means for a run that is resumed; covers everything inside the field.
+    - `doc`: what the reference says about the field, instead of the comment beside it.
+    - `is_versioned`: whether the field is part of the identity of an executor's step. None: unless
+      it is cosmetic. True: even if it is cosmetic, such as the path of data. False: never; for what
+      is asked of one start and says nothing about the run.
+    - `is_added`: the field was added after runs had been made without it. At its default it is in
+      no hash and no difference, so that those runs keep their identity.
+    - `gt`, `ge`, `lt`, `le`: bounds of a number, or of each number in a list or mapping.
     """
     # Mistakes in a class are bugs, so they are TypeErrors and keep their traceback.
     if mark not in MARKS:
@@ -253,23 +256,23 @@ def setting(
 
 def mark_of(field: "dataclasses.Field[Any]") -> Mark:
     """The mark of a dataclass field; a plain field is identity."""
-    return _said(field).mark
+    return _setting_of(field).mark
 
 
 def is_versioned(field: "dataclasses.Field[Any]") -> bool:
     """Whether a dataclass field counts where its config is versioned; a plain one does."""
-    said = _said(field)
-    return said.mark != "cosmetic" if said.is_versioned is None else said.is_versioned
+    found = _setting_of(field)
+    return found.mark != "cosmetic" if found.is_versioned is None else found.is_versioned
 
 
 def is_of_one_start(field: "dataclasses.Field[Any]") -> bool:
-    """Whether a dataclass field is asked of one start of a run: `is_versioned=False`."""
-    return _said(field).is_versioned is False
+    """Whether a dataclass field is about one start of a run only: `is_versioned=False`."""
+    return _setting_of(field).is_versioned is False
 
 
 def is_unset_addition(field: "dataclasses.Field[Any]", value: Any) -> bool:
     """Whether a field that was added later has its default, which is what runs had before it."""
-    return _said(field).is_added and bool(value == field.default)
+    return _setting_of(field).is_added and bool(value == field.default)
 
 
 @cache  # resolving string annotations evaluates them, which is slow
@@ -282,7 +285,7 @@ def settings_of(cls: type) -> tuple[Setting, ...]:
     # The extras are validators in `Annotated`, which messages about a field mention.
     declared = get_type_hints(cls, include_extras=True)
     settings = [
-        replace(_said(field), name=field.name, declared=declared[field.name], field=field)
+        replace(_setting_of(field), name=field.name, declared=declared[field.name], field=field)
         for field in dataclasses.fields(cls)
         if field.init
     ]
@@ -357,7 +360,7 @@ def section_for(declared: Any, value: Mapping[Any, Any]) -> type | None:
     candidates = sections(declared)
     if len(candidates) < 2:
         return candidates[0] if candidates else None
-    # A default kind does not decide: every member has one, and a guess would drop fields silently.
+    # A default kind does not decide: every member has one, and a wrong guess would drop fields.
     kind = value.get(KIND)
     return next((section for section in candidates if kind in kinds_of(section)), None)
 
@@ -449,26 +452,26 @@ def _with_origin(declared: Any, origins: tuple[Any, ...]) -> Any | None:
     return next(found, None)
 
 
-# ---- Options and bounds ----------------------------------------------------------------------
+# ---- Settings and bounds ---------------------------------------------------------------------
 
 
-def _said(field: "dataclasses.Field[Any]") -> Setting:
-    """What `setting` was given for a field; its defaults for a plain one."""
-    said: Setting = field.metadata.get(_METADATA_KEY, _PLAIN)
-    return said
+def _setting_of(field: "dataclasses.Field[Any]") -> Setting:
+    """What `setting` was given for a field; the defaults of `setting` for a plain one."""
+    found: Setting = field.metadata.get(_METADATA_KEY, _PLAIN)
+    return found
 
 
 @cache
 def _bounded(cls: Any) -> tuple[Setting, ...]:
     """The fields of a config class that have bounds."""
     # Annotations are resolved only for these: nothing else needs them where an instance is made.
-    if all(_said(field).bounds == Bounds() for field in dataclasses.fields(cls)):
+    if all(_setting_of(field).bounds == Bounds() for field in dataclasses.fields(cls)):
         return ()
     return tuple(item for item in settings_of(cls) if item.bounds != Bounds())
 
 
 def _refuse_wrong_bounds(cls: type, item: Setting) -> None:
-    """Raise `ConfigError` for bounds where there is no number, or that its default is out of."""
+    """Raise `ConfigError` for bounds of no number, and for a default that is out of bounds."""
     if item.bounds == Bounds():
         return
 

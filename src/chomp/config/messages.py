@@ -212,9 +212,9 @@ def unknown_key(path: KeyPath, section: type, also: Collection[str] = ()) -> Con
     key, whole = str(path[-1]), dotted(path[:-1])
     if key in also:  # in a section that an override gives as a whole
         return ConfigError(
-            f"{dotted(path)} is the name of a field outside of {whole}",
-            allowed=f"it by itself, not in the whole of {whole}",
-            fix=f"take it out, and give {dotted(path)}=... as well",
+            f"{dotted(path)} is a name of a field in another section than {whole}",
+            allowed=f"{dotted(path)} as an override of its own",
+            fix=f"remove it from {whole}={{...}} and add {dotted(path)}=...",
         )
     near = nearest(key, [*settings_by_spelling(section), *also])
     # Of the top level alone: further in, a like name is most often another thing.
@@ -236,7 +236,7 @@ def two_spellings(first: KeyPath, second: KeyPath) -> ConfigError:
     """The error for a field given by two of its spellings."""
     return ConfigError(
         f"{dotted(first)} and {dotted(second)} are the same field",
-        allowed="one spelling at a time",
+        allowed="one name at a time",
         fix=f"remove {dotted(second)}",
     )
 
@@ -245,7 +245,7 @@ def no_such_field(path: KeyPath, field: KeyPath, section: KeyPath, value: Any) -
     """The error for a field given by its `also` name, `path`, that its section has not."""
     return ConfigError(
         f"{dotted(path)}, which is {dotted(field)}, with {dotted(section)}={describe_value(value)}",
-        allowed=f"{dotted(path)} where {dotted(section)} has that field",
+        allowed=f"{dotted(path)} if {dotted(section)} has that field",
         fix=f"remove {dotted(path)}, or change {dotted(section)}",
     )
 
@@ -274,6 +274,6 @@ def blank_text(path: KeyPath, value: str, declared: Any, *, is_item: bool) -> Co
     """The error for blank text where a name or a path is left out by writing null or nothing."""
     return ConfigError(
         f"{dotted(path)}={value!r}, which is blank",
-        allowed=f"{describe_type(declared)}, and text that says something",
+        allowed=f"{describe_type(declared)}, and text that is not blank",
         fix=f"leave {dotted(path)} out" if is_item else f"set {dotted(path)} to null",
     )

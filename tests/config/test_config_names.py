@@ -152,7 +152,7 @@ def test_a_section_that_is_given_elsewhere_alone_keeps_its_other_fields():
 )
 def test_two_names_of_one_field_are_refused_by_both_names(paths, first: str, second: str):
     assert refused(nested(paths)) == (
-        f"config: {first} and {second} are the same field. Allowed: one spelling at a time. "
+        f"config: {first} and {second} are the same field. Allowed: one name at a time. "
         f"Fix: remove {second}."
     )
 
@@ -207,7 +207,7 @@ def test_a_period_that_is_none_may_stand_beside_a_section_that_is_none(nothing: 
 def test_a_name_of_a_field_in_a_section_that_is_null_is_refused():
     assert refused({"train": {"eval_every": 2}, "eval": None}) == (
         "config: train.eval_every, which is eval.period, with eval=null. "
-        "Allowed: train.eval_every where eval has that field. "
+        "Allowed: train.eval_every if eval has that field. "
         "Fix: remove train.eval_every, or change eval."
     )
     with pytest.raises(ConfigError, match=r"'train.eval_every=2': eval\.period does not exist"):
@@ -226,9 +226,9 @@ def test_a_whole_section_on_the_command_line_takes_its_own_fields_alone():
     with pytest.raises(ConfigError) as caught:
         apply_overrides(Run(), ["train={steps: 3, eval_every: 2}"])
     assert str(caught.value) == (
-        "override: 'train={steps: 3, eval_every: 2}': train.eval_every is the name of a field "
-        "outside of train. Allowed: it by itself, not in the whole of train. "
-        "Fix: take it out, and give train.eval_every=... as well."
+        "override: 'train={steps: 3, eval_every: 2}': train.eval_every is a name of a field in "
+        "another section than train. Allowed: train.eval_every as an override of its own. "
+        "Fix: remove it from train={...} and add train.eval_every=...."
     )
     found = apply_overrides(Sweep(), ["run={train: {steps: 3, eval_every: 2}}"])
     assert found.run == Run(trainer=Trainer(steps=3), eval=Eval(period=2, batch=8))
