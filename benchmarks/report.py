@@ -24,7 +24,7 @@ from statistics import median
 
 from benchmarks.record import Figure, record
 from benchmarks.timing import note, phase
-from chomp.tracking.lines import json_line
+from chomp.tracking.record import json_line
 from chomp.tracking.run_files import METRICS_FILE, RESOLVED_CONFIG
 from tests.chromium_pipe import MISSING, ChromiumPage, browser
 

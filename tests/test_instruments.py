@@ -19,7 +19,7 @@ from chomp.checkpoint import CheckpointConfig, KeepPolicy
 from chomp.config import Config
 from chomp.optim import GrugOptimizerConfig, MuonConfig
 from chomp.tracking import LoggingConfig, metric_of
-from chomp.tracking.config import TensorBoardConfig, WandbConfig
+from chomp.tracking.logging_config import TensorBoardConfig, WandbConfig
 from chomp.training import GrugEvalConfig, ProfilerConfig, SamplesConfig, WatchConfig
 from experiments.grug.base.train import GrugRunConfig, run_grug
 from tests import tiny

@@ -20,7 +20,7 @@ from chomp.errors import CheckpointError, ConfigError, NonFiniteError, RunInterr
 from chomp.kernels.precision import Precision
 from chomp.mesh import place_batch
 from chomp.tracking import JsonlTracker, MetricValue
-from chomp.tracking.config import WandbConfig
+from chomp.tracking.logging_config import WandbConfig
 from chomp.training import HarnessConfig, SamplesConfig
 from experiments.grug.base.model import GrugModelConfig
 from experiments.grug.base.train import (

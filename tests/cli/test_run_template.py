@@ -14,8 +14,12 @@ import pytest
 
 from chomp.cli.templates import load_template
 from chomp.errors import ConfigError
-from chomp.tracking.known_templates import is_remembered, remember_template
-from chomp.tracking.run_files import sources_hash, template_sources
+from chomp.tracking.run_files import (
+    is_remembered,
+    remember_template,
+    sources_hash,
+    template_sources,
+)
 
 ROOT = Path(__file__).parents[2]
 trusted = partial(load_template, is_trusted=True)

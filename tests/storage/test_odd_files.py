@@ -25,7 +25,7 @@ from chomp.report.watch.followed_file import FollowedFile
 from chomp.storage.files import MAX_DEPTH, MAX_TEXT_BYTES, parse_json
 from chomp.tokenize import load_tokenizer
 from chomp.tracking import JsonlTracker, last_attempt, read_metrics
-from chomp.tracking.late_rows import LateRows
+from chomp.tracking.record import LateRows
 from chomp.tracking.run_files import resolved_config, template_sources
 
 HUGE = 1 << 40  # as a sparse file, which takes no disk

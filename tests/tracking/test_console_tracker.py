@@ -15,8 +15,7 @@ import pytest
 from rich.console import Console
 
 from chomp.tracking import CompositeTracker, ConsoleTracker, JsonlTracker, read_metrics
-from chomp.tracking.console import clock, compact
-from chomp.tracking.pace import Pace
+from chomp.tracking.console import Pace, clock, compact
 
 ROW: dict[str, Any] = {
     "train/loss": 3.21456,

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from chomp.tracking import JsonlTracker, read_metrics
-from chomp.tracking.late_rows import LateRows
+from chomp.tracking.record import LateRows
 
 
 def test_rows_of_the_run_and_late_rows_lie_side_by_side(tmp_path: Path):

@@ -9,7 +9,7 @@ import pytest
 from tensorboardX.proto.event_pb2 import Event
 
 from chomp.tracking import JsonlTracker, TensorBoardSink, replay
-from chomp.tracking.histogram import Histogram, histograms_of
+from chomp.tracking.record import Histogram, histograms_of
 
 
 def events(folder: Path) -> list[Any]:

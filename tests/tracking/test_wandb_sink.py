@@ -55,7 +55,7 @@ def test_a_run_killed_in_its_first_attempt_is_failed_and_its_rows_are_there(
     ]
     words = "".join(json.dumps(call) + "\n" for call in calls) + '{"method": "lo'
     done = subprocess.run(
-        [sys.executable, "-c", "from chomp.tracking.wandb_process import serve; serve()"],
+        [sys.executable, "-c", "from chomp.tracking.wandb_sink import serve; serve()"],
         input=words.encode(),
         capture_output=True,
         timeout=120,

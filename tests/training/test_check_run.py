@@ -27,7 +27,7 @@ from chomp.executor import plan_steps
 from chomp.kernels.attention import AttentionMask
 from chomp.launch.launching import run_planned
 from chomp.tokenize import BpeTokenizer, train_bpe
-from chomp.tracking.config import LoggingConfig, TensorBoardConfig, WandbConfig
+from chomp.tracking.logging_config import LoggingConfig, TensorBoardConfig, WandbConfig
 from chomp.training import TRAINED_TOKENS, HarnessConfig, check_run, dry_run
 from chomp.training.check import compile_step, require_step_memory
 from experiments.grug.base import launch as base

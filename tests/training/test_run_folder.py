@@ -27,8 +27,7 @@ from chomp.tracking import (
     read_metrics,
     summary_of,
 )
-from chomp.tracking.known_templates import is_remembered
-from chomp.tracking.run_files import record_of, sources_hash, template_sources
+from chomp.tracking.run_files import is_remembered, record_of, sources_hash, template_sources
 from chomp.training import RunFolder
 from chomp.training.metadata import environment, environment_summary
 from tests.tracking.wandb_files import offline_runs

@@ -15,8 +15,8 @@ from jax.sharding import NamedSharding, PartitionSpec
 from chomp.config import config_from_mapping
 from chomp.errors import ConfigError
 from chomp.tracking import JsonlTracker, read_metrics
-from chomp.tracking.histogram import histograms_of
 from chomp.tracking.metrics import metric_of
+from chomp.tracking.record import histograms_of
 from chomp.training.watch import (
     MOMENTS,
     NUM_BINS,

@@ -45,8 +45,7 @@ from chomp.storage import exists, folder_size_bytes, join
 from chomp.tokenize import Tokenizer, load_tokenizer
 from chomp.tokenize.load import DESCRIPTION
 from chomp.tracking import read_metrics
-from chomp.tracking.run_files import RESOLVED_CONFIG, record_of, resolved_config
-from chomp.tracking.run_paths import reached_path
+from chomp.tracking.run_files import RESOLVED_CONFIG, reached_path, record_of, resolved_config
 
 SPLITS: tuple[Split, ...] = ("train", "validation")
 SHOWN_TOKENS = 64  # enough for the characters that are shown of a document

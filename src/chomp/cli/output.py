@@ -12,7 +12,7 @@ from rich.text import Text
 
 from chomp.storage import json_text
 from chomp.storage.printable import PlainConsole
-from chomp.tracking.lines import strict_json
+from chomp.tracking.record import strict_json
 
 # Wider than any terminal, which then wraps lines itself; rich would cut what does not fit.
 _WIDTH = 4096

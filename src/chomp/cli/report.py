@@ -36,7 +36,6 @@ from chomp.tracking import (
     without_secrets,
 )
 from chomp.tracking.metrics import SHORT_KEYS, TRAIN_LOSS
-from chomp.tracking.replay import replay_rows
 from chomp.tracking.run_files import (
     REPORT,
     RESOLVED_CONFIG,
@@ -44,7 +43,7 @@ from chomp.tracking.run_files import (
     resolved_config,
     run_folders_in,
 )
-from chomp.tracking.sinks import is_installed, missing
+from chomp.tracking.sinks import is_installed, missing, replay_rows
 
 # A second and a half of reading: from here on there is a progress bar.
 _SHOW_PROGRESS_BYTES = 200_000_000

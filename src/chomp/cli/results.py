@@ -34,9 +34,7 @@ from chomp.tracking import (
     summary_of,
     wants_wandb,
 )
-from chomp.tracking.jsonl import is_step_row
-from chomp.tracking.late_rows import LateRows
-from chomp.tracking.lines import strict_json
+from chomp.tracking.record import LateRows, is_step_row, strict_json
 from chomp.tracking.run_files import ARTIFACTS, resolved_config
 from chomp.training import HarnessConfig
 from chomp.training.metadata import result_header

@@ -23,8 +23,7 @@ from typing import Any
 
 from chomp.config.messages import did_you_mean, nearest
 from chomp.errors import ChompError, ConfigError, require
-from chomp.tracking.known_templates import is_remembered
-from chomp.tracking.run_files import sources_hash, template_sources
+from chomp.tracking.run_files import is_remembered, sources_hash, template_sources
 
 LAUNCH_FILE = "launch.py"
 GRUG = "experiments/grug"  # in a checkout

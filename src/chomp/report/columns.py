@@ -18,8 +18,8 @@ import orjson
 from jaxtyping import Bool, Float, Int
 
 from chomp.tracking import Row
-from chomp.tracking.lines import MAX_STEP, row_of_line
 from chomp.tracking.metrics import SHORT_KEYS
+from chomp.tracking.record import MAX_STEP, row_of_line
 
 # Axes: N rows, M some of them, K columns.
 

@@ -23,8 +23,7 @@ from chomp.report.spikes import spikes
 from chomp.report.timeline import axes, counted, resumes, waterfall
 from chomp.storage import exists, is_local
 from chomp.tracking import metrics, without_secrets
-from chomp.tracking.run_files import eval_prefix_in, section_in
-from chomp.tracking.run_paths import is_relative, path_above
+from chomp.tracking.run_files import eval_prefix_in, is_relative, path_above, section_in
 
 # A page of under 5 MB holds about this many points: one takes 11 characters, its bucket's mean half
 # as much again. They are shared evenly by the runs of a page, and within a run by weight.

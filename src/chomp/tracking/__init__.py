@@ -6,12 +6,12 @@ metric names are in `chomp.tracking.metrics`.
 """
 
 from chomp.storage.secrets import redacted, without_secrets
-from chomp.tracking.background import BackgroundSink
-from chomp.tracking.composite import CompositeTracker
-from chomp.tracking.config import LoggingConfig, TensorBoardConfig, WandbConfig
 from chomp.tracking.console import ConsoleTracker
-from chomp.tracking.jsonl import (
+from chomp.tracking.logging_config import LoggingConfig, TensorBoardConfig, WandbConfig, logged_to
+from chomp.tracking.metrics import METRICS, Metric, metric_of, name_from, with_short_keys
+from chomp.tracking.record import (
     JsonlTracker,
+    Row,
     last_attempt,
     latest_rows,
     read_metrics,
@@ -19,16 +19,26 @@ from chomp.tracking.jsonl import (
     recorded_summary,
     summary_of,
 )
-from chomp.tracking.lines import Row
-from chomp.tracking.log_file import logged_to
-from chomp.tracking.metrics import METRICS, Metric, metric_of, name_from, with_short_keys
-from chomp.tracking.noop import NoopTracker
-from chomp.tracking.protocol import MetricValue, PlainValue, Tracker, flat_metrics
-from chomp.tracking.replay import replay, replay_rows
-from chomp.tracking.sinks import RunFacts, new_wandb_id, open_sinks, require_installed, wants_wandb
+from chomp.tracking.sinks import (
+    BackgroundSink,
+    RunFacts,
+    new_wandb_id,
+    open_sinks,
+    replay,
+    replay_rows,
+    require_installed,
+    wants_wandb,
+)
 from chomp.tracking.tensorboard_sink import TensorBoardSink
-from chomp.tracking.wandb_process import WandbProcess
-from chomp.tracking.wandb_sink import WandbSink, WandbStart
+from chomp.tracking.tracker import (
+    CompositeTracker,
+    MetricValue,
+    NoopTracker,
+    PlainValue,
+    Tracker,
+    flat_metrics,
+)
+from chomp.tracking.wandb_sink import WandbProcess, WandbSink, WandbStart
 
 __all__ = [
     "METRICS",

@@ -2,24 +2,32 @@
 
 It reads rows by their names and shows what it finds; a row with odd or missing keys is never an
 error. Steps are shown as people count them: after the row of step 0, one step is done.
+
+While the bar is up, what is printed or logged to this terminal is sent through the bar's console,
+which writes it above. Streams that go elsewhere (`2> errors.txt`) are left alone.
 """
 
+import atexit
 import logging
 import math
 import os
+import sys
 import time
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Iterator, Mapping
 from datetime import timedelta
 from os import PathLike
+from typing import Any, TextIO, TypeAlias
 
 from rich.console import Console, RenderableType
 from rich.panel import Panel
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Column
 from rich.text import Text
 
 from chomp.storage import read_text
 from chomp.storage.files import MAX_TEXT_BYTES
 from chomp.storage.printable import PlainConsole, printable
-from chomp.tracking.bar import TrainingBar
 from chomp.tracking.metrics import (
     DURATION,
     GRAD_NORM,
@@ -29,14 +37,122 @@ from chomp.tracking.metrics import (
     TOKENS_PER_SEC,
     TRAIN_LOSS,
 )
-from chomp.tracking.pace import Pace
-from chomp.tracking.protocol import MetricValue
 from chomp.tracking.run_files import AVERAGED, held_out_prefix, is_of_averaged
+from chomp.tracking.tracker import MetricValue
 
+# Rows over which the pace is measured: enough to even out an evaluation or a checkpoint, few enough
+# to follow a change of batch size.
+WINDOW_ROWS = 50
+# Quoted: logging.StreamHandler takes a parameter for type checkers, but not at run time in 3.11.
+_StreamHandler: TypeAlias = "logging.StreamHandler[Any]"
+# The bar moves only when a row comes; what it redraws in between is the elapsed time.
+_REFRESH_PER_SECOND = 4
 _logger = logging.getLogger(__name__)
-
 _LINE_GAP_S = 1.0  # between lines above a bar
 _MAX_SHOWN_SECONDS = 1000 * 86400  # a longer estimate is a bad estimate, not a date
+
+
+class Pace:
+    """Seconds per step over the last rows, from the first row on, so compiling never counts."""
+
+    def __init__(self, total_steps: int) -> None:
+        self._total_steps = total_steps
+        self._marks: deque[tuple[int, float]] = deque(maxlen=WINDOW_ROWS)
+
+    def observe(self, completed_steps: int, now_s: float) -> None:
+        """Note that `completed_steps` were done at `now_s`; a step seen before changes nothing."""
+        if not self._marks or completed_steps > self._marks[-1][0]:
+            self._marks.append((completed_steps, now_s))
+
+    @property
+    def seconds_per_step(self) -> float | None:
+        """Mean over the window, or None until two different steps were seen."""
+        if len(self._marks) < 2:
+            return None
+        (first_step, first_s), (last_step, last_s) = self._marks[0], self._marks[-1]
+        return (last_s - first_s) / (last_step - first_step)
+
+    def seconds_left(self, fallback_seconds_per_step: float | None) -> float | None:
+        """Time to the last step, by the fallback while there is no pace; None without either."""
+        pace = self.seconds_per_step
+        seconds_per_step = fallback_seconds_per_step if pace is None else pace
+        if seconds_per_step is None or not self._marks:
+            return None
+        return max(0, self._total_steps - self._marks[-1][0]) * seconds_per_step
+
+
+class TrainingBar:
+    """A bar with step, loss, tokens per second, time left and time elapsed. It starts at once."""
+
+    def __init__(self, console: Console, *, total_steps: int, completed_steps: int) -> None:
+        self._progress = Progress(
+            # The only column that may shrink: in a narrow terminal the numbers stay whole.
+            BarColumn(bar_width=None, table_column=Column(max_width=40)),
+            TextColumn("step {task.completed:.0f}/{task.total:.0f}"),
+            TextColumn("loss {task.fields[loss]}"),
+            TextColumn("{task.fields[tokens_per_second]} tokens/s"),
+            TextColumn("ETA {task.fields[eta]}"),
+            TimeElapsedColumn(),
+            console=console,
+            refresh_per_second=_REFRESH_PER_SECOND,
+            redirect_stdout=_is_terminal(sys.stdout),
+            redirect_stderr=_is_terminal(sys.stderr),
+        )
+        self._task = self._progress.add_task(
+            "train",
+            total=total_steps,
+            completed=completed_steps,
+            loss="-",
+            tokens_per_second="-",
+            eta="-",
+        )
+        before = (sys.stdout, sys.stderr)
+        self._progress.start()
+        self._moved_handlers = _moved_log_handlers(before, (sys.stdout, sys.stderr))
+        # A run that dies without `stop` would leave the terminal without a cursor.
+        atexit.register(self.stop)
+
+    def show(self, *, completed_steps: int, **fields: str) -> None:
+        """Move the bar and replace the given texts (`loss`, `tokens_per_second`, `eta`)."""
+        texts: dict[str, Any] = dict(fields)  # rich takes its own options by keyword beside them
+        self._progress.update(self._task, completed=completed_steps, **texts)
+
+    def stop(self) -> None:
+        """Leave the bar as it is now, cursor and streams restored. May be called twice."""
+        atexit.unregister(self.stop)
+        for handler, stream in self._moved_handlers:
+            handler.setStream(stream)
+        self._moved_handlers = []
+        self._progress.stop()
+
+
+def _is_terminal(stream: TextIO | None) -> bool:
+    return stream is not None and stream.isatty()
+
+
+def _moved_log_handlers(
+    before: tuple[TextIO, TextIO], after: tuple[TextIO, TextIO]
+) -> list[tuple[_StreamHandler, TextIO]]:
+    """Point log handlers at the streams that replaced theirs; each with the stream it had.
+
+    A handler keeps the stream it was made with, so replacing `sys.stderr` alone does not reach one
+    made earlier, and its warning would land in the middle of the bar.
+    """
+    moved: list[tuple[_StreamHandler, TextIO]] = []
+    for handler in _stream_handlers():
+        for old, new in zip(before, after, strict=True):
+            if old is not new and handler.stream is old:
+                handler.setStream(new)
+                moved.append((handler, old))
+    return moved
+
+
+def _stream_handlers() -> Iterator[_StreamHandler]:
+    loggers = [logging.getLogger(), *logging.getLogger().manager.loggerDict.values()]
+    for logger in loggers:
+        # The rest are placeholders for names nobody asked for.
+        if isinstance(logger, logging.Logger):
+            yield from (h for h in logger.handlers if isinstance(h, logging.StreamHandler))
 
 
 class ConsoleTracker:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from chomp.errors import ConfigError
-from chomp.tracking.protocol import MetricValue
+from chomp.tracking.tracker import MetricValue
 
 
 @dataclass(frozen=True)
@@ -321,7 +321,7 @@ ENVIRONMENT = metric(
 
 # Watch.
 
-# How a row carries a histogram is told in `chomp.tracking.histogram`.
+# How a row carries a histogram is told in `chomp.tracking.record`.
 GRAD = metric("grad/*", "norms and histograms of gradients, when watched")
 PARAMS = metric("params/*", "norms and histograms of parameters, when watched")
 UPDATES = metric("updates/*", "norms and histograms of updates, when watched")

@@ -1,12 +1,15 @@
 """What a run folder holds, and under which names: written by `chomp.training`, read by many rooms.
 
-config_original.yaml config_resolved.json template/ tokenizer/
-metrics.jsonl train.log samples/ artifacts/ profiler/ checkpoints/ report/
+    config_original.yaml  config_resolved.json  template/  tokenizer/
+    metrics.jsonl  train.log  samples/  artifacts/  profiler/  checkpoints/  report/
 
-Only the names are here, and what a run's own config says about its files and its rows.
+Here are the names, what a run's own config says about its files and its rows, where its relative
+paths lead, and which templates this user's own runs were made with.
 """
 
 import hashlib
+import logging
+import os
 import re
 from collections.abc import Container, Mapping
 from pathlib import Path
@@ -17,9 +20,11 @@ from chomp.storage import (
     StrPath,
     exists,
     is_folder,
+    is_local,
     is_set_aside,
     join,
     list_folder,
+    normalise,
     read_bytes,
     read_json,
 )
@@ -53,6 +58,7 @@ AVERAGED = "averaged weights"
 _SAMPLE = re.compile(r"step-(\d+)\.txt")
 # Each is written by a run that has begun, whichever it got to first.
 _SIGNS = (RESOLVED_CONFIG, ORIGINAL_CONFIG, METRICS_FILE, "train.log", ".executor_status")
+_log = logging.getLogger(__name__)
 
 
 def resolved_config(folder: StrPath) -> dict[str, Any]:
@@ -148,3 +154,67 @@ def samples_in(folder: StrPath) -> dict[int, str]:
     names = list_folder(samples) if is_folder(samples) else []
     found = {int(match[1]): match[0] for match in filter(None, map(_SAMPLE.fullmatch, names))}
     return {step: join(samples, found[step]) for step in sorted(found)}
+
+
+def reached_path(path: str, run_folder: StrPath) -> str:
+    """A relative path as it is found from here, else from the nearest folder above the run.
+
+    As it is where it is found from neither, or is not relative.
+    """
+    if not is_relative(path) or exists(path):
+        return path
+    return path_above(path, run_folder) or path
+
+
+def path_above(path: str, run_folder: StrPath) -> str | None:
+    """A relative path in the nearest folder above the run that has it; None where none has."""
+    if not is_local(run_folder):
+        return None
+    folder = os.path.abspath(normalise(run_folder))
+    while (parent := os.path.dirname(folder)) != folder:
+        if exists(join(parent, path)):
+            return join(parent, path)
+        folder = parent
+    return None
+
+
+def is_relative(path: str) -> bool:
+    """Whether where the path leads depends on where it is asked from."""
+    return is_local(path) and not os.path.isabs(normalise(path))
+
+
+def remember_template(digest: str) -> None:
+    """Note that a run of this user has this template. No home to write to is no reason to stop."""
+    try:
+        folder = _folder()
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        os.close(os.open(folder / digest, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600))
+        if not is_remembered(digest):
+            raise PermissionError(f"{folder} is not this user's alone")
+    except (OSError, RuntimeError) as error:  # the latter: there is no home at all
+        _log.warning(
+            "the run's template could not be noted as this user's own (%s); the run goes on, but "
+            "`chomp eval` and others may ask for --trust before they run it",
+            error,
+        )
+
+
+def is_remembered(digest: str) -> bool:
+    """Whether a run of this user had this template. Notes that others could write do not count."""
+    try:
+        folder = _folder()
+        found = [folder.stat(), (folder / digest).lstat()]
+    except (OSError, RuntimeError):
+        return False
+    if not hasattr(os, "geteuid"):  # only POSIX tells
+        return True
+    return all(info.st_uid == os.geteuid() and not info.st_mode & 0o022 for info in found)
+
+
+def _folder() -> Path:
+    # A relative one would be looked up in the current folder, which may be anybody's.
+    state = Path(os.environ.get("XDG_STATE_HOME", ""))
+    home = state if state.is_absolute() else Path.home() / ".local/state"
+    if not home.is_absolute():
+        raise RuntimeError(f"the home folder is {str(Path.home())!r}")
+    return home / "chomp" / "templates"

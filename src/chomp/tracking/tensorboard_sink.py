@@ -12,9 +12,9 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from chomp.tracking.histogram import Histogram, histograms_of
 from chomp.tracking.metrics import GLOBAL_STEP
-from chomp.tracking.protocol import MetricValue, PlainValue, flat_metrics
+from chomp.tracking.record import Histogram, histograms_of
+from chomp.tracking.tracker import MetricValue, PlainValue, flat_metrics
 
 # Of a row's own: TensorBoard has a place for the step and the time, and folders for attempts.
 _NOT_SHOWN = frozenset({"step", GLOBAL_STEP, "attempt", "time"})

@@ -26,8 +26,8 @@ from chomp.mesh import is_first, raise_together
 from chomp.storage import join, make_folder, write_json_atomic
 from chomp.tokenize import Tokenizer
 from chomp.tracking import Tracker
-from chomp.tracking.lines import strict_json
 from chomp.tracking.metrics import LM_EVAL_TOTAL_TIME
+from chomp.tracking.record import strict_json
 from chomp.tracking.run_files import ARTIFACTS
 from chomp.training.evaluation import HarnessConfig
 from chomp.training.metadata import result_header

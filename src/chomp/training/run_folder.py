@@ -55,7 +55,6 @@ from chomp.tracking import (
     wants_wandb,
     without_secrets,
 )
-from chomp.tracking.known_templates import remember_template
 from chomp.tracking.run_files import (
     ARTIFACTS,
     DERIVED,
@@ -69,6 +68,7 @@ from chomp.tracking.run_files import (
     TEMPLATE,
     TOKENIZER,
     eval_prefix_in,
+    remember_template,
     resolved_config,
     sample_file,
     sources_hash,

@@ -112,7 +112,7 @@ def watched_row(
 
     `fetched` may hold other metrics and may still lie on the device; on a step that is not due it
     is not touched. A histogram is the text of a JSON list of 31 counts, from `<key>/min` to
-    `<key>/max` in equal widths, as `chomp.tracking.histogram` reads it for W&B and TensorBoard:
+    `<key>/max` in equal widths, as `chomp.tracking.record` reads it for W&B and TensorBoard:
     thirty-one keys for each tensor would drown their charts, which have a line for every key.
     """
     if config is None or not config.is_due(step):

@@ -11,7 +11,7 @@ from typing import BinaryIO
 
 from chomp.storage.files import open_regular
 from chomp.tracking import Row
-from chomp.tracking.lines import row_of_line
+from chomp.tracking.record import row_of_line
 
 # Taken in one look: some thousand rows, in about 50 ms, so that a long record can be seen to load.
 _BLOCK_BYTES = 4 << 20

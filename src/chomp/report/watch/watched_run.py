@@ -18,8 +18,8 @@ from chomp.report.watch.series import GrowingSeries
 from chomp.storage import join, name_of, read_text
 from chomp.storage.files import MAX_TEXT_BYTES
 from chomp.tracking import Row, metrics, redacted
-from chomp.tracking.lines import NONFINITE_SUFFIX
-from chomp.tracking.pace import Pace
+from chomp.tracking.console import Pace
+from chomp.tracking.record import NONFINITE_SUFFIX
 from chomp.tracking.run_files import (
     FINISHED,
     RESOLVED_CONFIG,

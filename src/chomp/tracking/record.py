@@ -1,37 +1,144 @@
-"""The record of a run: `metrics.jsonl`, appended line by line, and the ways to read it back.
+"""The record of a run: `metrics.jsonl`, strict JSON appended line by line, and how to read it back.
 
 A step's line is `step`, `global_step`, `attempt`, `time` and then the metrics. Lines with a `kind`
 are not of a step: `summary` values describe the run, an `artifact` names a file of it. Each start
 of a run is an attempt, counted from 1; steps that a resumed run repeats are in the file twice.
+
+A line counts once its newline is on disk. A process killed inside a write can leave one fragment,
+at the end; `set_aside_torn_line` moves it out of the way before anything is appended after it.
+
+A histogram in a row: `<key>` is the text of a JSON list of counts; `<key>/min` and `<key>/max` are
+the outer edges, and the bins between them are of equal width.
 """
 
 import errno
+import json
 import logging
+import math
 import os
 import time
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import cache
 from os import PathLike
 from pathlib import Path
+from typing import Any, BinaryIO, NoReturn, TypeAlias, cast
 
 from chomp.errors import ConfigError, StorageError
 from chomp.storage.files import open_regular
-from chomp.tracking.lines import (
-    NONFINITE_SUFFIX,
-    Row,
-    json_line,
-    row_of_line,
-    set_aside_torn_line,
-)
-from chomp.tracking.protocol import MetricValue, PlainValue, flat_metrics
+from chomp.tracking.tracker import MetricValue, PlainValue, flat_metrics
 
+# A row as read from a file. Its values are flat, but only the file knows of which type each is.
+Row: TypeAlias = dict[str, Any]
+
+NONFINITE_SUFFIX = "/nonfinite"
+# As far as a page's 32 bits count; beyond that lies no run, nor as many attempts at one.
+MAX_STEP = 1 << 31
+
+_BLOCK_BYTES = 1 << 16
+_logger = logging.getLogger(__name__)
 # Keys of the line itself. A metric may repeat a step key, if it says the same.
 _STEP_KEYS = ("step", "global_step")
 _LINE_KEYS = ("attempt", "time", "kind")
-
 _MAX_LINES_NAMED = 5
+# A line is one write, so it is whole within microseconds; what is torn for longer is left for good.
+_PATIENCE_S = 0.5
+_LOOK_EVERY_S = 0.05
+_HISTOGRAM_MARK = "/hist/"
 
-_logger = logging.getLogger(__name__)
+
+def json_line(row: Mapping[str, PlainValue]) -> bytes:
+    """The row as one line of strict JSON, newline included.
+
+    JSON has no NaN or infinity: such a value becomes null, and `<key>/nonfinite` says which it was.
+    """
+    encoded: dict[str, PlainValue] = {}
+    for key, value in row.items():
+        if isinstance(value, float) and not math.isfinite(value):
+            if key + NONFINITE_SUFFIX in row:
+                raise ConfigError(
+                    f"the metric {key!r} is {value}, and the row also has "
+                    f"{key + NONFINITE_SUFFIX!r}",
+                    allowed=f"no name ending in {NONFINITE_SUFFIX!r} beside a non-finite value",
+                    fix="rename the second metric",
+                )
+            encoded[key] = None
+            encoded[key + NONFINITE_SUFFIX] = str(value)
+        else:
+            encoded[key] = value
+    # ASCII escapes keep a line one line (U+2028) and carry a lone surrogate, which UTF-8 cannot.
+    return json.dumps(encoded, allow_nan=False, separators=(",", ":")).encode("ascii") + b"\n"
+
+
+def strict_json(value: Any) -> Any:
+    """A nested value with null for NaN and infinity, and `<key>/nonfinite` beside it as above."""
+    if isinstance(value, Mapping):
+        bad = {k: v for k, v in value.items() if isinstance(v, float) and not math.isfinite(v)}
+        told = {f"{key}{NONFINITE_SUFFIX}": str(number) for key, number in bad.items()}
+        return {key: strict_json(item) for key, item in value.items()} | told
+    if isinstance(value, list | tuple):
+        return [strict_json(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def row_of_line(line: bytes) -> Row | None:
+    """The row of a line, or None if it is not a whole line of strict JSON with one flat object.
+
+    Its step and its attempt, where it has them, are whole numbers that a run can reach.
+    """
+    if not line.endswith(b"\n"):
+        return None
+    try:
+        row = json.loads(line, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(row, dict) or any(type(value) in (dict, list) for value in row.values()):
+        return None
+    counts = [row[key] for key in ("step", "attempt") if key in row]
+    is_row = all(type(count) is int and abs(count) < MAX_STEP for count in counts)
+    return cast(Row, row) if is_row else None
+
+
+def set_aside_torn_line(path: Path) -> None:
+    """Leave `path` ending in a whole line; a torn last line is appended to `<path>.torn`."""
+    with open(open_regular(str(path), os.O_RDWR), "r+b") as file:
+        size = file.seek(0, os.SEEK_END)
+        start = _last_line_start(file, size)
+        file.seek(start)
+        fragment = file.read(size - start)
+        if not fragment or row_of_line(fragment) is not None:
+            return
+        torn = path.with_name(path.name + ".torn")
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW
+        with open(open_regular(str(torn), flags, 0o644), "ab") as aside:
+            aside.write(fragment.removesuffix(b"\n") + b"\n")
+            aside.flush()
+            # Only then cut: a kill between the two leaves the fragment twice, never nowhere.
+            os.fsync(aside.fileno())
+        file.truncate(start)
+    _logger.warning(
+        "%s ended in a torn line (%d bytes), as a killed process leaves it; moved to %s",
+        path,
+        len(fragment),
+        torn,
+    )
+
+
+def _last_line_start(file: BinaryIO, size: int) -> int:
+    """Offset of the last line, read backwards in blocks: the file may be very long."""
+    end = size - 1  # the last byte may be the last line's own newline
+    while end > 0:
+        start = max(0, end - _BLOCK_BYTES)
+        file.seek(start)
+        newline = file.read(end - start).rfind(b"\n")
+        if newline >= 0:
+            return start + newline + 1
+        end = start
+    return 0
+
+
+def _refuse_constant(constant: str) -> NoReturn:
+    raise ValueError(f"{constant} is not JSON")
 
 
 class JsonlTracker:
@@ -246,3 +353,88 @@ def _overlay(known: Row, newer: Row) -> None:
     for key in newer:
         known.pop(key + NONFINITE_SUFFIX, None)
     known.update(newer)
+
+
+class LateRows(JsonlTracker):
+    """Appends to a record that its run may be writing to at this moment.
+
+    Every line is one write to the end of the file, and so is the run's: neither can land in the
+    other. What differs from the run's own tracker: a last line without its end may be one that is
+    being written, so it is waited for and cut off only when nobody goes on with it.
+    """
+
+    def __init__(self, path: str | PathLike[str], *, attempt: int) -> None:
+        """`attempt` is the one whose rows these belong to: the last in the record."""
+        super().__init__(path, attempt=attempt)
+
+    def _open(self) -> int:
+        try:
+            if not _is_settled(self._path):
+                return super()._open()  # which moves the fragment of a killed process aside
+            flags = os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW
+            self._descriptor = open_regular(str(self._path), flags)
+        except OSError as error:
+            raise self._unwritable(error) from error
+        return self._descriptor
+
+
+def _is_settled(path: Path) -> bool:
+    """Whether the file ends in a whole line, at once or within the time that a write may take."""
+    deadline = time.monotonic() + _PATIENCE_S
+    while not _ends_in_a_line(path):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(_LOOK_EVERY_S)
+    return True
+
+
+def _ends_in_a_line(path: Path) -> bool:
+    with open(open_regular(str(path)), "rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(size - 1, 0))
+        return file.read() in (b"", b"\n")
+
+
+@dataclass(frozen=True)
+class Histogram:
+    """Counts of equal bins from `low` to `high`."""
+
+    counts: list[float]
+    low: float
+    high: float
+
+    @property
+    def edges(self) -> list[float]:
+        """One more than there are counts."""
+        width = (self.high - self.low) / len(self.counts)
+        return [self.low + width * index for index in range(len(self.counts))] + [self.high]
+
+
+def histograms_of(row: Mapping[str, PlainValue]) -> dict[str, Histogram]:
+    """The histograms in a row by name; what only looks like one is left out."""
+    found = {}
+    for name, value in row.items():
+        low, high = row.get(f"{name}/min"), row.get(f"{name}/max")
+        if (
+            _HISTOGRAM_MARK in name
+            and isinstance(value, str)
+            and _is_number(low)
+            and _is_number(high)
+        ):
+            counts = _counts(value)
+            if counts:
+                found[name] = Histogram(counts, float(low or 0), float(high or 0))
+    return found
+
+
+def _counts(text: str) -> list[float]:
+    try:
+        values = json.loads(text)
+    except ValueError:
+        return []
+    is_list = isinstance(values, list) and all(_is_number(value) for value in values)
+    return [float(value) for value in values] if is_list else []
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
