@@ -14,7 +14,6 @@ from chomp.errors import (
     RunInterrupted,
     StorageError,
     divisors,
-    message,
     private_names,
     require,
     require_at_most,
@@ -34,6 +33,7 @@ TREE = {
     "NonFiniteError": ArithmeticError,
     "KernelError": ArithmeticError,
     "LaunchError": RuntimeError,
+    "HookError": RuntimeError,
     "RunInterrupted": RuntimeError,
 }
 
@@ -57,31 +57,35 @@ def test_the_docstring_draws_every_exception_with_its_builtin():
 
 
 def test_a_message_has_its_three_parts_in_order():
-    text = message(given="lr=-1", allowed="above 0", fix="try 3e-4")
-    assert text == "lr=-1. Allowed: above 0. Fix: try 3e-4."
+    error = ConfigError("lr=-1", allowed="above 0", fix="try 3e-4")
+    assert str(error) == "lr=-1. Allowed: above 0. Fix: try 3e-4."
 
 
 def test_a_list_in_a_message_ends_its_own_line():
-    text = message(given="these differ:\n  a\n  b\n", allowed="none", fix="undo them")
-    assert text == "these differ:\n  a\n  b\nAllowed: none. Fix: undo them."
+    error = ConfigError("these differ:\n  a\n  b\n", allowed="none", fix="undo them")
+    assert str(error) == "these differ:\n  a\n  b\nAllowed: none. Fix: undo them."
 
 
 def test_require_raises_a_config_error_only_when_the_condition_fails():
-    require(True, given="a", allowed="b", fix="c")
-    with pytest.raises(ConfigError, match=r"^a\. Allowed: b\. Fix: c\.$"):
-        require(False, given="a", allowed="b", fix="c")
+    require(True, "a", allowed="b", fix="c")
+    with pytest.raises(ConfigError) as caught:
+        require(False, "a", allowed="b", fix="c")
+    assert (caught.value.given, caught.value.allowed, caught.value.fix) == ("a", "b", "c")
 
 
 def test_a_limit_is_named_by_the_field_that_sets_it():
     require_at_most("seq_len", 8, "max_seq_len", 8)
-    with pytest.raises(ConfigError, match=r"seq_len=9 with max_seq_len=8.*raise max_seq_len"):
+    with pytest.raises(ConfigError) as caught:
         require_at_most("seq_len", 9, "max_seq_len", 8)
+    assert "seq_len=9 with max_seq_len=8" in caught.value.given
+    assert "raise max_seq_len" in caught.value.fix
 
 
 @pytest.mark.parametrize("divisor", [5, 0, -2])
 def test_an_indivisible_size_is_answered_with_the_sizes_that_work(divisor):
-    with pytest.raises(ConfigError, match=r"set num_kv_heads to one of \[1, 2, 3, 4, 6, 12\]"):
+    with pytest.raises(ConfigError) as caught:
         require_divides("num_kv_heads", divisor, "num_heads", 12)
+    assert "[1, 2, 3, 4, 6, 12]" in caught.value.fix
 
 
 def test_divisors_are_all_of_them_and_nothing_else():
@@ -97,10 +101,11 @@ def test_an_interruption_carries_the_exit_code_of_who_asked_for_it():
 
 @pytest.mark.parametrize("statement", PRIVATE)
 def test_a_private_name_that_a_version_lacks_is_told_with_that_version(statement: str):
-    with pytest.raises(ConfigError, match="no_such_name") as told, private_names("jax"):
+    with pytest.raises(ConfigError) as told, private_names("jax"):
         exec(statement)
-    assert version("jax") in str(told.value)
-    assert TRIED_VERSIONS["jax"] in str(told.value)
+    assert "no_such_name" in told.value.given
+    assert version("jax") in told.value.given
+    assert TRIED_VERSIONS["jax"] in told.value.fix
 
 
 def test_an_error_has_its_parts_as_fields_and_keeps_them_in_another_process():

@@ -1,4 +1,4 @@
-"""The exceptions chomp raises on purpose, and the one way their messages are written.
+"""The exceptions that chomp raises on purpose, and how they are printed.
 
     ChompError
     ├── ConfigError      (ValueError)    a config, an override or a flag that cannot be right
@@ -11,9 +11,9 @@
     ├── HookError        (RuntimeError)  a function between two steps of a run that failed
     └── RunInterrupted   (RuntimeError)  a run asked to stop, which saved its state first
 
-Every error has three parts, each a field of its own: what was `given`, what is `allowed`, how to
-`fix` it (`RunInterrupted`, which is no fault, says where the state is instead). A command that ends
-with a `ChompError` prints them as one line; any other exception is a bug and keeps its traceback.
+An error has three parts as fields: what was `given`, what is `allowed`, how to `fix` it
+(`RunInterrupted` is no fault and says where the state is instead). A command that ends with a
+`ChompError` prints them as one line; any other exception is a bug and keeps its traceback.
 """
 
 from collections.abc import Iterator, Sequence
@@ -40,7 +40,8 @@ class ChompError(Exception):
         """The three parts as one line; `given` alone if there is nothing to allow or to fix."""
         if not (self.allowed or self.fix):
             return self.given
-        return message(given=self.given, allowed=self.allowed, fix=self.fix)
+        stop = "" if self.given.endswith("\n") else ". "  # a table ends its own line
+        return f"{self.given}{stop}Allowed: {self.allowed}. Fix: {self.fix}."
 
     def within(self, place: str) -> Self:
         """This error, with `place` written before what was given: a component, a file, a step."""
@@ -103,12 +104,6 @@ class RunInterrupted(ChompError, RuntimeError):
     def __init__(self, given: str, *, exit_code: int) -> None:
         super().__init__(given)
         self.exit_code = exit_code
-
-
-def message(*, given: str, allowed: str, fix: str) -> str:
-    """The three-part text of an error: given, allowed, fix. A list in `given` ends its own line."""
-    stop = "" if given.endswith("\n") else ". "
-    return f"{given}{stop}Allowed: {allowed}. Fix: {fix}."
 
 
 def require(condition: bool, given: str, *, allowed: str, fix: str) -> None:
