@@ -209,6 +209,10 @@ class _Moved(NamedTuple):
     path: KeyPath
     value: Any
 
+    def __repr__(self) -> str:
+        """As the value is, in messages that show the section around it."""
+        return repr(self.value)
+
 
 class Walk:
     """One input on its way to a config, and its problems by the path of their field.
