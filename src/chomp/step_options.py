@@ -29,7 +29,7 @@ Allow = Annotated[
     list[str] | None,
     typer.Option(
         metavar="FIELD",
-        help="Go on with an earlier run though this field of its schedule has changed.",
+        help="Continue an earlier run although this field of its schedule has changed.",
     ),
 ]
 On = Annotated[
@@ -44,5 +44,5 @@ MaxConcurrent = Annotated[
     int | None, typer.Option(metavar="N", help="Steps that may run at the same time.")
 ]
 Restarts = Annotated[
-    int, typer.Option(metavar="N", help="Start again up to N times after exit code 75.")
+    int, typer.Option(metavar="N", help="Restart up to N times after exit code 75 (preempted).")
 ]

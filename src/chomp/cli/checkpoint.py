@@ -25,8 +25,8 @@ from chomp.checkpoint.layout import (
 )
 from chomp.checkpoint.places import found_at, place_of, some_at
 from chomp.checkpoint.read_on_host import array_bytes, problems_of
-from chomp.cli.loaded_run import require_template
 from chomp.cli.output import byte_bar, print_json, print_rows, say, shorten
+from chomp.cli.templates import require_same_template
 from chomp.config import config_difference
 from chomp.errors import CheckpointError, StorageError
 from chomp.storage import folder_size_bytes, is_folder, join, name_of
@@ -288,7 +288,13 @@ def export_checkpoint(
     # The config is the checkpoint's own; the template is copied from the run folder.
     if run is not None and is_folder(join(run, TEMPLATE)):
         digest = sources_hash(template_sources(join(run, TEMPLATE)))
-        require_template(found, digest, Path(run, TEMPLATE), allows_changed=allows_changed)
+        require_same_template(
+            digest,
+            Path(run, TEMPLATE),
+            saved=found.metadata.template_hash,
+            checkpoint=found.path,
+            allows_changed=allows_changed,
+        )
     with byte_bar("exporting", weight_bytes(found, weights)) as on_bytes:
         made = export_weights(found, out, run=run, weights=weights, dtype=dtype, on_bytes=on_bytes)
     say(

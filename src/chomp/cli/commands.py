@@ -77,7 +77,7 @@ def _top(
 
 
 @app.command(
-    help="Train what a config says, or continue it.",
+    help="Train a config, or continue its run.",
     epilog=examples(
         "chomp train configs/debug_smoke.yaml",
         "chomp train configs/base_smoke.yaml --dry-run",
@@ -163,7 +163,7 @@ def train(
 
 @app.command(
     "verify-resume",
-    help="Kill a run at random, resume it, and compare it with an unbroken one.",
+    help="Kill a run at random, resume it, and compare it with one that was not killed.",
     epilog=examples(
         "chomp verify-resume configs/debug_smoke.yaml",
         "chomp verify-resume configs/debug_smoke.yaml --kills 20 --seed 7",
@@ -306,7 +306,7 @@ def _run(
 
 @app.command(
     "eval",
-    help="Held-out loss and bits per byte of a checkpoint, on its run's data or other data.",
+    help="Evaluate a checkpoint: held-out loss and bits per byte, on its run's data or other data.",
     epilog=examples(
         "chomp eval runs/mine",
         "chomp eval runs/mine/checkpoints/step-100 --weights ema",
@@ -359,7 +359,7 @@ def eval_(
 
 
 @app.command(
-    help="Text that a checkpoint writes.",
+    help="Generate text from a checkpoint.",
     epilog=examples(
         'chomp generate runs/mine "Once upon a time" --max-tokens 64',
         'chomp generate runs/mine --prompt "Once upon a time" --top-k 40 --seed 7',
@@ -383,7 +383,7 @@ def generate(
     ] = None,
     prompt: Annotated[
         list[str] | None,
-        typer.Option("--prompt", "-p", metavar="TEXT", help="A prompt; may be given often."),
+        typer.Option("--prompt", "-p", metavar="TEXT", help="A prompt; repeatable."),
     ] = None,
     file: Annotated[
         str | None, typer.Option(metavar="FILE", help="A file with one prompt a line.")
@@ -395,7 +395,7 @@ def generate(
         int | None, typer.Option(metavar="N", min=1, help="New tokens of each text, at most.")
     ] = None,
     temperature: Annotated[
-        float | None, typer.Option(metavar="T", min=0.0, help="0: the likeliest token.")
+        float | None, typer.Option(metavar="T", min=0.0, help="0 takes the likeliest token.")
     ] = None,
     top_k: Annotated[
         int | None, typer.Option(metavar="K", min=1, help="Only the K likeliest tokens.")
@@ -438,7 +438,7 @@ def generate(
 
 
 @app.command(
-    help="lm-eval tasks on a checkpoint (extra `harness`).",
+    help="Run lm-eval tasks on a checkpoint (extra `harness`).",
     epilog=examples(
         "chomp harness runs/mine --tasks sums,spelling --include-path tasks",
         "chomp harness runs/mine --tasks arc_easy --with-defaults --num-fewshot 5 --limit 100",
@@ -517,7 +517,7 @@ def harness(
 
 
 @app.command(
-    help="A page of one or several runs: curves, evaluations, samples, time, config.",
+    help="Write a page about runs: curves, evaluations, samples, time, config.",
     epilog=examples(
         "chomp report runs/chomp/base_smoke-0123abcd",
         "chomp report runs/chomp/* --out report",
@@ -541,7 +541,7 @@ def report(
         str | None, typer.Option(metavar="RUN", help="Also compare configs with this run's.")
     ] = None,
     profile: Annotated[
-        bool, typer.Option("--profile", help="Also sum up each run's newest trace.")
+        bool, typer.Option("--profile", help="Also summarize each run's newest trace.")
     ] = False,
     is_opened: Annotated[bool, typer.Option("--open", help="Open it in a browser.")] = False,
     as_json: Json = False,
@@ -555,7 +555,7 @@ def report(
 
 
 @app.command(
-    help="A run in the terminal while it trains: curves, evaluations, time left, last sample.",
+    help="Show a run in the terminal while it trains: curves, evaluations, time left, last sample.",
     epilog=examples(
         "chomp watch outputs/grug/base-<hash>",
         "chomp watch outputs/grug/base-<hash> --once --metric train/loss --metric grad/norm/total",
@@ -614,7 +614,7 @@ _FIELD = "KEY=VALUE"
 
 
 @app.command(
-    help="Whether a change helped: paired runs at equal tokens, FLOPs and time.",
+    help="Measure whether a change helped: paired runs at equal tokens, FLOPs and time.",
     epilog=examples(
         "chomp compare base moe --seeds 3",
         "chomp compare base base --set-variant optim.lr=1e-3 --seeds 3 -o train.steps=200",
@@ -635,7 +635,7 @@ def compare(
     variant: Annotated[str, typer.Argument(metavar="VARIANT", help="Likewise: what was changed.")],
     seeds: Annotated[
         int | None,
-        typer.Option(min=1, metavar="N", help="Run what is missing of N seeds of both first."),
+        typer.Option(min=1, metavar="N", help="First run the missing ones of N seeds of both."),
     ] = None,
     first_seed: Annotated[
         int, typer.Option(min=0, metavar="K", help="With --seeds: the first of them.")
@@ -651,10 +651,10 @@ def compare(
         ),
     ] = None,
     smallest: Annotated[
-        float, typer.Option(min=0, metavar="PERCENT", help="Differences below do not matter.")
+        float, typer.Option(min=0, metavar="PERCENT", help="Smaller differences count as none.")
     ] = 0.1,
     other_data: Annotated[
-        bool, typer.Option("--other-data", help="The data is the change: it may differ.")
+        bool, typer.Option("--other-data", help="Allow other data: the data is the change.")
     ] = False,
     both: Annotated[
         list[str] | None,
@@ -667,11 +667,11 @@ def compare(
         ),
     ] = None,
     only_base: Annotated[
-        list[str] | None, typer.Option("--set-base", metavar=_FIELD, help="The same, of BASE.")
+        list[str] | None, typer.Option("--set-base", metavar=_FIELD, help="The same for BASE.")
     ] = None,
     only_variant: Annotated[
         list[str] | None,
-        typer.Option("--set-variant", metavar=_FIELD, help="The same, of VARIANT."),
+        typer.Option("--set-variant", metavar=_FIELD, help="The same for VARIANT."),
     ] = None,
     on: Annotated[
         str | None,
@@ -688,7 +688,7 @@ def compare(
     ] = False,
     prefix: Prefix = None,
     json: Annotated[
-        str | None, typer.Option("--json", metavar="FILE", help="Write all of it there too.")
+        str | None, typer.Option("--json", metavar="FILE", help="Also write the result there.")
     ] = None,
     save: Annotated[
         bool, typer.Option("--save", help="Keep the result for `chomp variant ledger`.")
@@ -734,7 +734,7 @@ def compare(
 
 
 @app.command(
-    help="Let one identity of a step count as another, whose result is kept.",
+    help="Let one version of a step count as another, and reuse its result.",
     epilog=examples(
         "chomp pin outputs/grug/base-<hash that is done> "
         "outputs/grug/base-<hash that --plan shows>",
@@ -746,11 +746,13 @@ def compare(
 def pin(
     kept: Annotated[
         str | None,
-        typer.Argument(metavar="A", help="The result that is kept: NAME-HASH or its folder."),
+        typer.Argument(metavar="A", help="The result to reuse: NAME-HASH or its folder."),
     ] = None,
     other: Annotated[
         str | None,
-        typer.Argument(metavar="B", help="The identity that counts as A from then on."),
+        typer.Argument(
+            metavar="B", help="The version that counts as A from then on, written likewise."
+        ),
     ] = None,
     is_list: Annotated[bool, typer.Option("--list", help="Show what is pinned.")] = False,
     remove: Annotated[

@@ -1,7 +1,6 @@
 """`chomp compare`: find or make the runs of two sides, compare them, and keep the result."""
 
 import math
-import re
 import shlex
 from collections.abc import Sequence
 from dataclasses import replace
@@ -10,15 +9,9 @@ from pathlib import Path
 
 from rich.table import Table
 
-from chomp.cli.load_config import GivenConfig, load_launch
 from chomp.cli.output import print_table, say, shorten
-from chomp.cli.templates import LAUNCH_FILE, known_template
-from chomp.errors import ConfigError, require
-from chomp.executor import ExecutorStep, PlannedStep, plan_steps
-from chomp.executor.pins import identities_at
-from chomp.executor.status import read_info
-from chomp.launch.launching import LaunchOptions, launched, outputs_folder
-from chomp.launch.sweep import sweep_of
+from chomp.errors import ConfigError
+from chomp.launch.launching import LaunchOptions, outputs_folder
 from chomp.ledger.comparison import AtBudget, Comparison, Question
 from chomp.ledger.comparison import compare as compare_sides
 from chomp.ledger.curves import BUDGETS
@@ -29,7 +22,7 @@ from chomp.ledger.kept_results import readable_results
 from chomp.ledger.result_file import Circumstances, result_of, result_text, save_result
 from chomp.ledger.shareable import side_name
 from chomp.ledger.verdict import amount_text, best_of, p_text, share_text
-from chomp.storage import join, write_text_atomic
+from chomp.storage import write_text_atomic
 from chomp.tracking.run_files import TEMPLATE
 from chomp.variants.checkout import checkout_root
 from chomp.variants.compared_variants import lines_beyond_renaming
@@ -74,14 +67,17 @@ def compare(
     )
     outputs, code = outputs_folder(prefix), 0
     if seeds:
+        from chomp.cli.compare_pairs import run_pairs  # noqa: PLC0415  # it imports JAX
+
         options = LaunchOptions(
             prefix=outputs, is_plan=is_plan, on=on, max_concurrent=max_concurrent
         )
-        given = [
-            GivenConfig(path=path, overrides=(*both, *own), prefix=prefix)
-            for path, own in ((base, only_base), (variant, only_variant))
-        ]
-        folders, code = _run_pairs(given, seeds, options, is_forced=is_forced)
+        folders, code = run_pairs(
+            [(base, [*both, *only_base]), (variant, [*both, *only_variant])],
+            seeds,
+            options,
+            is_forced=is_forced,
+        )
         if is_plan:
             return 0
         if code:
@@ -153,78 +149,6 @@ def _changed_lines(comparison: Comparison) -> tuple[int, int] | None:
         return None
     changes = folder_changes(*folders, extensions=(".py",))
     return lines_beyond_renaming(changes, Renaming(*(side.variant for side in sides)))
-
-
-# --- runs of both sides at the same seeds -------------------------------------------------------
-
-
-def _run_pairs(
-    given: Sequence[GivenConfig],
-    seeds: Sequence[int],
-    options: LaunchOptions,
-    *,
-    is_forced: bool,
-) -> tuple[list[list[str]], int]:
-    """The run folders of base and variant by seed, and the exit code of making what is missing.
-
-    What is there already is not run again, unless `is_forced`, or its template was edited since:
-    runs are compared as those of the source that is there now. Base and variant take turns, so that
-    a machine that gets slower or busier does so to both.
-    """
-    launches = [load_launch(_with_launch_file(each)) for each in given]
-    steps: list[ExecutorStep] = []
-    runs: tuple[list[ExecutorStep], list[ExecutorStep]] = ([], [])
-    for seed in seeds:
-        for launch, own in zip(launches, runs, strict=True):
-            # As a sweep of one point: it refuses what has no folder of its own.
-            point = sweep_of(launch.steps_of, launch.config, [(f"train.seed={seed}",)])
-            steps += point.steps
-            own.append(point.steps[-1])
-    identities = identities_at(options.prefix)
-    folders = [
-        [join(options.prefix, f"{run.name}-{identities.of(run).hash}") for run in own]
-        for own in runs
-    ]
-    require(
-        not set(folders[0]) & set(folders[1]),
-        given=f"{given[0].path} and {given[1].path}, which are the same run at the same seed",
-        allowed="two sides that differ",
-        fix="name another variant, or change a field of one: --set-variant optim.lr=1e-3",
-    )
-    names = dict.fromkeys(run.name for own in runs for run in own)
-    planned = plan_steps(
-        steps,
-        prefix=options.prefix,
-        force=[f"^{re.escape(name)}$" for name in names] if is_forced else [],
-        is_source_identity=True,
-    )
-    code = launched(planned, options)
-    if not options.is_plan:
-        _require_planned_source(planned, [*folders[0], *folders[1]])
-    return folders, code
-
-
-def _with_launch_file(given: GivenConfig) -> GivenConfig:
-    """The config of a launch file; a bare name is that of a variant."""
-    if given.path.endswith((".py", ".yaml", ".yml")):
-        return given
-    return replace(given, path=str(known_template(given.path) / LAUNCH_FILE))
-
-
-def _require_planned_source(planned: Sequence[PlannedStep], folders: Sequence[str]) -> None:
-    """Raise `ConfigError` if an earlier run is still where one of the present source should be.
-
-    As after a failure of a step that the run needs: it was not begun, and nothing was moved.
-    """
-    sources = {item.path: item.sources for item in planned}
-    infos = {path: read_info(path) for path in folders}
-    stale = [path for path, info in infos.items() if info and info.sources != sources[path]]
-    require(
-        not stale,
-        given=f"runs of a template that was edited since: {', '.join(stale)}",
-        allowed="runs of the source that the template has now",
-        fix="read above why they were not run again, and run the same command again",
-    )
 
 
 # --- the comparison in the terminal -------------------------------------------------------------

@@ -21,7 +21,7 @@ from chomp.checkpoint.layout import unreadable_error
 from chomp.checkpoint.places import CheckpointPlace, place_of, some_at
 from chomp.checkpoint.weights_alone import WeightsAlone, WeightsName, load_weights
 from chomp.cli.load_config import RUN_CLASS
-from chomp.cli.templates import LoadedTemplate, load_template
+from chomp.cli.templates import LoadedTemplate, load_template, require_same_template
 from chomp.config import Difference, apply_overrides, config_difference, config_from_mapping
 from chomp.data import RowLimits
 from chomp.errors import ConfigError, DataError, require_at_most
@@ -188,27 +188,6 @@ def load_run(given: GivenRun, *, may_change: Sequence[str]) -> LoadedRun:
     )
 
 
-def require_template(found: StepFolder, digest: str, folder: Path, *, allows_changed: bool) -> None:
-    """Raise `ConfigError` for a copy of the template other than the checkpoint was saved with.
-
-    A checkpoint of an earlier version of chomp does not say: that is logged.
-    """
-    saved = found.metadata.template_hash
-    if not saved:
-        _log.warning(
-            "%s was saved without a hash of its template: whether %s is the one it was trained "
-            "with cannot be checked",
-            *(found.path, folder),
-        )
-    elif saved != digest and not allows_changed:
-        raise ConfigError(
-            f"{folder} has the hash {digest[:_HASH_CHARACTERS]}: it was edited, is damaged, or is "
-            f"of a later attempt than {found.path}",
-            allowed=f"the one the checkpoint was saved with, {saved[:_HASH_CHARACTERS]}",
-            fix="bring back its files, or pass --allow-changed to use them as they are",
-        )
-
-
 def _recorded_mapping(place: CheckpointPlace) -> tuple[dict[str, Any], str]:
     """The config as the run folder has it, or else the checkpoint, and where that was."""
     location = None if place.run is None else join(place.run, RESOLVED_CONFIG)
@@ -315,8 +294,13 @@ def _require_unchanged(run: LoadedRun, found: StepFolder) -> None:
     allows_changed = run.given.allows_changed
     changes = [item for item in run.changes_since(found) if item.mark == "identity"]
     if run.given.template is None:
-        digest, folder = run.template.digest, run.template.folder
-        require_template(found, digest, folder, allows_changed=allows_changed)
+        require_same_template(
+            run.template.digest,
+            run.template.folder,
+            saved=found.metadata.template_hash,
+            checkpoint=found.path,
+            allows_changed=allows_changed,
+        )
     if changes and not allows_changed:
         texts = [f"{item.path}={item.after!r} (saved with {item.before!r})" for item in changes]
         raise ConfigError(

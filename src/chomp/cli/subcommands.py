@@ -29,7 +29,7 @@ from chomp.cli.options import (
 from chomp.errors import require
 from chomp.step_options import Overrides
 
-config_app = group("Configs: show what one comes to, compare two, print the schema.")
+config_app = group("Configs: show one in full, compare two, print the schema.")
 data_app = group("Token stores: build, verify, inspect, trace, forecast.")
 metrics_app = group("The record of a run: show it, send it to a service again.")
 checkpoint_app = group("Saved states: list, verify, compare, export to safetensors.")
@@ -63,7 +63,7 @@ _SIDE = "A YAML file, a launch file or a run folder."
 
 @config_app.command(
     "diff",
-    help="Fields that differ between two configs or runs, and what each change means for a run.",
+    help="Show the fields that differ between two configs or runs, and what each change means.",
     epilog=examples(
         "chomp config diff configs/debug_smoke.yaml configs/base_smoke.yaml",
         "chomp config diff runs/mine configs/mine.yaml",
@@ -124,7 +124,7 @@ def data_build(
     config: Config,
     only: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME", help="Only this component; may be given again."),
+        typer.Option(metavar="NAME", help="Only this component; repeatable."),
     ] = None,
     overrides: Overrides = None,
     prefix: Prefix = None,
@@ -391,7 +391,7 @@ def checkpoint_export(
 )
 @later
 def variant_new(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="What the new one is called.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The name of the copy.")],
     origin: Annotated[str, typer.Option("--from", metavar="NAME", help="What to copy.")] = "base",
     purpose: Annotated[str, typer.Option(help="What it is for, in one sentence.")] = "",
     check: Annotated[bool, typer.Option(help="Run its contracts.")] = True,
@@ -459,12 +459,12 @@ class Retirement(StrEnum):
 @later
 def variant_retire(
     name: Variant,
-    status: Annotated[Retirement, typer.Option(help="What became of it.", show_default=False)],
+    status: Annotated[Retirement, typer.Option(help="Why it is retired.", show_default=False)],
     superseded_by: Annotated[
         str, typer.Option(metavar="NAME", help="The variant that took its place.")
     ] = "",
     reason: Annotated[str, typer.Option(help="What was tried, and what came of it.")] = "",
-    force: Annotated[bool, typer.Option("--force", help="Lose what no commit holds.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Delete uncommitted changes too.")] = False,
 ) -> int:
     """Retire a variant."""
     from chomp.cli.variants import retire_variant

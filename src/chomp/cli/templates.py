@@ -10,6 +10,7 @@ import ast
 import importlib
 import importlib.abc
 import importlib.machinery
+import logging
 import os
 import sys
 import traceback
@@ -31,12 +32,14 @@ GRUG = "experiments/grug"  # in a checkout
 DEFAULT_TEMPLATES = ("megalodon", "base")
 
 _PACKAGE = "run_template_"
+_HASH_CHARACTERS = 12  # of a digest, where it is shown or part of a name
 _TRAIN = "train"
 # The templates of the checkout that chomp itself is run from. One around the current folder is no
 # measure for others: a folder that was unpacked may hold a checkout beside its runs.
 _OWN_TEMPLATES = Path(__file__).parents[3] / GRUG
 # Packages that a template imports and is never in.
 _NEVER_OWN = frozenset({"chomp", *sys.stdlib_module_names})
+_log = logging.getLogger(__name__)
 
 
 def template_folder(named: str | None, *, beside: str | None = None) -> Path:
@@ -130,7 +133,7 @@ def load_template(folder: Path, *, is_trusted: bool = False) -> LoadedTemplate:
     digest = sources_hash(sources)
     if not (is_trusted or is_remembered(digest)):
         _equal_in_checkout(folder, sources, fix="read those files, and pass --trust to run them")
-    name = _PACKAGE + digest[:12]
+    name = _PACKAGE + digest[:_HASH_CHARACTERS]
     _templates.add(name, folder, sources)
     try:
         return LoadedTemplate(folder, digest, importlib.import_module(f"{name}.{_TRAIN}"))
@@ -152,6 +155,28 @@ def load_template(folder: Path, *, is_trusted: bool = False) -> LoadedTemplate:
             allowed="the files of a template as its run copied them",
             fix="bring back the file, or pass a whole copy with --template FOLDER",
         ) from error
+
+
+def require_same_template(
+    digest: str, folder: Path, *, saved: str, checkpoint: str, allows_changed: bool
+) -> None:
+    """Raise `ConfigError` for a template other than a checkpoint was saved with, by its digest.
+
+    A checkpoint of an earlier version of chomp does not say (`saved` is empty): that is logged.
+    """
+    if not saved:
+        _log.warning(
+            "%s was saved without a hash of its template: whether %s is the one it was trained "
+            "with cannot be checked",
+            *(checkpoint, folder),
+        )
+    elif saved != digest and not allows_changed:
+        raise ConfigError(
+            f"{folder} has the hash {digest[:_HASH_CHARACTERS]}: it was edited, is damaged, or is "
+            f"of a later attempt than {checkpoint}",
+            allowed=f"the one the checkpoint was saved with, {saved[:_HASH_CHARACTERS]}",
+            fix="bring back its files, or pass --allow-changed to use them as they are",
+        )
 
 
 # --- which folder -------------------------------------------------------------------------------
