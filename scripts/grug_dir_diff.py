@@ -15,9 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from chomp.errors import require
-from chomp.variants.diff_arguments import DiffParser, exit_code
-from chomp.variants.diff_report import write_report
-from chomp.variants.diff_summary import totals_text
+from chomp.variants.diff_report import DiffParser, exit_code, totals_text, write_report
 from chomp.variants.file_changes import folder_changes
 
 

@@ -27,7 +27,7 @@ from chomp.executor import ExecutorStep
 from chomp.mesh import abstract_arrays
 from chomp.mesh.memory import placed_arrays
 from chomp.variants.folders import Variant, variant_folders
-from chomp.variants.verbatim import verbatim_violations
+from chomp.variants.marks import verbatim_violations
 from experiments import grug
 
 ROOT = Path(__file__).parents[1]

@@ -12,10 +12,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from chomp.storage import json_text, make_folder, write_text_atomic
-from chomp.variants.change_reports import change_reports
+from chomp.variants.change_reports import change_reports, comment_markdown
 from chomp.variants.checkout import checkout_root
-from chomp.variants.diff_arguments import DiffParser, exit_code
-from chomp.variants.diff_comment import comment_markdown
+from chomp.variants.diff_report import DiffParser, exit_code
 
 
 def run(arguments: Sequence[str]) -> None:

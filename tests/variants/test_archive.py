@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from chomp.variants.archive import archive_of, moved_entry, with_entry, without_entry
-from chomp.variants.archive_lint import archive_problems, fill_in_commits
-from chomp.variants.entry_lint import ArchiveProblem
+from chomp.variants.archive_lint import ArchiveProblem, archive_problems, fill_in_commits
 from tests.variants.small_checkout import ARCHIVE, PAGE, ROOT, Checkout, quiet_git, small_checkout
 
 MINE = {

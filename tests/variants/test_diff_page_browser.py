@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from chomp.variants.diff_report import write_report
-from chomp.variants.file_changes import FolderChanges, changed_files
-from chomp.variants.file_content import Content
+from chomp.variants.file_changes import Content, FolderChanges, changed_files
 from tests.chromium_pipe import MISSING, ChromiumPage, browser
 
 pytestmark = pytest.mark.skipif(browser() is None, reason=MISSING)

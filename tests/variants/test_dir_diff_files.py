@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from chomp.errors import ConfigError
-from chomp.variants.closest import closest
+from chomp.variants.change_reports import closest
 from chomp.variants.file_changes import FileChange, FolderChanges, folder_changes
 
 Tree = dict[str, str | bytes]

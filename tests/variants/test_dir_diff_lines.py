@@ -8,10 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chomp.variants.file_content import Content
-from chomp.variants.line_changes import Block, line_changes, paired_rows
-from chomp.variants.longest_common import common_pairs
-from chomp.variants.word_changes import word_changes
+from chomp.variants.file_changes import Content
+from chomp.variants.line_changes import Block, common_pairs, line_changes, paired_rows, word_changes
 
 FEW_KINDS = st.lists(st.sampled_from(["a\n", "b\n", "    c\n", "\n"]), max_size=12)
 MANY = 5000

@@ -10,13 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from chomp.errors import ConfigError
-from chomp.variants.diff_report import write_report
-from chomp.variants.diff_rows import rows_html
-from chomp.variants.diff_summary import code_text, totals_text
-from chomp.variants.file_changes import FolderChanges, changed_files
-from chomp.variants.file_content import Content
-from chomp.variants.marked_line import line_html
-from chomp.variants.syntax_colours import colours_of
+from chomp.variants.diff_report import code_text, totals_text, write_report
+from chomp.variants.diff_rows import colours_of, line_html, rows_html
+from chomp.variants.file_changes import Content, FolderChanges, changed_files
 
 NOON = datetime(2026, 1, 2, 12, 0, tzinfo=UTC)
 # Half of Python, and what HTML and tokenizers stumble over.

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chomp.variants.no_verify import NotVerified, no_verify_mark
+from chomp.variants.marks import NotVerified, no_verify_mark
 
 TODAY = date(2026, 11, 16)
 

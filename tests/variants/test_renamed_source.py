@@ -5,7 +5,7 @@ import ast
 import pytest
 
 from chomp.errors import ConfigError
-from chomp.variants.renamed_source import Renaming, is_variant_name, renamed_source
+from chomp.variants.copied_variant import Renaming, is_variant_name, renamed_source
 from tests.variants.small_checkout import ROOT
 
 BASE_FILES = ["__init__", "model", "train", "launch"]

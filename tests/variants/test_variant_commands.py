@@ -17,7 +17,7 @@ from chomp.executor.status import StepInfo, StepStatus, write_info, write_status
 from chomp.ledger.kept_pages import MARKDOWN, stale_pages
 from chomp.ledger.result_file import RESULTS
 from chomp.tracking import JsonlTracker
-from chomp.variants import contract_run
+from chomp.variants import folders
 from chomp.variants.archive import archive_of
 from chomp.variants.archive_lint import archive_problems, fill_in_commits
 from chomp.variants.copied_variant import copy_variant
@@ -187,7 +187,7 @@ def test_contracts_that_do_not_hold_end_the_command_but_leave_the_variant(
 def test_without_pytest_the_command_says_how_to_run_the_contracts(
     checkout: Checkout, chomp: Chomp, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(contract_run.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(folders.importlib.util, "find_spec", lambda name: None)
     told = chomp("new", "mine", *PURPOSE)
     assert told.code == 1
     assert "there is no pytest here" in told.err

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from chomp.variants.verbatim import verbatim_violations
+from chomp.variants.marks import verbatim_violations
 
 BASE = '''"""The loop."""
 

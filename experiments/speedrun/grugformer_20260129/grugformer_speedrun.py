@@ -41,7 +41,7 @@ from chomp.storage import (
 from chomp.tracking import Row, latest_rows, metrics, read_metrics, summary_of
 from chomp.training import GrugEvalConfig, SamplesConfig
 from chomp.training.metadata import derived_values, environment
-from chomp.variants.git_history import head_commit, uncommitted
+from chomp.variants.checkout import head_commit, uncommitted
 from experiments.grug.base import launch as base
 from experiments.grug.base.model import GrugModelConfig
 from experiments.grug.base.train import GrugTrainerConfig

@@ -35,12 +35,10 @@ from chomp.variants.compared_variants import (
     origin_of,
     variant_changes,
 )
-from chomp.variants.contract_run import contract_command, run_contracts
-from chomp.variants.copied_variant import copy_variant
+from chomp.variants.copied_variant import Renaming, copy_variant
 from chomp.variants.diff_report import write_report
-from chomp.variants.folders import variant_folders
+from chomp.variants.folders import contract_command, run_contracts, variant_folders
 from chomp.variants.last_run import last_runs
-from chomp.variants.renamed_source import Renaming
 
 
 def new_variant(name: str, origin: str, purpose: str, *, is_checked: bool) -> int:

@@ -27,8 +27,8 @@ from chomp.ledger.table import (
     templates_text,
 )
 from chomp.ledger.verdict import p_text
-from chomp.variants.marked_line import escaped
-from chomp.variants.page_style import page_style
+from chomp.variants.diff_page import page_style
+from chomp.variants.diff_rows import escaped
 
 GENERATOR = "chomp variant ledger"
 _CODE = re.compile(r"`([^`]+)`")  # in what the archive says, which is Markdown

@@ -17,7 +17,7 @@ from chomp.ledger.table import (
 )
 from chomp.ledger.verdict import p_text
 from chomp.variants.archive import ARCHIVE
-from chomp.variants.diff_summary import code_text
+from chomp.variants.diff_report import code_text
 
 _HEADINGS = (
     *("variant", "verdict", "against", "seeds"),

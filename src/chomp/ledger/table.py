@@ -17,7 +17,7 @@ from chomp.ledger.statistics import PairedStatistics
 from chomp.ledger.verdict import amount_text
 from chomp.variants.archive import read_archive
 from chomp.variants.checkout import BASE
-from chomp.variants.diff_summary import code_text
+from chomp.variants.diff_report import code_text
 
 NOT_MEASURED = "not measured"
 NOT_LISTED = "not in the archive"

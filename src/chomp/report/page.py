@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from importlib.resources import files
 from typing import Any
 
-from chomp.variants.page_style import diff_style
+from chomp.variants.diff_page import diff_style
 
 # Tells a page of ours from somebody's, which must not be written over.
 GENERATOR = "chomp report"

@@ -15,11 +15,10 @@ from chomp.tracking import redacted
 from chomp.tracking.run_files import SAMPLE_MARK, TEMPLATE, samples_in
 from chomp.variants.checkout import BASE, checkout_root, variant_path
 from chomp.variants.compared_variants import lines_beyond_renaming
+from chomp.variants.copied_variant import Renaming
 from chomp.variants.diff_report import CONTEXT_LINES
-from chomp.variants.diff_rows import rows_html
+from chomp.variants.diff_rows import escaped, rows_html
 from chomp.variants.file_changes import FileChange, FolderChanges, folder_changes
-from chomp.variants.marked_line import escaped
-from chomp.variants.renamed_source import Renaming
 
 # A page is for looking: more texts, or longer ones, are in the folder. Of each prompt and of each
 # continuation so many characters.

@@ -25,8 +25,7 @@ from chomp.storage import is_local
 from chomp.storage.secrets import without_secrets
 from chomp.tokenize import Tokenizer
 from chomp.tracking import metrics
-from chomp.variants.checkout import checkout_root
-from chomp.variants.git_history import described_head
+from chomp.variants.checkout import checkout_root, described_head
 
 _LIBRARIES = ("jax", "jaxlib", "numpy", "optax", "equinox", "orbax-checkpoint")
 

@@ -1,4 +1,4 @@
-"""A diff report for every variant that a pull request adds or edits, and a manifest of them.
+"""Diff reports for the variants that a pull request adds or edits, a manifest, and the comment.
 
 A new variant is compared with the closest one there was. An edited one is compared with itself as
 it was where the two commits parted, and with the closest of the others.
@@ -9,12 +9,57 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
+from urllib.parse import quote
 
 from chomp.variants.checkout import BASE
-from chomp.variants.closest import Neighbour, closest
-from chomp.variants.commit_folders import commit_of, common_ancestor, variants_at
-from chomp.variants.diff_report import CONTEXT_LINES, write_report
-from chomp.variants.file_changes import EXTENSIONS
+from chomp.variants.diff_report import CONTEXT_LINES, code_text, write_report
+from chomp.variants.file_changes import EXTENSIONS, FolderChanges, folder_changes
+from chomp.variants.folders import commit_of, common_ancestor, variants_at
+
+# By which the workflow finds its own comment again.
+MARKER = "<!-- grug-variant-diff-report -->"
+
+
+@dataclass(frozen=True)
+class Neighbour:
+    """A variant that another was compared with, and what differs."""
+
+    name: str
+    changes: FolderChanges
+
+    @property
+    def distance(self) -> int:
+        """Lines added and deleted over the files of both."""
+        return distance(self.changes)
+
+
+def distance(changes: FolderChanges) -> int:
+    """Lines that two folders do not share; 0 for equal ones."""
+    return changes.added_lines + changes.deleted_lines
+
+
+def closest(
+    folder: Path,
+    candidates: Mapping[str, Path],
+    *,
+    label: str | None = None,
+    extensions: Sequence[str] | None = EXTENSIONS,
+) -> Neighbour | None:
+    """The candidate that takes the fewest lines to become `folder`; of several, the first by name.
+
+    None without candidates. The names of candidates are their labels in a report.
+    """
+    found = [
+        Neighbour(
+            name,
+            folder_changes(
+                candidates[name], folder, extensions=extensions, left_label=name, right_label=label
+            ),
+        )
+        for name in sorted(candidates)
+    ]
+    # `min` takes the first of equals, and names are sorted.
+    return min(found, key=lambda neighbour: neighbour.distance, default=None)
 
 
 @dataclass(frozen=True)
@@ -112,3 +157,43 @@ def _edited_report(
     entry = writer.entry(own, name)
     head = {"variant": name, "change": "edited", "closest_variant": name}
     return {**head, **entry, "closest_other": beside}
+
+
+def comment_markdown(manifest: Mapping[str, Any], *, report_url: str | None) -> str:
+    """A table with a row for each report; empty if there is none, and no comment is wanted.
+
+    `report_url` is where the folder of the reports can be read; without one, paths in it are named.
+    """
+    if not manifest["reports"]:
+        return ""
+    rows = []
+    for report in manifest["reports"]:
+        is_new = report["change"] == "new"
+        other = report["closest_variant"] if is_new else "itself before"
+        rows.append(_row(report["variant"], report["change"], other, report, report_url))
+        # Of an edited variant two things matter: what was done to it, and where that leaves it.
+        if report.get("closest_other"):
+            beside = report["closest_other"]
+            rows.append(_row(report["variant"], "", beside["variant"], beside, report_url))
+    head = [
+        MARKER,
+        "### Grug variants in this change",
+        "",
+        "| Variant | Change | Closest existing variant | Distance score | Files | Diff |",
+        "|---|---|---|---:|---|---|",
+    ]
+    span = f"{manifest['merge_base_sha'][:12]}..{manifest['head_sha'][:12]}"
+    tail = ["", f"Lines added and deleted in `{span}`; the reports are kept for 14 days."]
+    return "\n".join([*head, *rows, *tail, ""])
+
+
+def _row(
+    variant: str, change: str, other: str, report: Mapping[str, Any], report_url: str | None
+) -> str:
+    counts = report["status_counts"]
+    files = ", ".join(f"{count} {name}" for name, count in counts.items() if count)
+    path = report["report_relpath"]
+    link = f"[report]({report_url.rstrip('/')}/{quote(path)})" if report_url else code_text(path)
+    beside = other if other == "itself before" else code_text(other)
+    cells = [code_text(variant), change, beside, f"{report['distance_score']:,}", files, link]
+    return f"| {' | '.join(cells)} |"

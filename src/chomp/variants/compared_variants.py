@@ -9,12 +9,17 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from chomp.errors import ConfigError, require
-from chomp.variants import git_history
+from chomp.variants import checkout
 from chomp.variants.archive import Archive
 from chomp.variants.checkout import BASE, variant_path
-from chomp.variants.file_changes import EXTENSIONS, FolderChanges, changed_files, folder_changes
-from chomp.variants.file_content import Content
-from chomp.variants.renamed_source import Renaming, is_variant_name, renamed_source
+from chomp.variants.copied_variant import Renaming, is_variant_name, renamed_source
+from chomp.variants.file_changes import (
+    EXTENSIONS,
+    Content,
+    FolderChanges,
+    changed_files,
+    folder_changes,
+)
 
 
 def origin_of(archive: Archive, name: str) -> str:
@@ -47,7 +52,7 @@ def variant_changes(
         right = _folder(root, name, commit, Path(scratch, "right"))
         # The origin of a retired variant may be gone by now too, or have been already then.
         other = commit
-        if commit is None or not git_history.holds(root, commit, variant_path(against)):
+        if commit is None or not checkout.holds(root, commit, variant_path(against)):
             other = _commit_of(root, archive, against)
         left = _folder(root, against, other, Path(scratch, "left"))
         # Everything is read here, so the folders may go afterwards.
@@ -112,7 +117,7 @@ def _commit_of(root: Path, archive: Archive, name: str) -> str | None:
 def _folder(root: Path, name: str, commit: str | None, scratch: Path) -> Path:
     if commit is None:
         return root / variant_path(name)
-    return git_history.extract(root, commit, variant_path(name), scratch)
+    return checkout.extract(root, commit, variant_path(name), scratch)
 
 
 def _label(name: str, commit: str | None) -> str:

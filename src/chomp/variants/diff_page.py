@@ -11,14 +11,72 @@ from collections.abc import Iterator
 from datetime import datetime
 from importlib.resources import files
 
-from chomp.variants.diff_rows import rows_html
-from chomp.variants.file_changes import STATUSES, FileChange, FolderChanges
-from chomp.variants.file_content import Content
-from chomp.variants.marked_line import escaped
-from chomp.variants.page_style import diff_style
+from chomp.variants.diff_rows import escaped, rows_html
+from chomp.variants.file_changes import STATUSES, Content, FileChange, FolderChanges
 
 # Tells a page of ours from somebody's, which must not be written over.
 GENERATOR = "chomp grug_dir_diff"
+_PAGE = """\
+<!doctype html>
+<html lang="en" data-view="split">
+<head>
+<meta charset="utf-8">
+<meta http-equiv="Content-Security-Policy" content="{policy}">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="generator" content="{generator}">
+<title>{left} &rarr; {right}</title>
+<style>
+{style}</style>
+</head>
+<body>
+<header>
+<h1><span>{left}</span> <i>&rarr;</i> <span>{right}</span></h1>
+<p>{filter} &middot; <time>{time}</time></p>
+<ul class="counters">
+{counters}
+</ul>
+{table}
+</header>
+<nav aria-label="View">
+<button type="button" id="previous" title="previous change (k or p)">&uarr;</button>
+<button type="button" id="next" title="next change (j or n)">&darr;</button>
+<output id="position" aria-live="polite"></output>
+<span class="gap"></span>
+<button type="button" id="view" title="side by side or unified (u)">Unified</button>
+<button type="button" id="folds" title="all unchanged lines (e)">Expand all</button>
+<button type="button" id="theme" title="light or dark (t)">Dark</button>
+<button type="button" id="help" title="keys (?)">?</button>
+</nav>
+<main>
+{sections}
+</main>
+<dialog id="keys" aria-label="Keys">
+<h2>Keys</h2>
+<dl>
+<dt><kbd>j</kbd> <kbd>n</kbd></dt><dd>next change</dd>
+<dt><kbd>k</kbd> <kbd>p</kbd></dt><dd>previous change</dd>
+<dt><kbd>J</kbd> <kbd>K</kbd></dt><dd>next, previous file</dd>
+<dt><kbd>u</kbd></dt><dd>side by side or unified</dd>
+<dt><kbd>e</kbd></dt><dd>show or fold all unchanged lines</dd>
+<dt><kbd>t</kbd></dt><dd>light or dark</dd>
+<dt><kbd>?</kbd></dt><dd>these keys; <kbd>Esc</kbd> closes</dd>
+</dl>
+<form method="dialog"><button>Close</button></form>
+</dialog>
+<script>{script}</script>
+</body>
+</html>
+"""
+
+
+def page_style(own: str) -> str:
+    """The common style and, after it, that of one kind of page."""
+    return f"{_source('page_style.css')}\n{own}"
+
+
+def diff_style() -> str:
+    """The whole style of a page of differences, which other pages may show in a part of theirs."""
+    return page_style(_source("diff_page.css"))
 
 
 def diff_page(
@@ -170,56 +228,3 @@ def _note(text: str) -> str:
 
 def _size(content: Content | None) -> str:
     return "not there" if content is None else f"{len(content.data):,} bytes"
-
-
-_PAGE = """\
-<!doctype html>
-<html lang="en" data-view="split">
-<head>
-<meta charset="utf-8">
-<meta http-equiv="Content-Security-Policy" content="{policy}">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="generator" content="{generator}">
-<title>{left} &rarr; {right}</title>
-<style>
-{style}</style>
-</head>
-<body>
-<header>
-<h1><span>{left}</span> <i>&rarr;</i> <span>{right}</span></h1>
-<p>{filter} &middot; <time>{time}</time></p>
-<ul class="counters">
-{counters}
-</ul>
-{table}
-</header>
-<nav aria-label="View">
-<button type="button" id="previous" title="previous change (k or p)">&uarr;</button>
-<button type="button" id="next" title="next change (j or n)">&darr;</button>
-<output id="position" aria-live="polite"></output>
-<span class="gap"></span>
-<button type="button" id="view" title="side by side or unified (u)">Unified</button>
-<button type="button" id="folds" title="all unchanged lines (e)">Expand all</button>
-<button type="button" id="theme" title="light or dark (t)">Dark</button>
-<button type="button" id="help" title="keys (?)">?</button>
-</nav>
-<main>
-{sections}
-</main>
-<dialog id="keys" aria-label="Keys">
-<h2>Keys</h2>
-<dl>
-<dt><kbd>j</kbd> <kbd>n</kbd></dt><dd>next change</dd>
-<dt><kbd>k</kbd> <kbd>p</kbd></dt><dd>previous change</dd>
-<dt><kbd>J</kbd> <kbd>K</kbd></dt><dd>next, previous file</dd>
-<dt><kbd>u</kbd></dt><dd>side by side or unified</dd>
-<dt><kbd>e</kbd></dt><dd>show or fold all unchanged lines</dd>
-<dt><kbd>t</kbd></dt><dd>light or dark</dd>
-<dt><kbd>?</kbd></dt><dd>these keys; <kbd>Esc</kbd> closes</dd>
-</dl>
-<form method="dialog"><button>Close</button></form>
-</dialog>
-<script>{script}</script>
-</body>
-</html>
-"""

@@ -1,25 +1,154 @@
 """What differs between two folders, file by file, in lines: the facts behind every diff report.
 
 Added and deleted lines are the fewest that turn the left folder into the right one. A file that was
-renamed counts as one removed and one added, with all its lines; that it was renamed is told beside
-it, because a variant's distance must not depend on a guess.
+renamed counts as one removed and one added, with all its lines; that it was renamed is said beside
+it, because the distance of a variant must not depend on a guess.
 """
 
+import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Literal, get_args
+from functools import cached_property
+from pathlib import Path, PurePosixPath
+from typing import Literal, NoReturn, get_args
 
-from chomp.errors import require
-from chomp.variants.file_content import Content, contents_below
+from chomp.errors import StorageError, require
+from chomp.storage import read_bytes
 from chomp.variants.line_changes import Block, line_changes
-from chomp.variants.renames import Rename, renames
 
+# Folders of tools: never source that somebody wrote.
+IGNORED_FOLDERS = frozenset(
+    {".git", ".hg", ".svn", ".venv", "venv", ".tox", ".nox", ".eggs", "node_modules"}
+    | {"__pycache__", ".mypy_cache", ".pytest_cache", ".ruff_cache", ".hypothesis", ".cache"}
+    | {".ipynb_checkpoints", ".grug-diff-report"}
+)
+# As git decides it: text has no zero byte near its beginning.
+_PROBED_BYTES = 8000
+# Half of the lines, as git asks for.
+_ALIKE = 0.5
+# Beyond this many pairs only files that are equal are found; each pair costs a look at all lines.
+_MAX_PAIRS = 10_000
 # In the order of a report.
 Status = Literal["changed", "added", "removed", "unchanged"]
 STATUSES: tuple[Status, ...] = get_args(Status)
 EXTENSIONS = (".py", ".md")
+
+
+@dataclass(frozen=True)
+class Content:
+    """The bytes of a file, and its lines if it is text."""
+
+    data: bytes
+
+    @cached_property
+    def is_binary(self) -> bool:
+        """Whether the file is something other than text."""
+        return b"\0" in self.data[:_PROBED_BYTES]
+
+    @cached_property
+    def lines(self) -> tuple[str, ...]:
+        """The lines, each with its own end; none for a binary file.
+
+        Only a line feed ends a line, as for `diff`. What is not UTF-8 is kept as surrogates, so two
+        lines are equal only if their bytes are.
+        """
+        if self.is_binary or not self.data:
+            return ()
+        parts = self.data.decode("utf-8", errors="surrogateescape").split("\n")
+        ended = [f"{part}\n" for part in parts[:-1]]
+        return (*ended, parts[-1]) if parts[-1] else tuple(ended)
+
+
+def contents_below(folder: Path, extensions: Sequence[str] | None) -> dict[str, Content]:
+    """Each file's content by its path from `folder`; of all files, or those with an extension."""
+    return {
+        name: _content(folder / name)
+        for name in sorted(_names_below(folder))
+        if extensions is None or PurePosixPath(name).suffix in extensions
+    }
+
+
+def _names_below(folder: Path) -> Iterator[str]:
+    for where, folders, files in os.walk(folder, onerror=_refuse):
+        folders[:] = [name for name in folders if name not in IGNORED_FOLDERS]
+        # A link to a folder is listed among the folders, but is never entered.
+        links = [name for name in folders if Path(where, name).is_symlink()]
+        for name in [*files, *links]:
+            path = Path(where, name)
+            if path.is_symlink() or path.is_file():  # not a pipe, which would wait for a writer
+                yield path.relative_to(folder).as_posix()
+
+
+def _refuse(error: OSError) -> NoReturn:
+    # By itself, a walk passes over what it may not list, and a report would be short of files.
+    raise StorageError(
+        f"cannot list {error.filename} ({error.strerror})",
+        allowed="folders that this user can read",
+        fix="correct the permissions, or compare a folder without it",
+    ) from error
+
+
+def _content(path: Path) -> Content:
+    # A link is where it points to, as for git: what lies outside of the folder is not its source.
+    return Content(os.fsencode(os.readlink(path)) if path.is_symlink() else read_bytes(path))
+
+
+@dataclass(frozen=True)
+class Rename:
+    """A file that is at another path now; `likeness` is the share of lines that stayed, 0 to 1."""
+
+    left: str
+    right: str
+    likeness: float
+
+
+def renames(removed: Mapping[str, Content], added: Mapping[str, Content]) -> list[Rename]:
+    """Pairs of a removed and an added file that are at least half alike, each file at most once.
+
+    The most alike are taken first, then by name. Empty files are alike to nothing.
+    """
+    is_many = len(removed) * len(added) > _MAX_PAIRS
+    old = {name: _Fingerprint(content) for name, content in removed.items() if content.data}
+    new = {name: _Fingerprint(content) for name, content in added.items() if content.data}
+    found = []
+    for left, before in old.items():
+        for right, after in new.items():
+            likeness = before.equality(after) if is_many else before.likeness(after)
+            if likeness >= _ALIKE:
+                found.append(Rename(left, right, likeness))
+    taken: set[str] = set()  # no path is both removed and added
+    chosen = []
+    for pair in sorted(found, key=lambda pair: (-pair.likeness, pair.left, pair.right)):
+        if not taken & {pair.left, pair.right}:
+            taken |= {pair.left, pair.right}
+            chosen.append(pair)
+    return chosen
+
+
+class _Fingerprint:
+    """What files are compared by."""
+
+    def __init__(self, content: Content) -> None:
+        self._data = content.data
+        # Without indentation and blank lines, which say little of where a file came from.
+        self._lines = Counter(line.strip() for line in content.lines if line.strip())
+        self._num_lines = self._lines.total()
+
+    def equality(self, other: "_Fingerprint") -> float:
+        """1 if both files are equal, else 0."""
+        return float(self._data == other._data)
+
+    def likeness(self, other: "_Fingerprint") -> float:
+        """The share of the longer file's lines that both have; 0 for binary files that differ."""
+        longest = max(self._num_lines, other._num_lines)
+        if self._data == other._data or not longest:
+            return self.equality(other)
+        # Too short to be alike, whatever it holds: most pairs end here.
+        if min(self._num_lines, other._num_lines) < _ALIKE * longest:
+            return 0.0
+        return (self._lines & other._lines).total() / longest
+
 
 _EMPTY = Content(b"")
 

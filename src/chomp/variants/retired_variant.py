@@ -16,11 +16,17 @@ from chomp.config.files import parse_yaml
 from chomp.config.variables import SECTION, replace_variables
 from chomp.errors import ConfigError, require
 from chomp.storage import remove_tree, rename_folder
-from chomp.variants import git_history
-from chomp.variants.archive import Archive, moved_entry, read_archive, write_archive
-from chomp.variants.archive_entry import NOT_COMMITTED, ArchiveEntry
+from chomp.variants import checkout
+from chomp.variants.archive import (
+    NOT_COMMITTED,
+    Archive,
+    ArchiveEntry,
+    moved_entry,
+    read_archive,
+    write_archive,
+)
+from chomp.variants.archive_lint import is_lost
 from chomp.variants.checkout import BASE, variant_path
-from chomp.variants.entry_lint import is_lost
 
 # Where a file may stand that needs a variant. The library is not among them: it imports none.
 _USERS = ("experiments", "tests", "benchmarks", "scripts", "configs")
@@ -61,9 +67,9 @@ def retire_variant(
     # The last chance to say it: afterwards nobody would look.
     said = entry.get("Introduced")
     # In a shallow clone, most commits only seem to be lost.
-    if said == NOT_COMMITTED or (git_history.is_whole_history(root) and is_lost(root, said)):
-        first = git_history.first_commit_of(root, variant_path(name)) or last_good
-        values["Introduced"] = git_history.short(root, first)
+    if said == NOT_COMMITTED or (checkout.is_whole_history(root) and is_lost(root, said)):
+        first = checkout.first_commit_of(root, variant_path(name)) or last_good
+        values["Introduced"] = checkout.short(root, first)
     moved = moved_entry(archive, entry, values)
     folder = root / variant_path(name)
     hidden = folder.with_name(f".{name}-retired-{os.getpid()}")
@@ -159,7 +165,7 @@ def _require_unused(root: Path, name: str) -> None:
 
 def _last_good_commit(root: Path, name: str, is_forced: bool) -> str:
     path = variant_path(name)
-    commit = git_history.last_commit_of(root, path)
+    commit = checkout.last_commit_of(root, path)
     if commit is None:
         raise ConfigError(
             f"{path} is in no commit",
@@ -168,7 +174,7 @@ def _last_good_commit(root: Path, name: str, is_forced: bool) -> str:
             "hand",
         )
     # Also what git ignores: a run that lies in the folder is hours of somebody's machine.
-    changed = git_history.uncommitted(root, path)
+    changed = checkout.uncommitted(root, path)
     more = f" and {len(changed) - _SHOWN} more" if len(changed) > _SHOWN else ""
     require(
         is_forced or not changed,
@@ -176,7 +182,7 @@ def _last_good_commit(root: Path, name: str, is_forced: bool) -> str:
         allowed="a variant without uncommitted changes",
         fix="commit or move them, or add --force to lose them",
     )
-    return git_history.short(root, commit)
+    return checkout.short(root, commit)
 
 
 def _import_lines(path: Path, module: str) -> Iterator[int]:
