@@ -424,6 +424,17 @@ def test_more_than_this_machine_has_is_refused_before_anything_runs(
     assert not (tmp_path / "out").exists()
 
 
+def test_a_step_without_memory_left_in_this_process_is_told_without_a_traceback(tmp_path: Path):
+    def fill(config: object) -> None:
+        bytearray(2**60)
+
+    plan = plan_steps([replace(step("own"), fn=fill)], prefix=str(tmp_path))
+    [failure] = run_plan(plan, local_runner(plan))
+    assert isinstance(failure.error, LaunchError)
+    assert "memory" in failure.error.given
+    assert "train.batch_size" in failure.error.fix
+
+
 @pytest.mark.parametrize(("visible", "platforms"), [("", ""), ("0", ""), ("0,1", "cpu")])
 def test_more_gpus_than_this_process_has_are_refused_where_steps_run_in_it(
     visible: str, platforms: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -38,4 +38,12 @@ def local_runner(plan: Sequence[PlannedStep]) -> Runner:
 
 
 def _called_here(planned: PlannedStep) -> None:
-    planned.step.fn(planned.config)
+    try:
+        planned.step.fn(planned.config)
+    except MemoryError as error:
+        raise LaunchError(
+            "more memory than this process may have",
+            allowed="a step that fits into the machine's memory and the limits of the process",
+            fix="lower train.batch_size or the size of the model, raise the limit (ulimit -v, or "
+            "that of the container), or use a larger machine",
+        ) from error
