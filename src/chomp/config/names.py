@@ -2,8 +2,8 @@
 
 A field that declares `setting(also=("train.eval_every",))` can be given by that name too. The name
 starts from the nearest config around the field that has its first part, so a section need not know
-where it is used; where no config around has it, it means nothing. Nothing is ever written out by
-such a name.
+where it is used. If no config around has it, the name has no effect. Such a name is only read,
+never written out.
 """
 
 import re
@@ -45,7 +45,7 @@ class AlsoName:
         return None if is_zero and self.zero_is_null else value
 
 
-@cache  # asked of every section that is parsed
+@cache  # called for every section that is parsed
 def also_names(cls: type) -> tuple[AlsoName, ...]:
     """The `also` names that start from a config class; those that start from one inside are its.
 

@@ -111,7 +111,7 @@ class _Place(NamedTuple):
 def _apply(
     cls: type, mapping: dict[str, Any], text: str, applied: Mapping[KeyPath, KeyPath]
 ) -> tuple[_Place, KeyPath]:
-    """Put one override into the mapping; where it went, and its path as it was typed."""
+    """Put one override into the mapping; returns its place, and its path as it was typed."""
     split = split_override(text)
     if split is None:
         raise ConfigError(

@@ -56,7 +56,7 @@ from chomp.errors import ConfigError
 
 C = TypeVar("C", bound=ConfigClass)
 
-# Beyond this a float no longer tells neighbouring whole numbers apart, so it is not taken for one.
+# Larger floats cannot tell neighbouring whole numbers apart, so they are not taken as integers.
 _MAX_EXACT_INTEGER = 2**53
 
 # pydantic's complaints that the declared type itself explains; others come from validators in it.
@@ -68,10 +68,11 @@ _LITERAL: Any = Literal
 
 
 def config_from_mapping(cls: type[C], mapping: Mapping[str, Any], *, source: str = "config") -> C:
-    """The config a mapping describes; defaults where it is silent, and checked like the rest.
+    """The config a mapping describes; defaults for what it leaves out, checked like the rest.
 
-    A section given in part has, for the fields it leaves out, what it has if it is left out whole;
-    with another `kind`, the defaults of its class. Mappings with free keys are taken as given.
+    A section given in part keeps the values it has by default for the fields that are left out;
+    with another `kind`, it has the defaults of that class. Mappings with free keys are taken as
+    given.
     Values may be plain data, tuples, enums, paths or configs. Raises one `ConfigError`, headed by
     `source`, that lists every problem with its dotted path.
     """
@@ -457,7 +458,7 @@ def _fields(config: Any) -> dict[str, Any]:
 def _taken(
     value: Mapping[Any, Any], route: tuple[frozenset[str], ...]
 ) -> tuple[Mapping[Any, Any], dict[KeyPath, Any]]:
-    """A mapping without what lies at the end of a route, and what lay there, by path."""
+    """A mapping without what is at the end of a route, and what was there, by path."""
     left, found = dict(value), dict[KeyPath, Any]()
     for key in value:
         if key not in route[0]:
@@ -474,12 +475,12 @@ def _rule_error(error: Exception, path: KeyPath, written: Mapping[str, KeyPath])
     """The error of a class's own rule, with the names by which its fields were given."""
     found = error if isinstance(error, ConfigError) else ConfigError(str(error))
     text = str(found)
-    told = [
+    renamed = [
         f"{name} is given as {dotted(given)}"
         for name, given in written.items()
         if given != (*path, name) and re.search(rf"\b{re.escape(name)}\b", text)
     ]
-    names = f" ({', '.join(told)})" if told else ""
+    names = f" ({', '.join(renamed)})" if renamed else ""
     head = f"{dotted(path)}{names}" if path else names.strip()
     return found.within(head) if head else found
 

@@ -89,7 +89,7 @@ def sections_at(cls: type, path: tuple[str, ...]) -> tuple[type, ...]:
 
 
 def classes_inside(cls: type) -> list[type]:
-    """A config class and all that lie inside of it, each once, in the order of their fields."""
+    """A config class and all config classes inside it, each once, in the order of fields."""
     found: dict[type, None] = {}
 
     def note(section: type) -> None:

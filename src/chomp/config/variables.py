@@ -43,7 +43,7 @@ def replace_variables(content: Mapping[str, Any], *, source: str) -> dict[str, A
     variables = _Variables(values or {})
     try:
         variables.refuse_as_keys(content, ())
-        variables.replace(values or {}, (SECTION,))  # one that nobody uses is to be right as well
+        variables.replace(values or {}, (SECTION,))  # unused ones are checked too
         return {
             key: variables.replace(value, (key,))
             for key, value in content.items()

@@ -1,4 +1,4 @@
-"""The device mesh, what lies on it, and the processes that it belongs to."""
+"""The device mesh, arrays on it, the memory they need, and the processes of a run."""
 
 from chomp.mesh.device_mesh import (
     AXES,

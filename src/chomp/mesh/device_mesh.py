@@ -97,7 +97,7 @@ def all_devices() -> Sequence[jax.Device]:
     """`jax.devices()`; `ConfigError` where JAX cannot start what JAX_PLATFORMS names."""
     try:
         return jax.devices()
-    # JAX fails by an assertion where it has no plugin for JAX_PLATFORMS=cuda.
+    # JAX raises AssertionError if it has no plugin for JAX_PLATFORMS=cuda.
     except (RuntimeError, AssertionError) as error:
         wanted = jax.config.values["jax_platforms"]
         raise ConfigError(
@@ -113,7 +113,7 @@ def all_devices() -> Sequence[jax.Device]:
 def abstract_mesh(
     *, replica: int = 1, data: int = 1, expert: int = 1, model: int = 1
 ) -> AbstractMesh:
-    """A mesh without devices, for lowering a program that nobody here could run."""
+    """A mesh without devices, for lowering a program that this machine cannot run."""
     return AbstractMesh(
         (replica, data, expert, model), AXES, axis_types=(AxisType.Explicit,) * len(AXES)
     )

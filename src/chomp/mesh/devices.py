@@ -58,31 +58,31 @@ def compiler_options(mesh: Mesh, *, is_reproducible: bool = False) -> dict[str, 
 
 
 def prepare_cpu_steps() -> None:
-    """Where JAX will run on CPU devices: in step with the host, in memory that a step keeps.
+    """Make steps on CPU devices synchronous, and let the process keep the memory of a step.
 
-    XLA asks for a step's memory anew each time. By default it goes back to the system after the
-    step, and the next one waits for every page: 970 ms a step against 810 (256 wide, four layers,
-    4096 tokens, two cores, November 2026). The price is a process that stays as large as its
-    largest step. To be called before JAX looks for its devices: its threads keep the settings they
-    found. Where there may be other devices, nothing is changed.
+    XLA allocates a step's memory anew each time. By default malloc gives it back to the system, and
+    the next step waits for every page: 970 ms a step against 810 (256 wide, four layers, 4096
+    tokens, two cores, November 2026). The price: the process stays as large as its largest step.
+    Call it before JAX looks for its devices, whose threads keep the settings they start with.
+    No-op where JAX may use other devices.
     """
     if not _is_cpu_only():
         return
-    # A step takes every core anyway; dispatched asynchronously, its time would be the next one's.
+    # A step takes every core anyway, and its time would be measured as part of the next one's.
     jax.config.update("jax_cpu_enable_async_dispatch", False)
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None:
-        log.info("this system's malloc is not glibc's: a step gives its memory back when it ends")
+        log.info("malloc is not glibc's here: the memory of a step is freed when it ends")
         return
     mallopt(_M_MMAP_MAX, 0)
     mallopt(_M_TRIM_THRESHOLD, _LARGEST_INT)
 
 
 def prepare_gpu(environ: MutableMapping[str, str] | None = None) -> bool:
-    """Whether this machine has an RTX 50xx; XLA_FLAGS then leave Triton GEMM out.
+    """Turn Triton GEMM off in XLA_FLAGS if this machine has an RTX 50xx; returns whether it has.
 
-    Changes `environ` (default: that of this process), so it is to be called before JAX looks for
-    devices. A value that XLA_FLAGS already have for that flag stands: it is the way to forbid this.
+    Changes `environ` (default: that of this process), so call it before JAX looks for devices. A
+    value that XLA_FLAGS already have for that flag is kept, which is how to prevent the change.
     """
     environ = os.environ if environ is None else environ
     # Asking the driver takes a fraction of a second, which a run on CPU need not spend.
@@ -129,7 +129,7 @@ def is_rtx_50(name: str) -> bool:
 
 
 def _is_cpu_only() -> bool:
-    """Whether JAX was told to use the CPU, or has nothing else to use; asks no device."""
+    """Whether JAX is set to use the CPU, or has nothing else installed; starts no device."""
     asked_for = jax.config.values["jax_platforms"]
     if asked_for:
         return str(asked_for).split(",")[0] == "cpu"
@@ -141,7 +141,7 @@ def _leave_out_triton_gemm(environ: MutableMapping[str, str], name: str) -> None
     if TRITON_GEMM_OFF in flags.split():
         return
     if _TRITON_GEMM.search(flags):
-        log.warning("%s here; XLA_FLAGS=%r stands, though Triton GEMM may fail on it", name, flags)
+        log.warning("%s here; keeping XLA_FLAGS=%r, though Triton GEMM may fail on it", name, flags)
         return
     environ["XLA_FLAGS"] = f"{flags} {TRITON_GEMM_OFF}".strip()
     log.warning(

@@ -42,21 +42,21 @@ HEARTBEAT = "CHOMP_HEARTBEAT_S"
 # A file in which a launcher wants to find the address, if process 0 found it taken.
 TAKEN_FILE = "CHOMP_ADDRESS_TAKEN_FILE"
 _PORT = "JAX_COORDINATOR_PORT"
-# What a job was given; a batch script and a shell of `salloc` have it as well.
+# What a job was given; set in a batch script and in a shell of `salloc` as well.
 _SLURM_JOB_COUNT = "SLURM_NTASKS"
-# What `srun` started, which alone tells how many there are: 1 in a shell that it started.
+# The processes that `srun` started: 1 in a shell that it started.
 _SLURM_COUNT = "SLURM_STEP_NUM_TASKS"
-# What `srun` tells each of its processes, and JAX asks for.
+# What `srun` sets for each of its processes, and JAX reads.
 _SLURM = ("SLURM_JOB_ID", "SLURM_STEP_NODELIST", "SLURM_PROCID", "SLURM_LOCALID", _SLURM_JOB_COUNT)
 # The range from which JAX takes a port for SLURM's jobs: above that of outgoing connections.
 _SLURM_PORTS = range(61440, 65536)
 # Steps of a job whose ports come before those of the next job; odd, so that all ports are used.
 _STEPS_APART = 61
 
-# The others lose their connections with process 0, so it leaves last; but not much later.
+# The others lose their connections when process 0 leaves, so it waits this long for them.
 _LAST_WORDS_S = 3.0
 _LEAVING = "leaving"
-# Uses of a name that process 0 may be ahead of the others; steps let it be two.
+# Process 0 may be this many uses of a name ahead of the others; in steps it is at most two.
 _KEPT_USES = 64
 _ANSWER = "answer"
 
@@ -89,7 +89,7 @@ def join_processes(environ: Mapping[str, str] | None = None) -> bool:
     environ = os.environ if environ is None else environ
     given = {name: environ[name] for name in (ADDRESS, COUNT, INDEX) if environ.get(name)}
     options: dict[str, Any] = {}
-    # The address alone is no wish of ours: clusters that JAX knows by itself set it.
+    # The address alone is not enough: clusters that JAX knows by itself set it too.
     if COUNT in given or INDEX in given:
         address, count, index = _from_variables(given)
     elif _is_of_srun(environ):
@@ -171,7 +171,7 @@ def _own_gpus(environ: Mapping[str, str]) -> list[int] | None:
     JAX takes one, by the number of the process on its machine. That is right where the processes of
     a machine see the same ones, and leaves GPUs idle (or finds none) where each sees its own.
     """
-    if environ.get("JAX_LOCAL_DEVICE_IDS"):  # somebody has decided
+    if environ.get("JAX_LOCAL_DEVICE_IDS"):  # set by the user; JAX reads it
         return None
     shown = [name for name in environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
     is_alone = re.fullmatch(r"1(\(x\d+\))?", environ.get("SLURM_STEP_TASKS_PER_NODE", ""))
@@ -182,10 +182,10 @@ def _own_gpus(environ: Mapping[str, str]) -> list[int] | None:
 def _require_free(address: str, environ: Mapping[str, str]) -> None:
     """Raise `CoordinatorAddressTaken` if another program listens where process 0 would.
 
-    JAX itself ends by a segmentation fault then (0.10.2), or shares the port with another run of
-    the same user, so that processes of both meet there.
+    JAX 0.10.2 would end with a segmentation fault, or share the port with another run of the same
+    user, so that processes of both meet there.
     """
-    # Where JAX listens: at all addresses of this machine, unless it is told which.
+    # Where JAX listens: at all addresses of this machine, unless one is set.
     bound = environ.get(BIND_ADDRESS) or f"[::]:{address.rpartition(':')[2]}"
     host, _, port = bound.rpartition(":")
     host = host.strip("[]")
@@ -198,9 +198,9 @@ def _require_free(address: str, environ: Mapping[str, str]) -> None:
                 probe.bind((each, int(port)))
         except (OSError, ValueError) as error:
             if not isinstance(error, OSError) or error.errno != errno.EADDRINUSE:
-                continue  # what else is wrong is left to JAX to say
+                continue  # JAX reports any other problem itself
             if environ.get(TAKEN_FILE):
-                # Without the file, the launcher only does not try another address.
+                # If this fails, the launcher only does not try another address.
                 with suppress(OSError):
                     Path(environ[TAKEN_FILE]).write_text(address)
             raise CoordinatorAddressTaken(

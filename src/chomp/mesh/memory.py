@@ -67,18 +67,18 @@ class MemoryLine:
 
 
 class DeviceMemory(NamedTuple):
-    """Bytes that each device can hold, and those of them that nothing else takes now."""
+    """Bytes that each device has, and how many of them are free now."""
 
     total: int
     free: int
 
 
 def abstract_arrays(make: Callable[[], Tree]) -> Tree:
-    """What `make()` would give, as shapes with dtypes and specs: nothing is computed or held.
+    """What `make()` would return, as shapes with dtypes and specs; nothing is computed.
 
-    Traced on a mesh of one device, whatever mesh is set: on a larger one JAX itself would refuse
-    sizes that do not divide, before anything could be said about them. `make` therefore makes its
-    own random keys: one from outside lies on the mesh that was set there.
+    Traced on a mesh of one device, whatever mesh is set: on a larger one JAX would refuse sizes
+    that do not divide before `require_divisible` can say which. `make` has to make its own random
+    keys, since a key from outside is on the other mesh.
     """
     own = [device for device in all_devices() if device.process_index == jax.process_index()]
     with jax.set_mesh(create_mesh(MeshConfig(data=1), devices=own[:1])):
@@ -86,9 +86,9 @@ def abstract_arrays(make: Callable[[], Tree]) -> Tree:
 
 
 def require_fits_mesh(make: Callable[[], Any], mesh: AnyMesh) -> None:
-    """Raise `ConfigError` unless the mesh can cut and hold all that `make()` would give.
+    """Raise `ConfigError` unless the mesh can cut and hold everything `make()` would return.
 
-    Nothing is made.
+    No array is made.
     """
     tree = abstract_arrays(make)
     require_divisible(tree, mesh)
@@ -98,7 +98,7 @@ def require_fits_mesh(make: Callable[[], Any], mesh: AnyMesh) -> None:
 def require_divisible(tree: Any, mesh: AnyMesh) -> None:
     """Raise `ConfigError` unless the mesh can cut every array of `tree` as its spec says.
 
-    Ask it of `abstract_arrays` before the arrays are made.
+    Call it with `abstract_arrays`, before the arrays are made.
     """
     for array in placed_arrays(tree):
         for size, part in zip(array.shape, array.spec, strict=False):
@@ -188,7 +188,7 @@ def format_bytes(number: int) -> str:
 def peak_memory_gb(devices: Iterable[Any] | None = None) -> float | None:
     """The most memory any of the devices has used so far, in GB of 1e9 bytes.
 
-    `devices` are this process's unless others are given. None where they do not tell, as on CPU.
+    `devices` are this process's unless others are given. None if they do not report it, as on CPU.
     The peak counts from the start of the process, and only what went through JAX's allocator.
     """
     asked = jax.local_devices() if devices is None else devices
@@ -198,7 +198,7 @@ def peak_memory_gb(devices: Iterable[Any] | None = None) -> float | None:
 
 
 def device_memory(devices: Iterable[Any] | None = None) -> DeviceMemory | None:
-    """The memory of the smallest device of this process; None where devices do not tell.
+    """The memory of the smallest device of this process; None if devices do not report it.
 
     On an accelerator, what JAX's allocator may take. CPU devices share the machine's memory, or
     that of the container (cgroup), equally.
@@ -239,7 +239,7 @@ def require_memory(
     """Raise `ConfigError` if `what` needs more bytes of each device than a device has.
 
     More than is free now is only a warning: other programs may end. `held` of the bytes are
-    allocated already. Devices that do not tell their memory are not judged.
+    allocated already. Not checked if devices do not report their memory.
     """
     memory = device_memory(devices)
     if memory is None:
@@ -315,7 +315,7 @@ def _cells(line: MemoryLine) -> tuple[str, ...]:
 
 
 def _aligned(rows: Sequence[tuple[str, ...]]) -> str:
-    """Columns of equal width, numbers to the right; the first gives way where it gets too wide."""
+    """Aligned columns, numbers to the right; the first is shortened if the table is too wide."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     widths[0] = min(widths[0], max(_WIDTH - sum(widths[1:]) - 2 * (len(widths) - 1), 20))
     return "\n".join(
@@ -328,7 +328,7 @@ def _aligned(rows: Sequence[tuple[str, ...]]) -> str:
 
 
 def _shortened(text: str, width: int) -> str:
-    # The end of a path tells more than its beginning.
+    # The end of a path says more than its beginning.
     return text if len(text) <= width else f"  …{text[len(text) - width + 3 :]}"
 
 

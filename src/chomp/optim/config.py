@@ -37,7 +37,7 @@ from chomp.optim.schedule import (
     steps_of,
 )
 
-# Of the run, where `wsd` is not told how long its decay is.
+# Share of the run that `wsd` decays for, if decay_steps is not set.
 _WSD_DECAY = "20%"
 
 
@@ -60,7 +60,7 @@ class GrugOptimizerConfig(Config):
     """
 
     name: Literal["adamw", "muon"] = "adamw"
-    # What a run may change on its way, if it is told to (`--allow optim.lr`).
+    # Peak rate. A resumed run may change it, and whatever else is marked schedule (`--allow`).
     lr: float = setting(default=3e-4, gt=0, le=1000, mark="schedule")
     weight_decay: float = setting(default=0.01, ge=0, le=1000, mark="schedule")
     # Global norm; 0: no clipping.
@@ -264,8 +264,8 @@ def adamw(
 def clip_by_norm(max_norm: float) -> optax.GradientTransformation:
     """Gradients times max_norm / norm where their norm over all weights is larger.
 
-    Not optax's: of bfloat16 gradients it sums the squares in bfloat16, where the sum stands still
-    from 256 equal terms on, so that a model of many tensors would be cut too little.
+    Not optax's, which sums the squares of bfloat16 gradients in bfloat16: the sum stops growing at
+    256 equal terms, so gradients of a model with many tensors would be clipped too little.
     """
 
     def clipped(updates: Any, params: Any) -> Any:

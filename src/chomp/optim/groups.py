@@ -21,7 +21,7 @@ _MAX_PATHS = 4  # in a message
 
 
 class GroupedWeight(NamedTuple):
-    """One weight: where it stands in the tree, its group, its shape."""
+    """One weight: its path in the tree, its group, its shape."""
 
     path: str
     group: Group

@@ -9,8 +9,8 @@ sqrt(max(rows, columns)), which gives every matrix an update of that root mean s
 shape: 0.2 is what AdamW's have. Decay does not grow with `lr_scale`. Weights that are not matrices
 go to AdamW. Not optax's Muon, which cannot run on an explicit mesh.
 
-The matrices of a shape are stacked, each device takes some of them whole, and the results go back
-to where the matrices lie (`map_matrices`). The stack is the only copy that is made.
+Matrices of one shape are stacked, each device works on some of them whole, and the results go back
+to the shardings of the weights (`map_matrices`). The stack is the only copy that is made.
 
 Newton-Schulz gives the nearest matrix with all singular values about 1, by products alone.
 One step is X <- P X with P = a I + b A + c A A and A = X X^T, on X of Frobenius norm 1. Five steps
@@ -52,7 +52,8 @@ EPS = 1e-8  # added to the norm: a gradient of zero stays zero
 # are useless. The first block may be longer, as before it A is far below 1, and so is its error.
 _FIRST_BLOCK, _NEXT_BLOCKS = 3, 2
 
-# Who takes matrices. Not `replica`: its links are slow, and all replicas need all results.
+# Axes that matrices are distributed over. Not `replica`: its links are slow, and all replicas need
+# all results.
 STACK_AXES = ("data", "model", "expert")
 
 
@@ -106,8 +107,8 @@ def scale_by_muon(
 ) -> optax.GradientTransformation:
     """Gradients to orthogonal directions: singular values about 1, whatever the gradient's size.
 
-    Weights of one shape are orthogonalised together, shared out over the devices of the mesh that
-    the weights lie on; axes before the last two count matrices.
+    Weights of one shape are orthogonalised together, distributed over the devices of their mesh;
+    axes before the last two count matrices.
     """
 
     def init(params: Any) -> MuonState:
@@ -121,7 +122,7 @@ def scale_by_muon(
             ahead = partial(_look_ahead, momentum, count.astype(jnp.float32))
             moments = jax.tree.map(ahead, moved, updates)
         else:
-            moments = moved  # their scale, which bias correction is, does not matter
+            moments = moved  # bias correction is a scale, which does not matter here
         leaves, structure = jax.tree.flatten(moments)
         directions = map_matrices(
             partial(orthogonalize, steps=ns_steps), leaves, dtype=_working_dtype(leaves)
@@ -168,11 +169,11 @@ def _working_dtype(leaves: list[Array]) -> DTypeLike:
 def map_matrices(
     function: Callable[[Stack], Stack], arrays: Sequence[Array], *, dtype: DTypeLike
 ) -> list[Array]:
-    """`function` of every matrix, in `dtype`, lying as the arrays do.
+    """`function` of every matrix, in `dtype`, sharded like the arrays.
 
-    A matrix is the last two axes of an array; axes before them count matrices. They reach
-    `function` stacked by shape, in `dtype`. Of a zero matrix it must give zeros: those fill up the
-    last device's share. Over several devices a matrix may reach it on its side.
+    A matrix is the last two axes of an array; axes before them count matrices. `function` gets
+    stacks of one shape, in `dtype`. It must return zeros for a zero matrix: those pad the last
+    device's part. Over several devices a matrix may reach it transposed.
     """
     alike: dict[tuple[int, ...], list[int]] = {}
     for index, array in enumerate(arrays):
@@ -189,23 +190,23 @@ def map_matrices(
 def _map_stack(
     function: Callable[[Stack], Stack], members: Sequence[Array], dtype: DTypeLike
 ) -> list[Array]:
-    # Made before they are joined: joining would else make each once more out of what it came from,
-    # for which XLA keeps copies of the old momentum (0.2 ms of a step, 124M, H200, November 2026).
+    # The barrier keeps XLA from recomputing each piece inside the concatenation, for which it would
+    # keep copies of the old momentum (0.2 ms of a step, 124M, H200, November 2026).
     members = jax.lax.optimization_barrier(list(members))
     pieces = [_piece(member).astype(dtype) for member in members]
-    # How the stack lies before it is shared out: as its first member does, and so most of them.
+    # The stack is first sharded like its first member, as most of the others are.
     spec = _spec(pieces[0])
     count = sum(len(piece) for piece in pieces)
-    devices = _num_sharers(pieces[0])
+    devices = _num_devices(pieces[0])
     if missing := -count % devices:
         pieces.append(jnp.zeros((missing, *pieces[0].shape[1:]), dtype))
     stack = jnp.concatenate([_reshard(piece, spec) for piece in pieces])
-    path = _path_to_shares(spec)
-    for stop in path:
-        stack = _reshard(stack, stop)
+    path = _specs_to_whole(spec)
+    for each in path:
+        stack = _reshard(stack, each)
     stack = function(stack)
-    for stop in (*path[-2::-1], spec):
-        stack = _reshard(stack, stop)
+    for each in (*path[-2::-1], spec):
+        stack = _reshard(stack, each)
     results, start = [], 0
     for member, piece in zip(members, pieces, strict=False):
         results.append(_place_like(member, stack[start : start + len(piece)]))
@@ -214,7 +215,7 @@ def _map_stack(
 
 
 def _piece(member: Array) -> Stack:
-    """The matrices of one array, as they lie in the stack."""
+    """The matrices of one array, as they are in the stack."""
     spec = _spec(member)
     whole = _reshard(member, P(*(None,) * (member.ndim - 2), *spec[-2:]))
     piece = whole.reshape(-1, *member.shape[-2:])
@@ -228,22 +229,22 @@ def _place_like(member: Array, piece: Stack) -> Array:
 
 
 def _is_transposed(member: Array) -> bool:
-    """Whether a matrix lies on its side in the stack."""
-    if _num_sharers(member) == 1:
-        # Turning 12 matrices of 3072 x 768, and back, took 0.5 ms (H200, November 2026).
+    """Whether a matrix is transposed in the stack."""
+    if _num_devices(member) == 1:
+        # Transposing 12 matrices of 3072 x 768, and back, took 0.5 ms (H200, November 2026).
         return False
     rows, columns = member.shape[-2:]
     if rows != columns:
-        # Wide and tall ones in one stack: the share of one device is filled up, not two.
+        # Wide and tall ones in one stack, so that the part of one device is padded and not of two.
         return rows > columns
-    # Projections in and out are cut the other way round: turned, square ones lie alike.
+    # Projections in and out are sharded the other way round; transposed, square ones are alike.
     return _spec(member)[-2] == "model" and _mesh_size(member, "model") > 1
 
 
-def _path_to_shares(spec: P) -> list[P]:
-    """Specs from `spec` to whole matrices shared out, one axis of the matrix at a time.
+def _specs_to_whole(spec: P) -> list[P]:
+    """Specs on the way from `spec` to whole matrices on each device, one matrix axis at a time.
 
-    Each is then one all-to-all; in one go XLA would collect the whole stack on every device.
+    Each step is one all-to-all; in a single step XLA would gather the whole stack on every device.
     """
     parts, taken, path = list(spec), [], []
     for axis in (1, 2):
@@ -267,13 +268,13 @@ def _mesh_size(x: Array, name: str) -> int:
     return jax.typeof(x).sharding.mesh.shape.get(name, 1) if _has_mesh(x) else 1
 
 
-def _num_sharers(x: Array) -> int:
-    """How many devices take matrices."""
+def _num_devices(x: Array) -> int:
+    """How many devices the matrices are distributed over."""
     return math.prod(_mesh_size(x, name) for name in STACK_AXES)
 
 
 def _spec(x: Array) -> P:
-    """What cuts each axis of an array; nothing does without a mesh."""
+    """The spec of an array with a part for each axis; all None without a mesh."""
     if not _has_mesh(x):
         return P(*(None,) * x.ndim)
     spec = jax.typeof(x).sharding.spec
