@@ -27,8 +27,8 @@ from chomp.checkpoint import CheckpointConfig
 from chomp.data import GrugLmExample
 from chomp.executor import plan_steps, run_plan
 from chomp.mesh import compiler_options, prepare_devices
-from chomp.tracking import LoggingConfig, Row, WandbConfig, latest_rows, read_metrics
-from chomp.tracking.metrics import LOADING_TIME, PEAK_MEMORY_GB
+from chomp.tracking import LoggingConfig, Row, WandbConfig, read_metrics
+from chomp.tracking.metrics import LOADING_TIME, PEAK_MEMORY_GB, TRAIN_LOSS
 from chomp.tracking.run_files import record_of
 from chomp.training import Run
 from experiments.grug.base import launch, train
@@ -188,7 +188,8 @@ def rows_of_run(config: GrugBaseLaunchConfig, prefix: str) -> list[Row]:
     plan = plan_steps(launch.steps(config), prefix=prefix)
     for failure in run_plan(plan, lambda planned: planned.step.fn(planned.config)):
         raise failure.error or RuntimeError(f"{failure.planned.title} did not run")
-    return latest_rows(read_metrics(record_of(plan[-1].path)))
+    # Not merged with later rows of the same step, such as the cost of the last checkpoint.
+    return [row for row in read_metrics(record_of(plan[-1].path)) if TRAIN_LOSS in row]
 
 
 def stretches(rows: Sequence[Row], turns: Turns) -> list[tuple[float, float]]:

@@ -36,7 +36,7 @@ from chomp.training.setup import (
     start_report,
     with_reproducible_attention,
 )
-from chomp.training.step_log import LoopClock, StepLog
+from chomp.training.step_log import LoopClock, StepLog, require_metrics
 from chomp.training.stopping import SaveStopSync, StopSignal
 
 log = logging.getLogger(__name__)
@@ -297,6 +297,7 @@ class Run:
         Raises what ends the run early: `RunInterrupted` after a signal, `NonFiniteError` as
         `train.nonfinite_policy` says, `HookError`.
         """
+        require_metrics(metrics)  # by names and shapes: nothing is waited for
         step, self.state = self._completed, state
         self._completed = completed = step + 1
         self._step_log.add(step, metrics)  # read when the next step is under way
