@@ -166,6 +166,8 @@ def test_all_problems_of_a_file_come_at_once():
     with pytest.raises(ConfigError) as caught:
         parsed(content)
     assert len(caught.value.problems) == 3
+    assert caught.value.given.count("\n  - ") == 3
+    assert "convert_chomp_yaml.py a file" in caught.value.fix
 
 
 # ---- An evaluation where nothing is held out -------------------------------------------------

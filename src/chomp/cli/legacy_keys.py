@@ -4,11 +4,14 @@ They are refused like any unknown key, with the hint. `scripts/convert_chomp_yam
 file. Keys that still work are aliases: beside their fields, or in `load_config.ALIASES`.
 """
 
+from collections.abc import Sequence
+
 from chomp.errors import ConfigError
 
 _STREAM = "data.components.NAME.stream"
 _GENERATE = "use --max-tokens of `chomp generate`, or samples.max_tokens"
 _REMOVE = "remove it"
+_ALLOWED = "the keys in docs/references/config.md"
 
 HINTS: dict[str, str] = {
     "model.backend": "write template: megalodon, or base, at the top level",
@@ -65,6 +68,20 @@ def legacy_key_error(name: str) -> ConfigError:
     """The error for a key of the first chomp, with what replaces it."""
     return ConfigError(
         f"{name} is not a known key, but one of the first chomp",
-        allowed="the keys in docs/references/config.md",
+        allowed=_ALLOWED,
         fix=f"{HINTS[name]}; scripts/convert_chomp_yaml.py converts a whole file",
+    )
+
+
+def legacy_keys_error(names: Sequence[str], *, source: str) -> ConfigError:
+    """The error for all such keys of a file."""
+    problems = [legacy_key_error(name) for name in names]
+    if len(problems) == 1:
+        return problems[0].within(source)
+    listed = "".join(f"  - {name}: {HINTS[name]}\n" for name in names)
+    return ConfigError(
+        f"{source}: {len(names)} unknown keys, which the first chomp had:\n{listed}",
+        allowed=_ALLOWED,
+        fix=f"convert the file: python scripts/convert_chomp_yaml.py {source} > new.yaml",
+        problems=problems,
     )

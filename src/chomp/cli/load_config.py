@@ -14,12 +14,12 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal
 
-from chomp.cli.legacy_keys import HINTS, legacy_key_error
+from chomp.cli.legacy_keys import HINTS, legacy_key_error, legacy_keys_error
 from chomp.cli.templates import GRUG, LAUNCH_FILE, known_template
 from chomp.config import apply_overrides, config_from_mapping
 from chomp.config.fields import dotted, sections, settings_by_spelling
 from chomp.config.files import parse_yaml
-from chomp.config.messages import did_you_mean, nearest, raise_problems
+from chomp.config.messages import did_you_mean, nearest
 from chomp.config.names import resolve_also, split_override
 from chomp.config.variables import SECTION, replace_variables
 from chomp.data import LmDataConfig, MemorySource, is_held_out, source_documents
@@ -293,7 +293,8 @@ def config_of_file(cls: type[Any], content: Mapping[str, Any], *, source: str) -
             fix=f"rename it to {near}",
         )
     legacy = [name for name in HINTS if _has_key(content, name) and not has_field(cls, name)]
-    raise_problems(source, map(legacy_key_error, legacy))
+    if legacy:
+        raise legacy_keys_error(legacy, source=source)
     content, renamed = _without_aliases(cls, content, source=source)
     with _errors_note(renamed):
         return config_from_mapping(cls, content, source=source)
