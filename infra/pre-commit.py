@@ -325,7 +325,7 @@ def grug_archive(files: list[Path], fix: bool) -> list[Problem]:
 
 def grug_ledger(files: list[Path], fix: bool) -> list[Problem]:
     """Pages of the ledger that are not what the results and the archive make them."""
-    from chomp.ledger.kept_pages import (  # noqa: PLC0415  (needs what the library needs)
+    from chomp.ledger.pages import (  # noqa: PLC0415  (needs what the library needs)
         has_ledger,
         stale_pages,
         write_ledger,

@@ -13,8 +13,7 @@ import pytest
 from chomp.cli.main import exit_code
 from chomp.executor.status import read_info
 from chomp.ledger.curves import curve_of
-from chomp.ledger.kept_results import read_results
-from chomp.ledger.result_file import RESULTS
+from chomp.ledger.result_file import RESULTS, read_results
 from chomp.report.record import read_record
 from experiments.grug.base.train import GrugEvalConfig, run_grug
 from tests import tiny

@@ -12,8 +12,7 @@ from chomp.cli.compare import print_comparison
 from chomp.errors import ConfigError
 from chomp.ledger.comparison import Comparison, Question, compare
 from chomp.ledger.curves import curve_of
-from chomp.ledger.found_runs import differing_fields, found_side
-from chomp.ledger.measured_run import measured_run
+from chomp.ledger.runs import differing_fields, found_side, measured_run
 from chomp.report.record import read_record
 from tests.ledger.made_runs import STEPS, TOKENS_A_STEP, config_of, loss_after, make_run, make_side
 

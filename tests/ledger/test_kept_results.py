@@ -9,9 +9,14 @@ import pytest
 
 from chomp.errors import ConfigError
 from chomp.ledger.comparison import Question, compare
-from chomp.ledger.found_runs import found_side
-from chomp.ledger.kept_results import read_results, readable_results
-from chomp.ledger.result_file import Circumstances, result_of, save_result
+from chomp.ledger.result_file import (
+    Circumstances,
+    read_results,
+    readable_results,
+    result_of,
+    save_result,
+)
+from chomp.ledger.runs import found_side
 from tests.ledger.made_runs import make_side
 
 ROOT = Path(__file__).parents[2]

@@ -7,14 +7,15 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from chomp.ledger.power import (
+from chomp.ledger.statistics import (
+    LEVEL,
     MOST_SEEDS,
     detectable_effect,
+    paired_statistics,
     power_of,
     seeds_needed,
     seeds_to_show_none,
 )
-from chomp.ledger.statistics import LEVEL, paired_statistics
 from chomp.ledger.verdict import word_of
 
 

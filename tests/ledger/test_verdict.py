@@ -8,9 +8,14 @@ import pytest
 from scipy import stats
 
 from chomp.errors import ConfigError
-from chomp.ledger.interval_drawing import interval_bar, interval_picture
-from chomp.ledger.power import power_of, seeds_needed
-from chomp.ledger.statistics import LEVEL, PairedStatistics, paired_statistics
+from chomp.ledger.pages import interval_bar, interval_picture
+from chomp.ledger.statistics import (
+    LEVEL,
+    PairedStatistics,
+    paired_statistics,
+    power_of,
+    seeds_needed,
+)
 from chomp.ledger.verdict import Verdict, best_of, percent_text, undecided, verdict_of, word_of
 
 SIMULATED = 1000

@@ -6,7 +6,7 @@ import json
 import numpy as np
 import pytest
 
-from chomp.report.packed import LARGEST, packed_values
+from chomp.report.columns import LARGEST, packed_values
 from chomp.report.page import render
 from chomp.report.payload import page_payload
 from chomp.report.record import read_record

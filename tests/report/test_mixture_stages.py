@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from chomp.report.mixture import MAX_STAGES, mixture
+from chomp.report.evaluations import MAX_STAGES, mixture
 from chomp.report.record import read_record
 from chomp.report.run_payload import run_payload
 

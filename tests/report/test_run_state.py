@@ -9,7 +9,7 @@ import pytest
 
 from chomp.executor.status import LOCK
 from chomp.report.record import read_record
-from chomp.report.run_state import FRESH_S, run_state
+from chomp.report.run_facts import FRESH_S, run_state
 from chomp.storage import FileLock
 from tests.report.recorded_run import RecordedRun
 
@@ -48,7 +48,7 @@ def test_a_finished_run_is_running_again_once_another_process_holds_it(tmp_path)
         assert run_state(read_record(run)) == "finished"  # this process draws what it has ended
         program = (
             "import sys; from chomp.report.record import read_record; "
-            "from chomp.report.run_state import run_state; "
+            "from chomp.report.run_facts import run_state; "
             "print(run_state(read_record(sys.argv[1])))"
         )
         asked = [sys.executable, "-c", program, run]

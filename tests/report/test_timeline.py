@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from chomp.report.record import read_record
+from chomp.report.run_facts import run_state
 from chomp.report.run_payload import run_payload
-from chomp.report.run_state import run_state
 from chomp.report.timeline import (
     axes,
     paused_seconds,

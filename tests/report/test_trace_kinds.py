@@ -4,9 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from chomp.report.trace.kinds import category_of
-from chomp.report.trace.program import Instruction, Programs
-from chomp.report.trace.wire import message_class
+from chomp.report.trace.operations import category_of
+from chomp.report.trace.space import Instruction, Programs, message_class
 
 
 def instruction(opcode: str, scope: str = "", fused: str = "", target: str = "") -> Instruction:

@@ -5,9 +5,8 @@ import json
 import pytest
 
 from chomp.errors import StorageError
-from chomp.report.trace.newest_file import newest_trace, trace_places
-from chomp.report.trace.phases import PHASES, STEP
-from chomp.report.trace.summary import TraceSummary, summary_of_run
+from chomp.report.trace.operations import PHASES, STEP
+from chomp.report.trace.summary import TraceSummary, newest_trace, summary_of_run, trace_places
 from tests.report.handmade_traces import Made, TraceMaker
 
 GPU = {"gpu_device_name": "NVIDIA H200"}

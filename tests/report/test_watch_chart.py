@@ -5,9 +5,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chomp.report.watch.text_canvas import ASCII, BRAILLE, Signs, signs_for
-from chomp.report.watch.text_chart import Points, chart_lines, spark
-from chomp.report.watch.text_scale import Scale, scale_of, tick_labels
+from chomp.report.watch.text_chart import (
+    ASCII,
+    BRAILLE,
+    Points,
+    Scale,
+    Signs,
+    chart_lines,
+    scale_of,
+    signs_for,
+    spark,
+    tick_labels,
+)
 
 FINITE = st.floats(-1e30, 1e30)
 SIGNS = pytest.mark.parametrize("signs", [BRAILLE, ASCII], ids=["braille", "ascii"])

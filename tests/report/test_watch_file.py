@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chomp.report.watch.followed_file import FollowedFile
+from chomp.report.watch.watched_run import FollowedFile
 from chomp.tracking import JsonlTracker, Row, read_metrics
 
 

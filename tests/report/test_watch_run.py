@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chomp.report.watch.series import GrowingSeries
-from chomp.report.watch.watched_run import WatchedRun
+from chomp.report.watch.watched_run import GrowingSeries, WatchedRun
 from chomp.tracking import JsonlTracker, latest_rows
 
 NOW_S = 1_000_000.0

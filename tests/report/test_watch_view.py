@@ -14,9 +14,8 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from chomp.executor.status import LOCK
-from chomp.report.watch.parts import SPARKS, Page, one_line
-from chomp.report.watch.text_canvas import ASCII, BRAILLE
-from chomp.report.watch.view import view
+from chomp.report.watch.text_chart import ASCII, BRAILLE
+from chomp.report.watch.view import SPARKS, Page, one_line, view
 from chomp.report.watch.watched_run import WatchedRun
 from chomp.storage import FileLock
 from chomp.tracking import JsonlTracker, with_short_keys

@@ -21,7 +21,7 @@ from chomp.executor.status import read_info
 from chomp.launch.outcome import read_outcome
 from chomp.report.record import read_record
 from chomp.report.run_texts import samples
-from chomp.report.watch.followed_file import FollowedFile
+from chomp.report.watch.watched_run import FollowedFile
 from chomp.storage.files import MAX_DEPTH, MAX_TEXT_BYTES, parse_json
 from chomp.tokenize import load_tokenizer
 from chomp.tracking import JsonlTracker, last_attempt, read_metrics

@@ -14,7 +14,7 @@ import pytest
 import experiments.grug
 from chomp.cli.main import exit_code
 from chomp.executor.status import StepInfo, StepStatus, write_info, write_status
-from chomp.ledger.kept_pages import MARKDOWN, stale_pages
+from chomp.ledger.pages import MARKDOWN, stale_pages
 from chomp.ledger.result_file import RESULTS
 from chomp.tracking import JsonlTracker
 from chomp.variants import folders

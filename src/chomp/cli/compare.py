@@ -15,12 +15,17 @@ from chomp.launch.launching import LaunchOptions, outputs_folder
 from chomp.ledger.comparison import AtBudget, Comparison, Question
 from chomp.ledger.comparison import compare as compare_sides
 from chomp.ledger.curves import BUDGETS
-from chomp.ledger.earlier_looks import earlier_looks
-from chomp.ledger.found_runs import found_side, side_of
-from chomp.ledger.interval_drawing import interval_bar
-from chomp.ledger.kept_results import readable_results
-from chomp.ledger.result_file import Circumstances, result_of, result_text, save_result
-from chomp.ledger.shareable import side_name
+from chomp.ledger.pages import interval_bar
+from chomp.ledger.result_file import (
+    Circumstances,
+    earlier_looks,
+    readable_results,
+    result_of,
+    result_text,
+    save_result,
+    side_name,
+)
+from chomp.ledger.runs import found_side, side_of
 from chomp.ledger.verdict import amount_text, best_of, p_text, share_text
 from chomp.storage import write_text_atomic
 from chomp.tracking.run_files import TEMPLATE

@@ -14,13 +14,10 @@ from chomp.errors import StorageError, require
 from chomp.launch.main import INTERRUPTED_EXIT_CODE
 from chomp.launch.telling import tell_stop
 from chomp.report.many_runs import run_payloads, total_bytes
-from chomp.report.payload import page_payload
+from chomp.report.payload import page_payload, require_free, write_page
 from chomp.report.run_facts import config_leaves
-from chomp.report.trace.newest_file import newest_trace
-from chomp.report.trace.summary import summary_of_run
-from chomp.report.trace.tables import headline, summary_tables
-from chomp.report.watch.loops import watch
-from chomp.report.written_page import require_free, write_page
+from chomp.report.trace.summary import headline, newest_trace, summary_of_run, summary_tables
+from chomp.report.watch.view import watch
 from chomp.storage import exists, is_folder, is_local, join, name_of, normalise, parent_of
 from chomp.storage.files import require_inside, require_links_inside
 from chomp.tracking import (

@@ -10,7 +10,7 @@ from chomp.errors import ConfigError
 from chomp.executor.step import source_hashes
 from chomp.launch.launching import outputs_folder
 from chomp.ledger.curves import BUDGETS
-from chomp.ledger.kept_pages import (
+from chomp.ledger.pages import (
     HTML,
     MARKDOWN,
     has_ledger,

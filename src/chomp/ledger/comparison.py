@@ -12,11 +12,18 @@ from dataclasses import dataclass, replace
 
 from chomp.errors import require
 from chomp.launch.sweep_table import DEFAULT_METRIC, LOWEST
-from chomp.ledger.curves import BUDGETS, UNITS, Budget, Curve, curve_of
-from chomp.ledger.found_runs import Side, differing_fields
-from chomp.ledger.measured_run import MeasuredRun
+from chomp.ledger.curves import (
+    BUDGETS,
+    UNITS,
+    Budget,
+    Curve,
+    curve_of,
+    progress_at,
+    progress_notes,
+    why_undecided,
+)
 from chomp.ledger.pairing import Pair, paired
-from chomp.ledger.schedules import progress_at, progress_notes, why_undecided
+from chomp.ledger.runs import MeasuredRun, Side, differing_fields
 from chomp.ledger.statistics import CONFIDENCE, PairedStatistics, paired_statistics
 from chomp.ledger.verdict import SMALLEST_PERCENT, Verdict, undecided, verdict_of
 from chomp.tracking.run_files import AVERAGED, eval_prefix_in, held_out_prefix, is_of_averaged

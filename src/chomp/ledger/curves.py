@@ -1,10 +1,15 @@
-"""A metric of a run as a function of what was spent: tokens, FLOPs or seconds.
+"""A metric of a run as a function of what was spent, and how far the run's schedule had come.
 
 Seconds are those of steps and of waiting for batches, each step counted once: what the change
 itself costs. Compiling, evaluation, checkpoints and logging are left out, as a short run would
-measure little else and their share is a matter of settings; so are pauses between attempts.
+measure little else; so are pauses between attempts.
+
+A learning rate that falls takes the loss down with it at the end of a schedule. A run that is read
+before its end, against one that is read at its end, would lose by that alone.
 """
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -27,6 +32,10 @@ _NOISY = "train/"
 _FEW = 3
 # Spent amounts that are equal but for the digits of a sum.
 _ROUNDING = 1e-6
+# By pair: the share of its own steps that the base had done, and the variant.
+Progress = Sequence[tuple[float, float]]
+# Within this of each other nobody would notice.
+_SLACK = 0.02
 
 
 @dataclass(frozen=True)
@@ -138,3 +147,60 @@ def _total_steps(record: RunRecord) -> int:
     if isinstance(steps, int) and steps > 0:
         return steps
     return max((attempt.last_step or 0) + 1 for attempt in record.attempts)
+
+
+def progress_at(
+    spent: Sequence[float], curves: Sequence[tuple[Curve, Curve]]
+) -> tuple[tuple[float, float], ...]:
+    """How far both runs of each pair were when they had spent so much."""
+    return tuple(
+        (base.progress_at(at), variant.progress_at(at))
+        for at, (base, variant) in zip(spent, curves, strict=True)
+    )
+
+
+def mean_progress(progress: Progress) -> tuple[float, float]:
+    """The share that the base had done, and the variant, over all pairs; of none, all."""
+    if not progress:
+        return 1.0, 1.0
+    base, variant = (math.fsum(side) / len(progress) for side in zip(*progress, strict=True))
+    return base, variant
+
+
+def are_apart(progress: Progress) -> bool:
+    """Whether the two sides stand at different places of their schedules, on average."""
+    base, variant = mean_progress(progress)
+    return abs(base - variant) > _SLACK
+
+
+def why_undecided(budget: Budget, progress: Progress) -> str | None:
+    """Why a difference there is not the change's alone, and what to do; None where it may be."""
+    if not are_apart(progress):
+        return None
+    base, variant = (_done(share) for share in mean_progress(progress))
+    return (
+        f"the base had done {base} of its schedule there, the variant {variant} of it, and a "
+        "learning rate that falls makes a difference by itself; train both for as many "
+        f"{UNITS[budget]}"
+    )
+
+
+def progress_notes(budget: Budget, progress: Progress) -> list[str]:
+    """Whether runs are read before their end, where a learning rate that falls is not down yet."""
+    leads = [base - variant for base, variant in progress]
+    widest = max(map(abs, leads))
+    if widest <= _SLACK:
+        return []
+    unit = UNITS[budget]
+    if min(leads) < -_SLACK and max(leads) > _SLACK:
+        return [
+            f"at equal {unit} the two runs of a pair are up to {100 * widest:.0f} % of their "
+            "schedule apart, now one ahead and now the other: their speed varied"
+        ]
+    behind, other = ("base", "variant") if max(leads) <= _SLACK else ("variant", "base")
+    far, near = (f"{100 * share:.0f} %" for share in sorted(mean_progress(progress)))
+    return [f"at equal {unit} the {behind} is {far} through its schedule and the {other} {near}"]
+
+
+def _done(share: float) -> str:
+    return f"{100 * share:.0f} %" if share < 0.995 else "all"

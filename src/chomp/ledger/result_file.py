@@ -1,30 +1,49 @@
-"""A comparison as a file of the repository: what was compared, what came out, and what made it.
+"""A comparison as a file of the repository: written, read back, and checked against itself.
 
 The ledger is made from these files alone, so they hold all that it shows, and all that the verdict
-was made of (`kept_results` reads them). They name runs by their folders' last names: where these
-lie on somebody's machine is nobody else's business.
+was made of. They name runs by their folders' last names, and hold no secret and no folder of
+somebody's machine. Statistics and verdict follow from the values in the file: one in which they do
+not was edited, merged badly or made by another rule, and is refused. Files of the same seeds are
+counted: each look is another chance to be wrong.
 """
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from chomp.config import Config, config_to_mapping, fingerprint
+from chomp.config import Config, config_from_mapping, config_to_mapping, fingerprint
+from chomp.errors import ChompError, ConfigError
 from chomp.ledger.comparison import AtBudget, Comparison
-from chomp.ledger.curves import Budget
-from chomp.ledger.found_runs import Side
-from chomp.ledger.shareable import shareable, side_name
-from chomp.ledger.statistics import PairedStatistics
-from chomp.ledger.verdict import Word
-from chomp.storage import json_text, make_folder, write_text_atomic
+from chomp.ledger.curves import Budget, are_apart
+from chomp.ledger.runs import Side
+from chomp.ledger.statistics import PairedStatistics, paired_statistics
+from chomp.ledger.verdict import Word, word_of
+from chomp.storage import json_text, make_folder, name_of, read_json, write_text_atomic
+from chomp.storage.secrets import redacted
 from chomp.tracking import metrics
 
+# Folders from a root, a home, above here or at an address; not `eval/loss`, nor `./x`.
+_FOLDERS = re.compile(
+    r"(?<![\w./~:])(?:(?:\.\./)+|~\w*/|/|[A-Za-z][\w+.-]*://)(?:[^\s'\",;=\[\]{}()/]+/)+"
+)
 RESULTS = "docs/reports/results"
 FORMAT = 1
 _NOT_A_NAME = re.compile(r"[^\w.-]+")
+# Other versions of scipy end in other digits.
+_SAME = 1e-9
+
+
+def shareable(text: str) -> str:
+    """The text with secrets blotted out and every such path cut to its last name."""
+    return _FOLDERS.sub("…/", redacted(text))
+
+
+def side_name(text: str) -> str:
+    """What one side is called: a name, or the last one of a path or an address."""
+    return name_of(redacted(text)) if "/" in text else redacted(text)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -244,3 +263,174 @@ def _finite(value: float) -> float | None:
 
 def _number(value: object, kind: type[Any]) -> Any:
     return kind(value) if isinstance(value, int | float) else None
+
+
+def earlier_looks(results: Sequence[Result], comparison: Comparison) -> list[str]:
+    """What is to be said of kept results of these runs or some of them, one line for each.
+
+    The very same question of the very same runs is no second look, and what came after it was none
+    before it either.
+    """
+    runs = {(pair.base.name, pair.variant.name) for pair in comparison.pairs}
+    asked = _asked(comparison)
+    # By their settings too: runs of an edited template have the folders of the earlier ones.
+    settings = (comparison.base.runs[0].settings_hash, comparison.variant.runs[0].settings_hash)
+    kept = [
+        each
+        for each in results
+        if each.runs
+        and each.runs <= runs
+        and (each.base.settings_hash, each.variant.settings_hash) == settings
+    ]
+    same = [each for each in kept if each.runs == runs and _asked_by(each) == asked]
+    looks = [each for each in kept if each not in same]
+    if same:
+        looks = [each for each in looks if each.made < same[0].made]
+    return [_told(each, len(runs), is_same_question=_asked_by(each) == asked) for each in looks]
+
+
+def _asked(comparison: Comparison) -> tuple[object, ...]:
+    question = comparison.question
+    return (question.metric, question.at, question.best, question.smallest_percent)
+
+
+def _asked_by(result: Result) -> tuple[object, ...]:
+    return (result.metric, result.at, result.best, result.smallest_percent)
+
+
+def _told(result: Result, count: int, *, is_same_question: bool) -> str:
+    seeds = len(result.seeds)
+    which = f"with {seeds} of these {count} seeds" if seeds < count else f"with these {count} seeds"
+    if is_same_question:
+        return (
+            f"looked at before {which}: after a second look one change in sixteen that does "
+            "nothing is called better or worse, not one in thirty; --first-seed takes new seeds "
+            "alone"
+        )
+    return (
+        f"looked at before {which}, {result.metric} at equal {result.at}: {result.word}; to choose "
+        "the question after an answer is a second chance, and --first-seed takes new seeds alone"
+    )
+
+
+def read_results(root: Path) -> list[Result]:
+    """The results of a checkout, the newest first; `ChompError` for a file that is none."""
+    return _newest_first([_read(path) for path in _files(root)])
+
+
+def readable_results(root: Path) -> tuple[list[Result], list[str]]:
+    """The results that can be read, the newest first, and a word on each file that cannot."""
+    found, problems = [], []
+    for path in _files(root):
+        try:
+            found.append(_read(path))
+        except ChompError:
+            problems.append(f"{RESULTS}/{path.name} cannot be read: what it tells is not known")
+    return _newest_first(found), problems
+
+
+def contradictions(result: Result) -> Iterator[str]:
+    """In what a result does not follow from its own values."""
+    pairs = [(seed.seed, seed.data_seed) for seed in result.seeds]
+    if len(set(pairs)) < len(pairs):
+        yield "a seed is there twice"
+    if not 0.5 <= result.confidence < 1:
+        yield f"its confidence is {result.confidence}"
+        return
+    budgets = [found.budget for found in result.budgets]
+    if len(set(budgets)) < len(budgets) or result.at not in budgets:
+        yield f"its budgets are {', '.join(budgets)}, of which {result.at} is to decide"
+        return
+    wrong = [told for found in result.budgets for told in _wrong_at(found, result)]
+    yield from wrong
+    if wrong:
+        return
+    word = _word_of(result)
+    if result.word != word:
+        yield f"its word is {result.word}, and its values make it {word}"
+    elif not result.verdict.startswith(word):
+        yield f"its word is {word}, and its verdict begins otherwise: {result.verdict[:40]}"
+
+
+def _files(root: Path) -> list[Path]:
+    return sorted((root / RESULTS).glob("*.json"))
+
+
+def _newest_first(results: Sequence[Result]) -> list[Result]:
+    return sorted(results, key=lambda result: result.made, reverse=True)
+
+
+def _read(path: Path) -> Result:
+    content = read_json(path)
+    if not isinstance(content, dict) or content.get("format") != FORMAT:
+        raise _refused(f"{path}, which is no result of format {FORMAT}")
+    result = config_from_mapping(Result, content, source=str(path))
+    wrong = list(contradictions(result))
+    if wrong:
+        raise _refused(f"{path}, which contradicts itself: {'; '.join(wrong)}")
+    return result
+
+
+def _refused(given: str) -> ConfigError:
+    return ConfigError(
+        given,
+        allowed="a file that chomp compare --save wrote",
+        fix="create it again, or remove the file",
+    )
+
+
+def _wrong_at(found: BudgetFacts, result: Result) -> Iterator[str]:
+    """What is wrong with the numbers of one budget."""
+    counts = [len(found.spent), len(found.base), len(found.variant)]
+    expected = len(result.seeds) if any(counts) else 0
+    if any(count != expected for count in counts) or len(found.progress) not in (0, expected):
+        listed = f"{counts[1]} values of the base, {counts[2]} of the variant"
+        yield f"at equal {found.budget} {listed}, for {len(result.seeds)} seeds"
+        return
+    if not all(math.isfinite(each) and each > 0 for each in found.spent):
+        yield f"what was spent in {found.budget} is {list(found.spent)}"
+    pairs = _finite_pairs(found)
+    statistics = (
+        paired_statistics(*zip(*pairs, strict=True), confidence=result.confidence)
+        if pairs
+        else None
+    )
+    fields = _differing(found.statistics, statistics)
+    if fields:
+        yield f"at equal {found.budget} its values do not give its {', '.join(fields)}"
+
+
+def _finite_pairs(found: BudgetFacts) -> list[tuple[float, float]]:
+    return [
+        (base, variant)
+        for base, variant in zip(found.base, found.variant, strict=True)
+        if base is not None and variant is not None and math.isfinite(base + variant)
+    ]
+
+
+def _differing(told: PairedStatistics | None, found: PairedStatistics | None) -> list[str]:
+    """The fields of two statistics that are not the same number."""
+    if told is None or found is None:
+        return [] if told is found else ["statistics"]
+    left, right = config_to_mapping(told), config_to_mapping(found)
+    return [name for name in right if not _is_same(left[name], right[name])]
+
+
+def _is_same(left: object, right: object) -> bool:
+    if isinstance(left, list) and isinstance(right, list):
+        return len(left) == len(right) and all(map(_is_same, left, right))
+    if isinstance(left, int | float) and isinstance(right, int | float):
+        return math.isclose(left, right, rel_tol=_SAME)
+    return left is None and right is None
+
+
+def _word_of(result: Result) -> Word:
+    """The word that the values of the deciding budget give, by the rule of `comparison`."""
+    deciding = result.at_budget(result.at)
+    assert deciding is not None, "asked for those that have it"
+    is_whole = len(_finite_pairs(deciding)) == len(result.seeds)
+    if deciding.statistics is None or not is_whole or result.diverged:
+        return "cannot tell"
+    if are_apart(deciding.progress):
+        return "cannot tell"
+    return word_of(deciding.statistics, best=result.best, smallest_percent=result.smallest_percent)

@@ -9,10 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from chomp.ledger.comparison import spent_text
-from chomp.ledger.curves import BUDGETS, Budget
-from chomp.ledger.kept_results import read_results
-from chomp.ledger.result_file import BudgetFacts, ChangeFacts, Result, SideFacts
-from chomp.ledger.schedules import are_apart, mean_progress
+from chomp.ledger.curves import BUDGETS, Budget, are_apart, mean_progress
+from chomp.ledger.result_file import BudgetFacts, ChangeFacts, Result, SideFacts, read_results
 from chomp.ledger.statistics import PairedStatistics
 from chomp.ledger.verdict import amount_text
 from chomp.variants.archive import read_archive

@@ -13,13 +13,14 @@ from typing import Literal
 
 from chomp.errors import require
 from chomp.launch.sweep_table import HIGHEST, LOWEST
-from chomp.ledger.power import (
+from chomp.ledger.statistics import (
+    LEVEL,
     MOST_SEEDS,
+    PairedStatistics,
     detectable_effect,
     seeds_needed,
     seeds_to_show_none,
 )
-from chomp.ledger.statistics import LEVEL, PairedStatistics
 
 Word = Literal["better", "worse", "no difference", "cannot tell"]
 

@@ -1,15 +1,24 @@
-"""A page's JSON: several runs, the metrics they share, and what a reader should know beforehand."""
+"""A page's JSON (several runs, and the metrics they share), and the page written to a folder.
+
+A page is never written over somebody else's.
+"""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import chomp
-from chomp.report.page import PAYLOAD_VERSION
+from chomp.errors import require
+from chomp.report.page import GENERATOR, PAYLOAD_VERSION, render
+from chomp.report.record import read_record
 from chomp.report.run_facts import COLUMNS
+from chomp.report.run_payload import run_payload
+from chomp.storage import join, make_folder, read_bytes, write_text_atomic
+from chomp.storage.files import require_inside
 from chomp.tracking import metric_of, metrics
-from chomp.tracking.run_files import AVERAGED
+from chomp.tracking.run_files import AVERAGED, REPORT
 
 _OF_EVAL, _OF_EMA = "eval/", "eval/ema/"
 # What a difference between curves should not be blamed on, and where a config says it.
@@ -22,6 +31,9 @@ _MUST_AGREE = {
 # Beneath those: when and under which name is evaluated changes no number, and tokenizers are told
 # of in words of their own.
 _MAY_DIFFER = ("data.tokenizer.", "eval.steps_per_eval", "eval.prefix", "eval.harness")
+PAGE = "index.html"
+# The mark of a page stands in its head.
+_HEAD_BYTES = 4000
 
 
 def page_payload(
@@ -186,3 +198,47 @@ def _once_each_template(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
             first[html] = run["name"]
         shown.append(run)
     return shown
+
+
+def page_of_run(folder: str) -> str:
+    """Where the page of one run is, unless somebody asked for another place."""
+    return join(folder, REPORT, PAGE)
+
+
+def write_run_page(folder: str) -> str:
+    """The path of the run's own page, once it is drawn from the folder as it is now."""
+    require_inside(join(folder, REPORT), folder)
+    runs = [run_payload(read_record(folder))]
+    return write_page(page_payload(runs), Path(folder, REPORT))
+
+
+def remove_run_page(folder: str) -> None:
+    """Remove the run's own page, if it has one, before the run goes on; never somebody else's."""
+    page = Path(page_of_run(folder))
+    if _is_ours(page):
+        page.unlink(missing_ok=True)
+
+
+def write_page(payload: dict[str, Any], out: Path) -> str:
+    """The page's path, once it is in `out`, which is made. An earlier page there is replaced."""
+    require_free(out)
+    make_folder(out)
+    write_text_atomic(out / PAGE, render(payload))
+    return str(out / PAGE)
+
+
+def require_free(out: Path) -> None:
+    """Raise `ConfigError` if `out` holds a page that is not one of these."""
+    page = out / PAGE
+    require(
+        not page.exists() or _is_ours(page),
+        f"{page} exists and was not written by this program",
+        allowed="a new folder, or one with an earlier page of runs",
+        fix="choose another folder with --out, or remove that page",
+    )
+
+
+def _is_ours(page: Path) -> bool:
+    """Whether there is a page, and it is one of this program."""
+    mark = f'content="{GENERATOR}"'.encode()
+    return page.is_file() and mark in read_bytes(page)[:_HEAD_BYTES]

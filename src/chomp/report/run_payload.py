@@ -12,12 +12,11 @@ from typing import Any
 import numpy as np
 
 from chomp.report import run_facts
+from chomp.report.columns import LARGEST, packed_steps, packed_values
 from chomp.report.downsample import Curve, bucket_means, downsampled, straight_pieces
-from chomp.report.evaluations import eval_tags
-from chomp.report.mixture import mixture
-from chomp.report.packed import LARGEST, packed_steps, packed_values
+from chomp.report.evaluations import eval_tags, mixture
 from chomp.report.record import RunRecord, Series
-from chomp.report.run_state import run_state
+from chomp.report.run_facts import run_state
 from chomp.report.run_texts import samples, template_part
 from chomp.report.spikes import spikes
 from chomp.report.timeline import axes, counted, resumes, waterfall

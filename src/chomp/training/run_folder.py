@@ -19,7 +19,7 @@ from chomp.checkpoint import CHECKPOINTS
 from chomp.config import config_to_mapping, config_to_yaml
 from chomp.errors import RunInterrupted, StorageError, require
 from chomp.mesh import broadcast, is_first, leave_on_error, raise_together
-from chomp.report.written_page import page_of_run, remove_run_page, write_run_page
+from chomp.report.payload import page_of_run, remove_run_page, write_run_page
 from chomp.storage import (
     exists,
     is_local,

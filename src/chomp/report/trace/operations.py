@@ -1,18 +1,44 @@
-"""The operations of a trace, by device: on streams of an accelerator, on threads of a CPU.
+"""The operations of a trace, by device: their category, who had the time, and their steps.
 
-Here is what differs between kinds of devices; everything above works on `Operation` alone.
+On streams of an accelerator, on threads of a CPU: here is what differs between kinds of devices.
+Every instant of a device's time goes to what ran in it, in equal parts, and to nothing twice.
+Everything in the scope `attention` or `loss` is attention or loss, products included: chomp's
+kernels name their scopes (`jax.named_scope`), and a model's own code can do the same. Operations
+without a program are sorted by the name of their kernel.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from itertools import groupby
+from operator import itemgetter
+from typing import Literal, NamedTuple, get_args
 
-from chomp.report.trace.busy_time import Span
-from chomp.report.trace.kinds import CONTAINERS, Category, category_of
-from chomp.report.trace.program import Instruction, Programs
-from chomp.report.trace.space import Event, Line, Plane, Space
+from chomp.report.trace.space import Event, Instruction, Line, Plane, Programs, Space
 
+PS_PER_MS = 1e9  # a trace's times are picoseconds
+Category = Literal["matmul", "attention", "loss", "element-wise", "collectives", "copies", "other"]
+CATEGORIES: tuple[Category, ...] = get_args(Category)
+# Operations that only hold others. They count where nothing inside of them runs.
+CONTAINERS = ("while", "call", "conditional")
+_SCOPES: tuple[Category, ...] = ("attention", "loss")
+_COLLECTIVE = re.compile(
+    r"all-reduce|all-gather|all-to-all|reduce-scatter|collective-|^send|^recv|ncclDev|nccl_"
+)
+_HOST_COPY = re.compile(r"^Mem(?:cpy|set)")  # what CUDA calls its own
+# cuDNN's are several kernels: what it calls a fusion prepares and finishes the one in the middle.
+_ATTENTION = re.compile(r"fmha|sdpa|flash|splash_mha|cudnn::fusion", re.IGNORECASE)
+_PRODUCT = re.compile(
+    r"gemm|cublas|cutlass|nvjet|xmma|matmul|\bdot\b|^dot|convolution|ragged-dot", re.IGNORECASE
+)
+_COPY_OPCODE = re.compile(
+    r"bitcast|concatenate|copy|copy-done|copy-start|dynamic-slice|dynamic-update-slice|pad|reshape"
+    r"|reverse|slice|transpose"
+)
+_COPY_NAME = re.compile(r"copy|memcpy|memset|transpose|bitcast", re.IGNORECASE)
+_OTHER_OPCODE = re.compile(
+    r"after-all|cholesky|custom-call|fft|infeed|outfeed|rng|rng-bit-generator|sort|triangular-solve"
+)
 _DEVICE = re.compile(r"^/device:(?!CUSTOM)\w+:\d+")
 _TPU_OPERATIONS = "XLA Ops"  # beside lines that tell of the same time as modules, steps, scopes
 _STREAM = "Stream"
@@ -21,8 +47,142 @@ _END = "end: "
 # a loop none while something in it runs.
 _RANKS: dict[Category, int] = {"collectives": 1, "copies": 2}
 _CONTAINER_RANK = 3
-
 _Ends = dict[tuple[object, str], int]  # when the operation of this number and name was done
+# As the profiler hook marks them: a step, and in it what the loop's clock counts apart.
+STEP = "train"
+PHASES = ("loading", "hook", "eval", "checkpoint", "compile")
+
+
+class Span(NamedTuple):
+    """From `start` up to `end`, in picoseconds, on one line: a stream, a thread.
+
+    On a line, the span that began last is the one that runs: those around it wait. Between lines,
+    only spans of the lowest `rank` that is there count.
+    """
+
+    start: int
+    end: int
+    line: object
+    rank: int = 0
+
+
+@dataclass(frozen=True)
+class Gap:
+    """A time in which nothing ran; `after` is the index of the span that ended last before it."""
+
+    start: int
+    end: int
+    after: int | None  # None: nothing had run before
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """Of every span the picoseconds that were its own, and the gaps between spans, in order."""
+
+    own: list[float]
+    gaps: list[Gap]
+
+    @property
+    def busy(self) -> float:
+        """The picoseconds in which anything ran."""
+        return sum(self.own)
+
+
+def timeline(spans: Sequence[Span], start: int, end: int) -> Timeline:
+    """How the time from `start` to `end` went; what lies outside of it is cut off."""
+    own, gaps = [0.0] * len(spans), []
+    now, last = start, None
+    active: dict[object, list[int]] = {}  # of each line with a span, in the order they began
+    for time, ended, begun in _edges(spans, start, end):
+        running = _running(spans, active)
+        for index in running:
+            own[index] += (time - now) / len(running)
+        if not running and time > now:
+            gaps.append(Gap(now, time, last))
+        for index in ended:
+            _leave(active, spans[index].line, index)
+            last = index
+        for index in begun:
+            active.setdefault(spans[index].line, []).append(index)
+        now = time
+    if end > now:
+        gaps.append(Gap(now, end, last))
+    return Timeline(own, gaps)
+
+
+def _edges(
+    spans: Sequence[Span], start: int, end: int
+) -> Iterator[tuple[int, list[int], list[int]]]:
+    """Each time at which something changes, with the spans that end there and those that begin."""
+    edges = []
+    for index, span in enumerate(spans):
+        begin, stop = max(span.start, start), min(span.end, end)
+        if begin < stop:
+            # Of two that begin together, the longer one is around the other.
+            edges += [(begin, 1, span.start, -span.end, index), (stop, 0, 0, 0, index)]
+    for time, group in groupby(sorted(edges), key=itemgetter(0)):
+        changes = list(group)
+        ended = [edge[-1] for edge in changes if not edge[1]]
+        yield time, ended, [edge[-1] for edge in changes if edge[1]]
+
+
+def _running(spans: Sequence[Span], active: dict[object, list[int]]) -> list[int]:
+    """The innermost span of every line, of the lowest rank among them."""
+    innermost = [indexes[-1] for indexes in active.values()]
+    lowest = min((spans[index].rank for index in innermost), default=0)
+    return [index for index in innermost if spans[index].rank == lowest]
+
+
+def _leave(active: dict[object, list[int]], line: object, index: int) -> None:
+    active[line].remove(index)
+    if not active[line]:
+        del active[line]
+
+
+# Not of a jitted function that happens to be called so: that may be the whole program.
+_SCOPE = {name: re.compile(rf"(?:^|/|(?<!jit)\(){name}(?:[/)]|$)") for name in _SCOPES}
+
+
+def category_of(name: str, instruction: Instruction | None, scope: str = "") -> Category:
+    """What the operation that ran under `name` spends its time on.
+
+    `scope` counts where the instruction has none; an unknown operation is `other`.
+    """
+    scope = instruction.scope if instruction and instruction.scope else scope
+    opcode = instruction.opcode if instruction else ""
+    if _COLLECTIVE.search(opcode) or _COLLECTIVE.search(name):
+        # One device by itself hands its numbers on: a program for many that ran on one.
+        return "copies" if instruction and instruction.is_alone else "collectives"
+    if _HOST_COPY.match(name):
+        return "copies"
+    if opcode in CONTAINERS:
+        return "other"
+    for category in _SCOPES:
+        if _SCOPE[category].search(scope):
+            return category
+    words = " ".join([name, *(instruction.targets if instruction else ())])
+    if _ATTENTION.search(words):
+        return "attention"
+    if _is_product(words, instruction):
+        return "matmul"
+    return _plain_category(name, instruction)
+
+
+def _is_product(words: str, instruction: Instruction | None) -> bool:
+    opcodes = instruction.opcodes if instruction else frozenset()
+    return bool(opcodes & {"dot", "convolution", "ragged-dot"} or _PRODUCT.search(words))
+
+
+def _plain_category(name: str, instruction: Instruction | None) -> Category:
+    if instruction is None:
+        if _COPY_NAME.match(name):
+            return "copies"
+        return "element-wise" if "fusion" in name or name.startswith("wrapped_") else "other"
+    if _OTHER_OPCODE.fullmatch(instruction.opcode):
+        return "other"
+    computing = instruction.opcodes - {"fusion", "parameter", "tuple", "constant"}
+    is_copy = all(_COPY_OPCODE.fullmatch(opcode) for opcode in computing)
+    return "copies" if computing and is_copy else "element-wise"
 
 
 class Operation(NamedTuple):
@@ -143,3 +303,42 @@ def _operation(
 def _short(kernel: str) -> str:
     """A kernel's name without the types that C++ puts around it."""
     return kernel.removeprefix("void ").partition("(")[0].partition("<")[0] or kernel
+
+
+@dataclass(frozen=True)
+class Steps:
+    """The traced steps: their numbers, their times in picoseconds, and the host's phases.
+
+    `phases` sum to the time inside of steps; "step" is what no other phase has: dispatching, and
+    waiting for the device.
+    """
+
+    numbers: tuple[int, ...]
+    start: int
+    end: int
+    phases: dict[str, float]
+
+
+def steps_of(space: Space) -> Steps | None:
+    """The steps of the trace; None where none is marked."""
+    host = space.plane("/host:CPU")
+    for line in [] if host is None else host.lines:
+        marks = list(line.events((STEP, *PHASES)))
+        if any(_is_step(mark) for mark in marks):
+            return _steps(marks)
+    return None
+
+
+def _is_step(mark: Event) -> bool:
+    return mark.name == STEP and "step_num" in mark.stats
+
+
+def _steps(marks: list[Event]) -> Steps:
+    steps = [mark for mark in marks if _is_step(mark)]
+    known = [mark for mark in marks if mark.name != STEP or _is_step(mark)]
+    spans = [Span(mark.start, mark.end, STEP) for mark in known]
+    start, end = min(mark.start for mark in steps), max(mark.end for mark in steps)
+    phases = dict.fromkeys(("step", *PHASES), 0.0)
+    for mark, own in zip(known, timeline(spans, start, end).own, strict=True):
+        phases["step" if mark.name == STEP else mark.name] += own
+    return Steps(tuple(int(mark.stats["step_num"]) for mark in steps), start, end, phases)

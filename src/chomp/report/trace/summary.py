@@ -1,8 +1,8 @@
-"""A trace in numbers: where the time of the traced steps went, on the device and on the host.
+"""A trace in numbers: where the time of the traced steps went, with notes, and as tables.
 
 Milliseconds are of one device (the mean, where there are several), over all traced steps. The
 categories sum to `busy_ms`; with the gaps between operations that is `total_ms`, which every share
-is a share of.
+is a share of. Notes say what a trace cannot show, or only in part.
 """
 
 from collections import Counter, defaultdict
@@ -10,18 +10,171 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from chomp.errors import StorageError
-from chomp.report.trace.busy_time import PS_PER_MS, Timeline, timeline
-from chomp.report.trace.kinds import CATEGORIES, Category
-from chomp.report.trace.newest_file import newest_trace
-from chomp.report.trace.notes import notes_about
-from chomp.report.trace.operations import Device, Operation, devices_of
-from chomp.report.trace.phases import Steps, steps_of
-from chomp.report.trace.space import read_space
-from chomp.storage import StrPath
+from rich.table import Table
 
+from chomp.errors import StorageError
+from chomp.report.trace.operations import (
+    CATEGORIES,
+    PS_PER_MS,
+    Category,
+    Device,
+    Operation,
+    Steps,
+    Timeline,
+    devices_of,
+    steps_of,
+    timeline,
+)
+from chomp.report.trace.space import Space, read_space
+from chomp.storage import StrPath, is_folder, join, list_folder, name_of, parent_of
+from chomp.tracking.run_files import PROFILER, section_in
+
+_LAST_PLANE = "Task Environment"  # which the profiler adds when everything else is there
+# Of the traced time, and of the busy time: less than that changes no conclusion.
+_NOTEWORTHY_INTERRUPTIONS = 0.1
+_NOTEWORTHY_STARTING = 0.01
+_NOTEWORTHY_UNPLACED = 0.01
+_SCOPED: tuple[Category, ...] = ("attention", "loss")
 _SHOWN_OPERATIONS, _SHOWN_GAPS = 30, 10  # in a page
 _START = "the start"
+_LONGEST_NAME = 72  # up to where kernels' names differ; the page has the whole of it
+
+
+@dataclass(frozen=True)
+class TraceFile:
+    """The file that is read, and how many there are of the same moment, one for each host."""
+
+    path: str
+    num_hosts: int
+
+
+def newest_trace(run: StrPath, config: Mapping[str, Any] | None) -> TraceFile:
+    """The newest trace of the run with this resolved config, of its first host."""
+    places = trace_places(run, config)
+    found = [path for place in places for path in _traces_below(place)]
+    if not found:
+        raise StorageError(
+            f"{run} has no trace (no *.xplane.pb below {' or '.join(places)})",
+            allowed="the folder of a run that finished tracing some of its steps",
+            fix="train with -o train.profiler.enabled=true, and train.profiler.start_step a step "
+            "that has not run yet",
+        )
+    # Named after the moment: 2026_11_16_08_45_36.
+    moment = max(name_of(parent_of(path)) for path in found)
+    hosts = sorted(path for path in found if name_of(parent_of(path)) == moment)
+    return TraceFile(hosts[0], len(hosts))
+
+
+def trace_places(run: StrPath, config: Mapping[str, Any] | None) -> list[str]:
+    """The folders a run's traces may be in: its own, and the one its config says."""
+    trainer = section_in(config, "trainer") or section_in(config, "train")
+    log_dir, run_id = trainer.get("log_dir"), (config or {}).get("run_id")
+    own = join(run, PROFILER)
+    # A config may be damaged: what is no text is no place.
+    is_told = all(isinstance(part, str) and part for part in (log_dir, run_id))
+    return [own, join(str(log_dir), str(run_id), PROFILER)] if is_told else [own]
+
+
+def _traces_below(place: str) -> list[str]:
+    """Every trace below a profiler's folder; JAX makes a folder for each moment."""
+    moments = join(place, "plugins", "profile")
+    if not is_folder(moments):
+        return []
+    folders = [join(moments, name) for name in list_folder(moments)]
+    return [
+        join(folder, name)
+        for folder in folders
+        if is_folder(folder)
+        for name in list_folder(folder)
+        if name.endswith(".xplane.pb")
+    ]
+
+
+def notes_about(
+    space: Space,
+    devices: list[Device],
+    steps: Steps | None,
+    *,
+    total_ms: float,
+    starting_ms: float,
+    unplaced: float,
+    num_hosts: int,
+) -> tuple[str, ...]:
+    """Every reservation about a trace, the gravest first.
+
+    `starting_ms` is how long the device was idle before its first operation, and `unplaced`
+    the share of the busy time of computations whose place in the program is unknown.
+    """
+    notes = [f"The profiler itself says: {complaint}" for complaint in space.complaints]
+    if space.plane(_LAST_PLANE) is None:
+        notes.append("The file has no last part: it may have been cut off while being written.")
+    if steps is None:
+        notes.append(
+            "No step is marked, so the time is that from the first operation to the last, and "
+            "nothing is known of the host."
+        )
+    if num_hosts > 1:
+        notes.append(f"This is the first of {num_hosts} hosts; each has a trace of its own.")
+    if steps is not None:
+        notes += _interruptions(steps, total_ms) + _starting(starting_ms, total_ms)
+    return (*notes, *_without_place(devices, unplaced), *_scopes_without_time(devices))
+
+
+def _interruptions(steps: Steps, total_ms: float) -> list[str]:
+    found = {
+        name: steps.phases[name] / PS_PER_MS / total_ms
+        for name in ("eval", "checkpoint", "compile")
+    }
+    if sum(found.values()) < _NOTEWORTHY_INTERRUPTIONS:
+        return []
+    told = ", ".join(f"{name} {share:.0%}" for name, share in found.items() if share > 0)
+    return [
+        f"The traced steps were interrupted ({told} of the time): for the step alone, trace others "
+        "with train.profiler.start_step and num_steps."
+    ]
+
+
+def _starting(starting_ms: float, total_ms: float) -> list[str]:
+    share = starting_ms / total_ms
+    if share < _NOTEWORTHY_STARTING:
+        return []
+    return [
+        f"{starting_ms:.2f} ms of the idle time ({share:.1%} of all) are before the first "
+        "operation: the profiler was starting, or the host was preparing the first step. With more "
+        "train.profiler.num_steps that is a smaller part."
+    ]
+
+
+def _without_place(devices: list[Device], unplaced: float) -> list[str]:
+    """CUDA graphs run kernels whose instruction is not recorded; compilers lose names."""
+    if unplaced < _NOTEWORTHY_UNPLACED:
+        return []
+    if not any(operation.is_in_graph for device in devices for operation in device.operations):
+        return [
+            f"{unplaced:.0%} of the busy time is of operations whose place in the program is not "
+            "in the trace: they are sorted by what they do, those of attention and loss as well. "
+            "Programs loaded from a compilation cache may come without their places; a run with "
+            "JAX_ENABLE_COMPILATION_CACHE=false compiles its own."
+        ]
+    return [
+        "Kernels in CUDA graphs do not say which operation of the program they are: they are "
+        "sorted by their names, and what attention and loss do outside of kernels of their own "
+        "counts as matmul, element-wise or copies. A run with "
+        "XLA_FLAGS=--xla_gpu_enable_command_buffer= has no graphs."
+    ]
+
+
+def _scopes_without_time(devices: list[Device]) -> list[str]:
+    seen = {operation.category for device in devices for operation in device.operations}
+    missing = [category for category in _SCOPED if category not in seen]
+    if not missing:
+        return []
+    scopes = " and ".join(f"`{category}`" for category in missing)
+    told = " and ".join(missing)
+    return [
+        f"{told.capitalize()} cannot be told apart: no operation is in a scope {scopes}, so "
+        "products count as matmul and the rest as element-wise."
+    ]
 
 
 @dataclass(frozen=True)
@@ -220,3 +373,86 @@ def _gap_times(devices: list[Device], times: list[Timeline], scale: float) -> tu
 def _device_words(devices: list[Device]) -> str:
     names = ", ".join(device.name for device in devices)
     return names if len(devices) == 1 else f"{len(devices)} devices: {names}"
+
+
+def summary_tables(summary: TraceSummary, *, num_operations: int = 20) -> list[Table]:
+    """Where the time went, the host's phases, the longest operations and the longest gaps."""
+    tables = [_categories(summary)]
+    if len(summary.programs) > 1:
+        tables.append(_share_rows(summary, "program", summary.programs))
+    if summary.phases:
+        tables.append(_share_rows(summary, "host", summary.phases))
+    return [*tables, _operations(summary, num_operations), _gaps(summary)]
+
+
+def headline(summary: TraceSummary) -> str:
+    """One line: the device, the steps, and how long one took."""
+    busy = f"busy {summary.busy_ms / summary.total_ms:.1%} of the time"
+    if summary.step_ms is None:
+        return f"{summary.device}: {summary.total_ms:.2f} ms, {busy}"
+    first, last = summary.steps[0], summary.steps[-1]
+    steps = f"step {first}" if first == last else f"steps {first} to {last}"
+    return f"{summary.device}: {steps}, {summary.step_ms:.2f} ms a step, {busy}"
+
+
+def _categories(summary: TraceSummary) -> Table:
+    idle_ms = summary.total_ms - summary.busy_ms
+    idle = Share("gaps (idle)", idle_ms, idle_ms / summary.total_ms)
+    return _share_rows(summary, "device", [*(row for row in summary.categories if row.ms), idle])
+
+
+def _share_rows(
+    summary: TraceSummary, title: str, rows: "list[Share] | tuple[Share, ...]"
+) -> Table:
+    table = _table(title, "ms a step", "share")
+    for row in rows:
+        table.add_row(row.name, _per_step(summary, row.ms), f"{row.share:.1%}")
+    return table
+
+
+def _operations(summary: TraceSummary, limit: int) -> Table:
+    table = _table("operation", "ms a step", "share", "ms", "runs")
+    table.add_column("category")
+    shown = summary.operations[:limit]
+    has_places = any(row.place for row in shown)  # in CUDA graphs nobody knows
+    if has_places:
+        table.add_column("where in the program")
+    for row in shown:
+        table.add_row(
+            _cut(row.name),
+            _per_step(summary, row.ms),
+            f"{row.share:.1%}",
+            f"{row.ms:.3f}",
+            f"{row.count:,}",
+            row.category,
+            *([_cut(row.place)] if has_places else []),
+        )
+    return table
+
+
+def _gaps(summary: TraceSummary, limit: int = 5) -> Table:
+    table = _table("idle after", "ms a step", "ms", "times", "longest ms")
+    for row in summary.gaps[:limit]:
+        table.add_row(
+            _cut(row.after),
+            _per_step(summary, row.ms),
+            f"{row.ms:.3f}",
+            f"{row.count:,}",
+            f"{row.longest_ms:.3f}",
+        )
+    return table
+
+
+def _table(first: str, *numbers: str) -> Table:
+    table = Table(first)
+    for name in numbers:
+        table.add_column(name, justify="right")
+    return table
+
+
+def _per_step(summary: TraceSummary, ms: float) -> str:
+    return f"{ms / len(summary.steps):.3f}" if summary.steps else "-"
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _LONGEST_NAME else f"{text[:_LONGEST_NAME]}…"

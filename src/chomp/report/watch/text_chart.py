@@ -1,28 +1,243 @@
 """Curves drawn in letters, with axes.
 
 A column of dots stands for a span of steps and covers all values in it, from the lowest to the
-highest, so a single spike is seen however long the run. Drawing takes time linear in the values,
-with numpy (1 ms for 100,000), and then only as much as there are letters.
+highest, so a single spike is seen however long the run. Every value that a scale was made of lies
+on it. Braille has eight dots to a letter; where a terminal's encoding has none, a letter of ASCII
+is one dot, and its shape shows its layer. Drawing takes time linear in the values, with numpy (1 ms
+for 100,000), and then only as much as there are letters.
 """
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import groupby, pairwise
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
 from rich.text import Text
 
-from chomp.report.watch.text_canvas import STYLES, Canvas, Signs
-from chomp.report.watch.text_scale import LARGEST_DRAWN, Scale, scale_of, tick_labels
-
-# Axes: N values.
-
+# Larger than any metric that means something; sums of very many still fit a float.
+LARGEST_DRAWN = 1e100
+# Above this ratio of the largest to the smallest, equal steps would flatten all but the largest.
+_LOG_RATIO = 100.0
+_ROUND = (1.0, 2.0, 5.0, 10.0)
+# The suffixes of `chomp.tracking.console.compact`.
+_SUFFIXES = ("", "k", "M", "G", "T")
+# The layers, drawn over each other in this order.
+STYLES = {"resume": "yellow", "raw": "bright_black", "points": "green", "smooth": "bold cyan"}
+# Bits of a braille letter, by column and row of its dots.
+_BRAILLE_BITS = ((0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80))
 # From 50 values on, a mean over a twenty-fifth of the width is drawn over them.
 _MIN_SMOOTHED = 50
 _SMOOTHED_SPAN = 25
 _LEAST_RANGE = 0.1  # of a sparkline, as a part of its median
 _OUTLIER_MADS = 8  # median absolute deviations from the median
 _NONFINITE_STYLE = "bold red"
+
+
+@dataclass(frozen=True)
+class Scale:
+    """The values from `low` to `high`, which lie at 0 and 1; in between by logarithm or not."""
+
+    low: float
+    high: float
+    is_log: bool = False
+
+    def places(self, values: Float[np.ndarray, " N"]) -> Float[np.ndarray, " N"]:
+        """Where the values lie, from 0 to 1; a value outside of the scale at its nearer end."""
+        low, high = self._shown(np.array([self.low, self.high]))
+        within = np.clip(values, self.low, self.high)
+        return np.clip((self._shown(within) - low) / (high - low), 0.0, 1.0)
+
+    def ticks(self, count: int) -> list[float]:
+        """About `count` round values on the scale, ascending."""
+        if self.is_log:
+            ticks = _round_powers(self.low, self.high)
+            return ticks[:: max(1, math.ceil(len(ticks) / max(1, count)))]
+        # One tick alone says where a value lies, but not how far apart values are.
+        ticks = self._even_ticks(count)
+        return ticks if len(ticks) > 1 else self._even_ticks(2 * count)
+
+    def _even_ticks(self, count: int) -> list[float]:
+        step = _round_step((self.high - self.low) / max(1, count))
+        first, last = math.ceil(self.low / step), math.floor(self.high / step)
+        return [number * step for number in range(first, last + 1)]
+
+    def _shown(self, values: Float[np.ndarray, " N"]) -> Float[np.ndarray, " N"]:
+        return np.log(values) if self.is_log else values
+
+
+def scale_of(values: Float[np.ndarray, " N"]) -> Scale:
+    """The scale on which all of the values lie: logarithmic where they differ a hundredfold.
+
+    The values are finite and at most `LARGEST_DRAWN`. Without any, or where all are the same, there
+    is room around them.
+    """
+    low, high = (float(values.min()), float(values.max())) if len(values) else (0.0, 1.0)
+    size = max(abs(low), abs(high))
+    if high - low <= 1e-9 * max(size, 1e-290):
+        room = 0.05 * size if size > 1e-290 else 1.0
+        return Scale(low - room, high + room)
+    return Scale(low, high, is_log=low > 1e-290 and high / low >= _LOG_RATIO)
+
+
+def tick_labels(ticks: list[float]) -> list[str]:
+    """The ticks in words, with as many digits as tell them apart: 2.5, 120k, 3e-04."""
+    largest = max((abs(tick) for tick in ticks), default=0.0)
+    if largest >= _LOG_RATIO * min(ticks, default=0.0) > 0:
+        return [f"{tick:g}" for tick in ticks]
+    gap = min((b - a for a, b in pairwise(ticks)), default=largest) or 1.0
+    if largest != 0 and not 1e-3 <= largest < 1e15:
+        digits = min(8, max(0, _exponent(largest) - _exponent(gap)))
+        return [f"{tick:.{digits}e}" if tick else "0" for tick in ticks]
+    thousands = min(len(_SUFFIXES) - 1, _exponent(largest) // 3 if largest >= 1e4 else 0)
+    unit = 1000.0**thousands
+    digits = min(8, max(0, -_exponent(gap / unit)))
+    suffix = _SUFFIXES[thousands]
+    return [f"{tick / unit:.{digits}f}{suffix}" if tick else "0" for tick in ticks]
+
+
+def _round_step(at_least: float) -> float:
+    """The smallest 1, 2 or 5 times a power of ten that is not below."""
+    power = 10.0 ** _exponent(at_least)
+    return next(power * factor for factor in _ROUND if power * factor >= at_least * (1 - 1e-9))
+
+
+def _round_powers(low: float, high: float) -> list[float]:
+    """The powers of ten from low to high; twice and five times them too where they are few."""
+    exponents = range(_exponent(low), _exponent(high) + 1)
+    factors = _ROUND[:3] if len(exponents) <= 3 else _ROUND[:1]
+    found = [10.0**exponent * factor for exponent in exponents for factor in factors]
+    return [value for value in found if low <= value <= high]
+
+
+def _exponent(value: float) -> int:
+    # A hair more, since 1000 may come as 999.9999999999999.
+    return math.floor(math.log10(value * (1 + 1e-12)))
+
+
+# Axes: N values.
+
+
+@dataclass(frozen=True)
+class Signs:
+    """What a chart is drawn with."""
+
+    dots_across: int  # in one letter
+    dots_down: int
+    layers: dict[str, str]  # the letter of a layer; empty: a letter made of its dots
+    point: str
+    not_finite: str
+    resumed: str
+    axis: tuple[str, ...]  # upright, upright with a tick, corner, flat, flat with a tick
+    levels: str  # of a sparkline, from low to high
+    bar: tuple[str, str]  # done, and to be done
+    gap: str  # between facts on a line
+    arrows: tuple[str, str]  # up, down
+
+
+BRAILLE = Signs(
+    dots_across=2,
+    dots_down=4,
+    layers={"resume": "┊", "raw": "", "points": "", "smooth": ""},
+    point="●",
+    not_finite="✕",
+    resumed="▲",
+    axis=("│", "┤", "└", "─", "┬"),
+    levels="▁▂▃▄▅▆▇█",
+    bar=("█", "░"),
+    gap="·",
+    arrows=("↑", "↓"),
+)
+ASCII = Signs(
+    dots_across=1,
+    dots_down=1,
+    layers={"resume": ":", "raw": ".", "points": "o", "smooth": "*"},
+    point="o",
+    not_finite="x",
+    resumed="^",
+    axis=("|", "+", "`", "-", "+"),
+    levels="_.,-~=*#",
+    bar=("#", "-"),
+    gap="-",
+    arrows=("+", "-"),
+)
+
+
+def signs_for(encoding: str) -> Signs:
+    """Braille where the encoding has it, else ASCII."""
+    try:
+        "⣿┊●✕▲│┤└─┬▁█░·↑↓".encode(encoding)
+    except (UnicodeEncodeError, LookupError):
+        return ASCII
+    return BRAILLE
+
+
+class Canvas:
+    """Letters with dots in them, by layer, and signs that take a letter for themselves."""
+
+    def __init__(
+        self, columns: int, rows: int, signs: Signs, span: tuple[int, int], scale: Scale
+    ) -> None:
+        self.columns, self.rows, self.signs = columns, rows, signs
+        self.span, self.scale = span, scale
+        self._dots: dict[str, dict[tuple[int, int], int]] = {layer: {} for layer in STYLES}
+        self._signs: dict[tuple[int, int], tuple[str, str]] = {}
+
+    @property
+    def dot_columns(self) -> int:
+        """Dots from left to right."""
+        return self.columns * self.signs.dots_across
+
+    def across(
+        self, steps: Int[np.ndarray, " N"], dots: int | None = None
+    ) -> Int[np.ndarray, " N"]:
+        """Columns of dots (or `dots` columns) where the steps lie, from the left."""
+        first, last = self.span
+        places = (steps - first) / (last - first)
+        return np.rint(places * ((dots or self.dot_columns) - 1)).astype(np.int64)
+
+    def down(self, values: Float[np.ndarray, " N"]) -> Int[np.ndarray, " N"]:
+        """Rows of dots where the values lie, from the top."""
+        last = self.rows * self.signs.dots_down - 1
+        return np.rint((1 - self.scale.places(values)) * last).astype(np.int64)
+
+    def fill(self, layer: str, column: int, top: int, bottom: int) -> None:
+        """Set the dots of one column from `top` to `bottom`, both included."""
+        across, down = self.signs.dots_across, self.signs.dots_down
+        cell_column, dot_column = divmod(column, across)
+        cells = self._dots[layer]
+        for row in range(top // down, bottom // down + 1):
+            bits = _BRAILLE_BITS[dot_column][
+                max(0, top - row * down) : min(down, bottom - row * down + 1)
+            ]
+            cells[row, cell_column] = cells.get((row, cell_column), 0) | sum(bits)
+
+    def sign(self, row: int, column: int, sign: str, style: str) -> None:
+        """Put a sign in the place of a letter."""
+        self._signs[row, column] = (sign, style)
+
+    def lines(self) -> Iterable[Text]:
+        """The rows, from the top."""
+        for row in range(self.rows):
+            cells = [self._cell(row, column) for column in range(self.columns)]
+            line = Text()
+            for style, run in groupby(cells, key=lambda cell: cell[1]):
+                line.append("".join(letter for letter, _ in run), style)
+            yield line
+
+    def _cell(self, row: int, column: int) -> tuple[str, str]:
+        found = self._signs.get((row, column))
+        if found is not None:
+            return found
+        for layer in reversed(STYLES):
+            bits = self._dots[layer].get((row, column))
+            if bits:
+                return self.signs.layers[layer] or chr(0x2800 + bits), STYLES[layer]
+        return " ", ""
+
+
+# Axes: N values.
 
 
 @dataclass(frozen=True)

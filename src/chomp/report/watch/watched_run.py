@@ -1,25 +1,32 @@
 """What is known of a run while it is watched, kept up from its folder alone.
 
-A look takes in what was appended to the record since the last one. Memory grows with the metrics
-that are drawn, 20 bytes a value, and not with the lines of the record.
+A look takes in what was appended to the record since the last one: only whole lines, and none
+twice, unless the file is no longer the one that it was. A resumed run repeats steps: as in
+`chomp.tracking.latest_rows`, the newest attempt's value counts. Memory grows with the metrics that
+are drawn, 20 bytes a value, and not with the lines of the record.
 """
 
 import math
 import os
+from array import array
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from itertools import compress
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+from jaxtyping import Float, Int
 
 from chomp.errors import StorageError
 from chomp.report.attempts import step_gone_on_from
-from chomp.report.run_state import is_killed
-from chomp.report.watch.followed_file import FollowedFile
-from chomp.report.watch.series import GrowingSeries
+from chomp.report.run_facts import is_killed
 from chomp.storage import join, name_of, read_text
-from chomp.storage.files import MAX_TEXT_BYTES
+from chomp.storage.files import MAX_TEXT_BYTES, open_regular
 from chomp.tracking import Row, metrics, redacted
 from chomp.tracking.console import Pace
-from chomp.tracking.record import NONFINITE_SUFFIX
+from chomp.tracking.record import NONFINITE_SUFFIX, row_of_line
 from chomp.tracking.run_files import (
     FINISHED,
     RESOLVED_CONFIG,
@@ -33,6 +40,8 @@ from chomp.tracking.run_files import (
     section_in,
 )
 
+# Taken in one look: some thousand rows, in about 50 ms, so that a long record can be seen to load.
+_BLOCK_BYTES = 4 << 20
 # A run may be compiling, or saving: shorter silences say nothing.
 _MIN_QUIET_S = 120.0
 _QUIET_GAPS = 5  # as many times the usual time between lines
@@ -42,6 +51,112 @@ _LARGEST_NUMBER = 1e300
 _LATEST_S = 1e12
 _LEAST_PROGRESS = 1e-12
 _KEPT_EVALUATIONS = 2  # the last one, and the one that it is compared with
+
+
+@dataclass(frozen=True)
+class Look:
+    """What one look at the file found."""
+
+    rows: list[Row] = field(default_factory=list)
+    is_anew: bool = False  # the rows begin a file again: what was known before is void
+    has_more: bool = False  # another look will find more at once
+    problem: str | None = None  # why nothing could be read
+
+
+class FollowedFile:
+    """A file that others append to. It need not be there yet, and may be cut or replaced."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+        self.unreadable_lines = 0  # whole lines, but no JSON objects
+        self.torn_bytes = 0  # after the last whole line, when last looked at
+        self._offset = 0
+        self._block_bytes = _BLOCK_BYTES
+        # Where the last taken line still ends at the offset, the file is still the same.
+        self._last_line = b""
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether a whole line was ever read from the file as it is now."""
+        return self._offset > 0
+
+    def look(self) -> Look:
+        """The rows that were appended since the last look, at most a block of them."""
+        try:
+            with open(open_regular(str(self.path)), "rb") as file:
+                is_anew = self.has_begun and not self._is_same(file)
+                if is_anew:
+                    self._forget()
+                return self._taken(file, is_anew=is_anew)
+        except FileNotFoundError:
+            return Look(problem="it is gone" if self.has_begun else None)
+        except OSError as error:  # a network drive may answer again at the next look
+            return Look(problem=f"it cannot be read: {error.strerror or error}")
+
+    def _is_same(self, file: BinaryIO) -> bool:
+        file.seek(self._offset - len(self._last_line))
+        return file.read(len(self._last_line)) == self._last_line
+
+    def _forget(self) -> None:
+        self._offset, self._last_line = 0, b""
+        self.unreadable_lines = 0
+
+    def _taken(self, file: BinaryIO, *, is_anew: bool) -> Look:
+        file.seek(self._offset)
+        block = file.read(self._block_bytes)
+        size = os.fstat(file.fileno()).st_size
+        whole = block.rfind(b"\n") + 1
+        if not whole and len(block) == self._block_bytes:
+            self._block_bytes *= 2  # a line longer than a block: the next look takes more
+        # Not splitlines, which would also end a line at a lone carriage return.
+        lines = [line + b"\n" for line in block[:whole].split(b"\n")[:-1]]
+        self._offset += whole
+        self._last_line = lines[-1] if lines else self._last_line
+        found = [row for row in map(row_of_line, lines) if row is not None]
+        self.unreadable_lines += len(lines) - len(found)
+        has_more = self._offset + len(block) - whole < size
+        self.torn_bytes = 0 if has_more else len(block) - whole
+        return Look(rows=found, is_anew=is_anew, has_more=has_more)
+
+
+# Axes: N values.
+
+
+class GrowingSeries:
+    """Steps and values, 20 bytes each; NaN where a value was not finite."""
+
+    def __init__(self) -> None:
+        self._steps = array("q")
+        self._values = array("d")
+        self._attempts = array("i")
+
+    def __len__(self) -> int:
+        return len(self._steps)
+
+    def add(self, step: int, value: float, *, attempt: int) -> None:
+        """Set the value of a step, unless a later attempt has set it already."""
+        last = len(self._steps)
+        is_next = not last or step > self._steps[-1]  # nearly always
+        place = last if is_next else bisect_left(self._steps, step)
+        if is_next or self._steps[place] != step:
+            self._steps.insert(place, step)
+            self._values.insert(place, value)
+            self._attempts.insert(place, attempt)
+        elif attempt >= self._attempts[place]:
+            self._values[place], self._attempts[place] = value, attempt
+
+    def forget_from(self, step: int, *, before_attempt: int) -> None:
+        """Leave out what older attempts logged of `step` and of all after it."""
+        first = bisect_left(self._steps, step)
+        is_kept = [attempt >= before_attempt for attempt in self._attempts[first:]]
+        self._steps[first:] = array("q", compress(self._steps[first:], is_kept))
+        self._values[first:] = array("d", compress(self._values[first:], is_kept))
+        self._attempts[first:] = array("i", compress(self._attempts[first:], is_kept))
+
+    def since(self, step: int) -> tuple[Int[np.ndarray, " N"], Float[np.ndarray, " N"]]:
+        """Copies of the steps from `step` on, and of their values."""
+        first = bisect_left(self._steps, step)
+        return np.array(self._steps[first:], np.int64), np.array(self._values[first:], np.float64)
 
 
 @dataclass(frozen=True)
