@@ -106,7 +106,11 @@ PLAIN = st.recursive(
 )
 
 
-@given(name=st.none() | st.text(), notes=st.dictionaries(st.text(), PLAIN, min_size=1))
+# Blank text is refused where null is meant.
+@given(
+    name=st.none() | st.text().filter(str.strip),
+    notes=st.dictionaries(st.text(), PLAIN, min_size=1),
+)
 @example(name="null", notes={"a": "5", "b": "1e3", "c": {"d": ["no", None, True]}})
 @example(name="'quoted'", notes={"a": "\x85 \u2028"})
 @settings(max_examples=15, deadline=None)
