@@ -3,8 +3,6 @@
 import json
 import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -514,18 +512,6 @@ def test_a_newest_checkpoint_that_cannot_be_read_is_never_passed_over(
     more = {"diff": [str(step(run, 6))], "export": ["--out", str(tmp_path / "out")]}
     told = chomp("checkpoint", command, str(run), *more.get(command, []))
     assert_three_parts(told, str(step(run, 12)), 1)
-
-
-def test_help_has_examples_and_needs_no_heavy_imports():
-    code = (
-        "import sys\n"
-        "from chomp.cli.main import exit_code\n"
-        "assert exit_code(['checkpoint', 'export', '--help']) == 0\n"
-        "print(*{'jax', 'numpy', 'tensorstore', 'safetensors'} & set(sys.modules))"
-    )
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert "chomp checkpoint export runs/mine --out exported" in found.stdout
-    assert found.stdout.splitlines()[-1] == ""
 
 
 def test_arrays_are_given_only_as_they_were_saved(run: Path):

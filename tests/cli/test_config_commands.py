@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import yaml
 
-from chomp.cli.config_page import config_page
 from chomp.cli.load_config import GivenConfig, load_launch
 from chomp.config import config_difference, config_to_mapping
 from chomp.data import LmComponentConfig, TextSource
 from experiments.grug.base.launch import GrugBaseLaunchConfig, run_config
+from scripts.config_page import config_page
 from tests.cli.conftest import Chomp
 
 ROOT = Path(__file__).parents[2]
@@ -219,7 +219,7 @@ def page() -> str:
 
 def test_the_page_is_what_the_classes_say_now(page: str):
     assert (ROOT / "docs/references/config.md").read_text() == page, (
-        "run: python -m chomp.cli.config_page > docs/references/config.md"
+        "run: python scripts/config_page.py > docs/references/config.md"
     )
 
 

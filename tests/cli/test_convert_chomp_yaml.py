@@ -1,7 +1,6 @@
 """Files of the first chomp, as people have them, converted and read by `chomp train`."""
 
 import json
-import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -12,9 +11,9 @@ import yaml
 
 from chomp.cli.load_config import config_of_file
 from experiments.grug.megalodon.launch import GrugMegalodonLaunchConfig
+from scripts.convert_chomp_yaml import converted
 
 SCRIPT = Path(__file__).parents[2] / "scripts/convert_chomp_yaml.py"
-converted = runpy.run_path(str(SCRIPT))["converted"]
 
 # A run on web text, with most of its defaults written out.
 WEB = """

@@ -1,6 +1,6 @@
-"""The page docs/references/config.md, made from the config classes of the templates.
+"""Print docs/references/config.md, made from the config classes of the templates.
 
-uv run python -m chomp.cli.config_page > docs/references/config.md
+uv run python scripts/config_page.py > docs/references/config.md
 """
 
 import json
@@ -33,11 +33,11 @@ from chomp.config.schema import field_comments
 
 _FIRST = "base"  # whose sections stand for those of all: templates differ in their models
 _MODEL = "model"
-_MOST_DEFAULT = 60  # characters
+_MAX_DEFAULT_CHARACTERS = 60
 
 _INTRODUCTION = """# Config
 
-Made from the config classes by `python -m chomp.cli.config_page`; do not edit by hand.
+Made from the config classes by `python scripts/config_page.py`; do not edit by hand.
 `chomp config schema` prints the same as a JSON schema, `chomp config show CONFIG` what a file comes
 to.
 
@@ -189,7 +189,6 @@ def _name(item: Setting) -> str:
 
 
 def _type(declared: Any) -> str:
-
     if sections(declared):
         others = [part for part in members(declared) if part not in sections(declared)]
         words = ["a section", *map(describe_type, others), *["null"] * allows_none(declared)]
@@ -211,8 +210,10 @@ def _default(item: Setting, around: Any) -> str:
     if around is None and callable(item.field.default_factory) and made not in ({}, []):
         return "made at the start"  # what a function makes may follow from the environment
     text = json.dumps(made, ensure_ascii=False)
-    if len(text) > _MOST_DEFAULT:
-        return "its own" if isinstance(made, dict | list) else f"`{text[:_MOST_DEFAULT]}…`"
+    if len(text) > _MAX_DEFAULT_CHARACTERS:
+        return (
+            "its own" if isinstance(made, dict | list) else f"`{text[:_MAX_DEFAULT_CHARACTERS]}…`"
+        )
     return f"`{text}`"
 
 
