@@ -190,7 +190,7 @@ BUGS: dict[int, tuple[str, ...]] = {
     37: (f"{HERE}::test_nothing_private_is_imported_but_what_has_no_public_name",),
     38: (
         "tests/cli/test_config_commands.py::test_the_page_is_what_the_classes_say_now",
-        "tests/config/test_field_comments.py::"
+        "tests/config/test_config_schema.py::"
         "test_the_schema_describes_fields_of_nested_classes_too",
     ),
 }
