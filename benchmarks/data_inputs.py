@@ -21,7 +21,6 @@ from chomp.data import (
     StoreManifest,
     embedded_documents,
 )
-from chomp.data.store.document_index import marks_of
 from chomp.data.store.flat_array import FlatArray, FlatArrayWriter, checksum, chunk_checksums
 from chomp.data.store.token_store import (
     CHUNK_CHECKSUMS,
@@ -30,6 +29,7 @@ from chomp.data.store.token_store import (
     FORMAT_VERSION,
     MANIFEST,
     TOKENS,
+    marks_of,
 )
 from chomp.data.store.writer import (
     CHUNK_DOCUMENTS,

@@ -17,7 +17,6 @@ from source_samples import FILE_KINDS, compressed, jsonl_bytes, redirect_hub_cac
 
 from chomp.data.documents import Position
 from chomp.data.sources.formats import ChatFormat, Format, PrebuiltFormat, TextFormat
-from chomp.data.sources.records import located_documents, part_names, source_documents
 from chomp.data.sources.source import (
     ArraysSource,
     EmbeddedSource,
@@ -27,6 +26,9 @@ from chomp.data.sources.source import (
     ParquetSource,
     Source,
     TextSource,
+    located_documents,
+    part_names,
+    source_documents,
     source_fingerprint,
 )
 from chomp.errors import ConfigError, DataError, StorageError

@@ -34,7 +34,7 @@ from chomp.data import (
     source_documents,
     source_fingerprint,
 )
-from chomp.data.store import build, parallel_encoding
+from chomp.data.store import build, encoding
 from chomp.data.store import writer as store_writer
 from chomp.data.store.writer import StoreWriter
 from chomp.errors import DataError
@@ -99,13 +99,13 @@ def _small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
     """Progress after every 256 tokens, and batches of two documents."""
     writer = partial(StoreWriter, shard_tokens=256, chunk_tokens=64)
     monkeypatch.setattr(build, "StoreWriter", writer)
-    monkeypatch.setattr(parallel_encoding, "_BATCH_DOCUMENTS", 2)
+    monkeypatch.setattr(encoding, "_BATCH_DOCUMENTS", 2)
 
 
 @pytest.fixture
 def _early_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Processes after the first batch, however small."""
-    monkeypatch.setattr(parallel_encoding, "_CHARACTERS_ENCODED_HERE", 1)
+    monkeypatch.setattr(encoding, "_CHARACTERS_ENCODED_HERE", 1)
 
 
 @pytest.fixture
@@ -569,12 +569,12 @@ import json, resource, sys
 from functools import partial
 from chomp.config import config_from_mapping
 from chomp.data import StoreBuildConfig, build_store
-from chomp.data.store import build, parallel_encoding, writer as store_writer
+from chomp.data.store import build, encoding, writer as store_writer
 from chomp.errors import StorageError
 
 build.StoreWriter = partial(store_writer.StoreWriter, shard_tokens=256, chunk_tokens=64)
 store_writer.SHARD_DOCUMENTS, store_writer.CHUNK_DOCUMENTS = 1024, 16
-parallel_encoding._BATCH_DOCUMENTS = 2
+encoding._BATCH_DOCUMENTS = 2
 config = config_from_mapping(StoreBuildConfig, json.loads(sys.argv[1]))
 resource.setrlimit(resource.RLIMIT_FSIZE, (1200, 1200))
 try:

@@ -31,7 +31,7 @@ from chomp.data import (
     build_store,
     source_fingerprint,
 )
-from chomp.data.store import build, parallel_encoding
+from chomp.data.store import build, encoding
 from chomp.data.store import writer as store_writer
 from chomp.data.store.flat_array import FlatArrayWriter
 from chomp.errors import DataError
@@ -79,8 +79,8 @@ def shrink() -> None:
         store_writer.StoreWriter, shard_tokens=128, chunk_tokens=32
     )
     store_writer.SHARD_DOCUMENTS, store_writer.CHUNK_DOCUMENTS = 8, 4
-    parallel_encoding._BATCH_DOCUMENTS = 2
-    parallel_encoding._CHARACTERS_ENCODED_HERE = 1
+    encoding._BATCH_DOCUMENTS = 2
+    encoding._CHARACTERS_ENCODED_HERE = 1
 
 
 def build_in_a_fork(config: StoreBuildConfig, order: dict[str, Any]) -> dict[str, Any]:

@@ -10,8 +10,8 @@ import pytest
 from worker_processes import needs_proc, workers_of
 
 from chomp.data import Document, LocatedDocument, Position, encoded
-from chomp.data.store import parallel_encoding
-from chomp.data.store.parallel_encoding import encoded_in_order
+from chomp.data.store import encoding
+from chomp.data.store.encoding import encoded_in_order
 from chomp.errors import DataError
 from chomp.tokenize import ByteTokenizer, UnencodableText, save_tokenizer
 
@@ -27,9 +27,9 @@ def folder(tmp_path: Path) -> str:
 @pytest.fixture
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Batches of a few documents, and processes after the first hundred characters."""
-    monkeypatch.setattr(parallel_encoding, "_BATCH_DOCUMENTS", 4)
-    monkeypatch.setattr(parallel_encoding, "_BATCH_CHARACTERS", 100)
-    monkeypatch.setattr(parallel_encoding, "_CHARACTERS_ENCODED_HERE", 100)
+    monkeypatch.setattr(encoding, "_BATCH_DOCUMENTS", 4)
+    monkeypatch.setattr(encoding, "_BATCH_CHARACTERS", 100)
+    monkeypatch.setattr(encoding, "_CHARACTERS_ENCODED_HERE", 100)
 
 
 def located(texts: Sequence[str]) -> list[LocatedDocument]:
@@ -50,7 +50,7 @@ def test_small_sources_are_encoded_here_without_a_process():
 
 
 def test_with_one_process_everything_is_encoded_here(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(parallel_encoding, "_CHARACTERS_ENCODED_HERE", 1)
+    monkeypatch.setattr(encoding, "_CHARACTERS_ENCODED_HERE", 1)
     documents = located([f"text {i}" for i in range(2500)])
     batches = [batch for batch, _ in encoded_in_order(documents, BYTES, "nowhere", processes=1)]
     assert [len(batch) for batch in batches] == [1024, 1024, 452]
@@ -58,8 +58,8 @@ def test_with_one_process_everything_is_encoded_here(monkeypatch: pytest.MonkeyP
 
 
 def test_batches_are_cut_by_documents_or_characters(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(parallel_encoding, "_BATCH_DOCUMENTS", 3)
-    monkeypatch.setattr(parallel_encoding, "_BATCH_CHARACTERS", 10)
+    monkeypatch.setattr(encoding, "_BATCH_DOCUMENTS", 3)
+    monkeypatch.setattr(encoding, "_BATCH_CHARACTERS", 10)
     ids = Document(id="came tokenized", ids=np.arange(12))
     documents = [
         *located(["a", "b", "c", "d", "e" * 9, "f" * 40, "g"]),

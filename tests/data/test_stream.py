@@ -19,10 +19,10 @@ from hypothesis import strategies as st
 
 from chomp.data.documents import Document, is_held_out
 from chomp.data.packing import cut_documents
-from chomp.data.permutation import Permutation
 from chomp.data.rows import RowBatch
+from chomp.data.shuffle import Permutation
 from chomp.data.sources.formats import PrebuiltFormat, TextFormat
-from chomp.data.sources.jsonl_files import JsonlSource
+from chomp.data.sources.local_files import JsonlSource
 from chomp.data.streams import windows as stream_windows
 from chomp.data.streams.stream import StreamConfig, StreamRows
 from chomp.errors import ConfigError, DataError

@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from chomp.data.sources.records import source_documents
-from chomp.data.sources.source import TextSource, source_fingerprint
+from chomp.data.sources.source import TextSource, source_documents, source_fingerprint
 from chomp.errors import ConfigError, DataError
 
 

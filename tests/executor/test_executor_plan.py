@@ -18,6 +18,7 @@ from chomp.errors import ConfigError, LaunchError, StorageError
 from chomp.executor import (
     ExecutorStep,
     PlannedStep,
+    Resources,
     StepFailure,
     output_path_of,
     plan_steps,
@@ -137,6 +138,17 @@ def test_a_record_from_before_classes_were_written_down_is_no_difference(
         del record["config"]["opt"][key], record["config"]["more"][0][key]
         storage.write_json_atomic(info, record)
         assert planned(own)[0].differences == ()
+
+
+def test_a_class_that_moved_within_the_library_is_no_difference(planned: Planned, ran: Ran):
+    own = step("own", resources=Resources(cpus=2))
+    ran(own)
+    info = f"{planned(own)[0].path}/.executor_info"
+    record = storage.read_json(info)
+    assert record["config"]["resources"]["<module>"].startswith("chomp.")
+    record["config"]["resources"]["<module>"] = "chomp.executor.of_an_earlier_version"
+    storage.write_json_atomic(info, record)
+    assert planned(own)[0].differences == ()
 
 
 @pytest.mark.parametrize(

@@ -31,14 +31,12 @@ from chomp.data.loader import (
 from chomp.data.mixture import Mixture, StopStrategy
 from chomp.data.packed_rows import PackedRows, PackingRule
 from chomp.data.passport import RowOrigin, Sighting, row_origin, sightings
-from chomp.data.permutation import Permutation
 from chomp.data.row_limits import RowLimits
 from chomp.data.rows import ConcatRows, RowBatch
-from chomp.data.shuffle import BlockShuffleConfig, RowOrder
+from chomp.data.shuffle import BlockShuffleConfig, Permutation, RowOrder
 from chomp.data.sources.arrays import ArraysSource
 from chomp.data.sources.embedded import embedded_documents
 from chomp.data.sources.formats import ChatFormat, Format, PrebuiltFormat, TextFormat
-from chomp.data.sources.records import located_documents, part_names, source_documents
 from chomp.data.sources.source import (
     EmbeddedSource,
     HuggingFaceSource,
@@ -47,6 +45,9 @@ from chomp.data.sources.source import (
     ParquetSource,
     Source,
     TextSource,
+    located_documents,
+    part_names,
+    source_documents,
     source_fingerprint,
 )
 from chomp.data.steps import with_data_steps

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 from chomp.data.config import LmComponentConfig, LmDataConfig
 from chomp.data.sources.hugging_face import HuggingFaceSource
-from chomp.data.sources.optional_packages import optional_package
-from chomp.data.sources.records import source_documents
+from chomp.data.sources.local_files import optional_package
+from chomp.data.sources.source import source_documents
 from chomp.data.store.encoding import encoded
 from chomp.data.store.token_store import MANIFEST
 from chomp.data.tokenizer_config import TokenizerConfig

@@ -9,8 +9,7 @@ from chomp.config import Config
 from chomp.data.documents import Document, documents_of_split
 from chomp.data.progress import progress_bar
 from chomp.data.sources.formats import Format
-from chomp.data.sources.records import source_documents
-from chomp.data.sources.source import Source
+from chomp.data.sources.source import Source, source_documents
 from chomp.data.store.build import refuse_changed_source
 from chomp.data.tokenizer_config import TokenizerConfig
 from chomp.errors import DataError

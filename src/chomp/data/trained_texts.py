@@ -12,7 +12,7 @@ from chomp.data.documents import Document, documents_of_split
 from chomp.data.open_components import opened_store
 from chomp.data.store.encoding import encoded
 from chomp.data.store.token_store import TokenStore
-from chomp.data.streams.retries import RetriedDocuments
+from chomp.data.streams.windows import RetriedDocuments
 from chomp.errors import DataError
 from chomp.tokenize import Tokenizer
 

@@ -23,7 +23,7 @@ from chomp.tracking import Row
 from chomp.tracking.metrics import SHORT_KEYS
 from chomp.tracking.record import MAX_STEP, row_of_line
 
-# Axes: N numbers.
+# Axes: N rows or numbers, M some of them, K columns.
 
 # The largest that a 32-bit float can be. What lies beyond is drawn there: as infinity it would be
 # drawn nowhere.
@@ -48,9 +48,6 @@ def packed_values(values: Float[np.ndarray, " N"]) -> str:
     Each is finite, `LARGEST` at most, or NaN.
     """
     return base64.b64encode(np.clip(values, -LARGEST, LARGEST).astype("<f4").tobytes()).decode()
-
-
-# Axes: N rows, M some of them, K columns.
 
 
 @dataclass(frozen=True)

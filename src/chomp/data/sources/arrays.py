@@ -11,9 +11,8 @@ from numpy.lib import format as npy
 
 from chomp.config import Config, setting
 from chomp.data.documents import Position
-from chomp.data.sources.file_hashes import hash_of_files
-from chomp.data.sources.record_fields import Record
-from chomp.data.sources.source_files import files_of, records_of_parts, require_paths
+from chomp.data.sources.formats import Record
+from chomp.data.sources.local_files import files_of, hash_of_files, records_of_parts, require_paths
 from chomp.errors import DataError
 from chomp.storage import is_local, read_bytes
 from chomp.storage.errors import storage_errors

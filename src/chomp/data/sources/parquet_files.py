@@ -6,10 +6,14 @@ from typing import Any, ClassVar, Literal
 
 from chomp.config import Config
 from chomp.data.documents import Position
-from chomp.data.sources.file_hashes import hash_of_files
-from chomp.data.sources.optional_packages import optional_package
-from chomp.data.sources.record_fields import Record, missing_key
-from chomp.data.sources.source_files import files_of, records_of_parts, require_paths
+from chomp.data.sources.formats import Record, missing_key
+from chomp.data.sources.local_files import (
+    files_of,
+    hash_of_files,
+    optional_package,
+    records_of_parts,
+    require_paths,
+)
 from chomp.errors import DataError, StorageError
 from chomp.storage import open_stream
 

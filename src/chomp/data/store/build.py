@@ -17,11 +17,9 @@ from chomp.config import Config, fingerprint
 from chomp.data.documents import LocatedDocument, Split, is_held_out
 from chomp.data.progress import progress_bar
 from chomp.data.sources.formats import Format, TextFormat
-from chomp.data.sources.records import located_documents, part_names
-from chomp.data.sources.source import Source, source_fingerprint
-from chomp.data.store.locations import location_of
-from chomp.data.store.parallel_encoding import encoded_in_order
-from chomp.data.store.token_store import MANIFEST, StoreIdentity, read_manifest
+from chomp.data.sources.source import Source, located_documents, part_names, source_fingerprint
+from chomp.data.store.encoding import encoded_in_order
+from chomp.data.store.token_store import MANIFEST, StoreIdentity, location_of, read_manifest
 from chomp.data.store.writer import PROGRESS, StoreWriter
 from chomp.errors import DataError, StorageError
 from chomp.storage import exists, join, remove_tree

@@ -12,9 +12,16 @@
 A store without a manifest is unfinished and is refused. The manifest has the hashes of itself and
 of the chunks' checksums, so damage and files of another place or store are found where they are
 read and never trained on.
+
+The ends of documents are read when they are needed; every 256th is a mark that is kept in memory.
+A part is a file, or whatever else a source counts its records in. The name of a document is the
+name of its part if the part is one document, else `part:record`.
 """
 
+import bisect
 import logging
+import re
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from functools import cache, cached_property
 from typing import Any
@@ -23,15 +30,21 @@ import numpy as np
 from jaxtyping import Float, Int, Integer, UInt32
 
 from chomp.config import fingerprint
-from chomp.data.documents import Split
-from chomp.data.store.document_index import DOCUMENTS_PER_MARK, DocumentIndex
+from chomp.data.documents import Position, Split
 from chomp.data.store.flat_array import FlatArray, checksum, damaged
-from chomp.data.store.locations import DocumentLocations
 from chomp.errors import DataError
 from chomp.storage import exists, join, read_bytes, read_json
 
-log = logging.getLogger(__name__)
+# Axes: N windows or pieces of the line, M beginnings of documents in them, L tokens of all of
+# them, C chunks of an array.
 
+# Between two marks lie 2 KiB: one read. At 500 tokens a document, a corpus of 10**12 tokens has
+# 62 MB of marks.
+DOCUMENTS_PER_MARK = 256
+# A location is one number: the part in the high bits, the record in the low ones.
+_RECORD_BITS = 40
+_RECORD = re.compile(r"[0-9]{1,13}")  # as many digits as the bits have
+log = logging.getLogger(__name__)
 FORMAT_VERSION = 2
 MANIFEST = "manifest.json"
 PARTS = "parts.json"
@@ -44,7 +57,103 @@ CHUNK_CHECKSUMS = "chunk_checksums"  # in the folder of each array
 PACKING = "packing"  # plans of packed rows, made when they are first asked for
 _WEIGHTS_AT_ONCE = 1 << 20  # while one above 0 is looked for
 
-# Axes: N pieces of the line, L tokens of all of them, C chunks of an array.
+
+class DocumentIndex:
+    """The ends of a store's documents, open for questions."""
+
+    def __init__(self, ends: FlatArray, marks: Int[np.ndarray, " K"]) -> None:
+        self._ends = ends
+        self._marks = marks
+
+    def __len__(self) -> int:
+        return len(self._ends)
+
+    def span(self, document: int) -> tuple[int, int]:
+        """Where a document begins and ends in the line of tokens."""
+        first = max(document - 1, 0)
+        ends = self.ends(first, document + 1)
+        return (int(ends[0]) if document else 0), int(ends[-1])
+
+    def ends(self, first: int, last: int) -> Int[np.ndarray, " D"]:
+        """The ends of documents first..last-1."""
+        return self._ends.read(np.asarray([first]), np.asarray([last - first]))
+
+    def beginnings(
+        self, starts: Int[np.ndarray, " N"], lengths: Int[np.ndarray, " N"]
+    ) -> tuple[Int[np.ndarray, " N"], Int[np.ndarray, " M"], Int[np.ndarray, " M"]]:
+        """For windows of the line: the document of each first token, and where others begin.
+
+        The last two go together: a window, and the place in it at which a further document begins.
+        A document of which the window holds only the first token begins in it too.
+        """
+        stops = starts + lengths
+        # A token belongs to the first document that ends after it.
+        first = np.searchsorted(self._marks, starts, side="right") * DOCUMENTS_PER_MARK
+        last = (np.searchsorted(self._marks, stops, side="left") + 1) * DOCUMENTS_PER_MARK
+        counts = np.minimum(last, len(self)) - first
+        ends = self._ends.read(first, counts)
+        window = np.repeat(np.arange(len(starts)), counts)
+        passed = np.bincount(window[ends <= starts[window]], minlength=len(starts))
+        inside = (ends > starts[window]) & (ends < stops[window])
+        window = window[inside]
+        return first + passed, window, ends[inside] - starts[window]
+
+
+def marks_of(ends: FlatArray) -> Int[np.ndarray, " K"]:
+    """Every 256th end, in order: what an index keeps in memory."""
+    places = np.arange(DOCUMENTS_PER_MARK - 1, len(ends), DOCUMENTS_PER_MARK)
+    return ends.read(places, np.ones_like(places))
+
+
+def location_of(position: Position) -> int:
+    """A position as the one number that stores hold; in the order of positions."""
+    if position.part >= 1 << (63 - _RECORD_BITS) or position.record >= 1 << _RECORD_BITS:
+        raise DataError(
+            f"record {position.record} in file {position.part} of a source",
+            allowed=f"at most {1 << (63 - _RECORD_BITS):,} files in one component",
+            fix="put several documents into one file, as JSON lines, or make two components",
+        )
+    return position.part << _RECORD_BITS | position.record
+
+
+def position_of(location: int) -> Position:
+    """The position that a number stands for."""
+    return Position(part=location >> _RECORD_BITS, record=location & ((1 << _RECORD_BITS) - 1))
+
+
+class DocumentLocations:
+    """The location of every document of a store, by number; they only go up."""
+
+    def __init__(self, numbers: FlatArray, parts: Sequence[str], *, has_whole_parts: bool) -> None:
+        self._numbers = numbers
+        self._parts = parts
+        self._has_whole_parts = has_whole_parts  # each part is one document, which has its name
+
+    def document_id(self, document: int) -> str:
+        """The name that finds the document again in its source."""
+        position = position_of(self[document])
+        name = self._parts[position.part]
+        return name if self._has_whole_parts else f"{name}:{position.record}"
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    def __getitem__(self, document: int) -> int:
+        return int(self._numbers.read(np.asarray([document]), np.asarray([1]))[0])
+
+    def find(self, document_id: str) -> int | None:
+        """The number of the document with that name; None if it is not in this store."""
+        name, record = document_id, "0"
+        if not self._has_whole_parts:
+            name, _, record = document_id.rpartition(":")
+        if name not in self._parts or not _RECORD.fullmatch(record):
+            return None
+        if int(record) >> _RECORD_BITS:
+            return None
+        wanted = location_of(Position(part=self._parts.index(name), record=int(record)))
+        found = bisect.bisect_left(self, wanted)
+        is_found = found < len(self) and self.document_id(found) == document_id
+        return found if is_found else None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,12 +12,12 @@ from jaxtyping import Int, Num
 
 from chomp.config import fingerprint
 from chomp.data.progress import progress_bar
-from chomp.data.store.document_index import DOCUMENTS_PER_MARK
 from chomp.data.store.flat_array import FlatArray, checksum
 from chomp.data.store.token_store import (
     CHUNK_CHECKSUMS,
     DOCUMENT_ENDS,
     DOCUMENT_MARKS,
+    DOCUMENTS_PER_MARK,
     LOCATIONS,
     LOSS_WEIGHTS,
     MANIFEST,

@@ -15,7 +15,6 @@ from jaxtyping import Int, Num, UInt32
 
 from chomp.config import fingerprint
 from chomp.data.progress import progress_bar
-from chomp.data.store.document_index import marks_of
 from chomp.data.store.encoding import EncodedBatch
 from chomp.data.store.flat_array import (
     FlatArray,
@@ -24,7 +23,6 @@ from chomp.data.store.flat_array import (
     chunk_checksums,
     damaged,
 )
-from chomp.data.store.locations import position_of
 from chomp.data.store.token_store import (
     CHUNK_CHECKSUMS,
     DOCUMENT_ENDS,
@@ -38,6 +36,8 @@ from chomp.data.store.token_store import (
     TOKENS,
     StoreIdentity,
     StoreManifest,
+    marks_of,
+    position_of,
 )
 from chomp.storage import (
     exists,

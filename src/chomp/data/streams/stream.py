@@ -16,9 +16,8 @@ from chomp.config import Config, setting
 from chomp.data.packing import LongDocuments
 from chomp.data.rows import RowBatch, require_row_len
 from chomp.data.sources.formats import Format
-from chomp.data.sources.records import RecordSource
-from chomp.data.streams.retries import RetriedDocuments
-from chomp.data.streams.windows import Cursor, StreamSettings, Window, WindowMaker
+from chomp.data.sources.source import RecordSource
+from chomp.data.streams.windows import Cursor, RetriedDocuments, StreamSettings, Window, WindowMaker
 from chomp.errors import DataError
 from chomp.tokenize import Tokenizer
 

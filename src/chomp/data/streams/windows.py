@@ -1,30 +1,252 @@
-"""Windows of a stream: some documents of it, made into rows together.
+"""Windows of a stream: documents read over short failures, and made into rows together.
 
 A window is a function of its cursor alone, so a stream that is opened again at a cursor goes on
-with the same rows. Only how fast it is made depends on what was read before.
+with the same rows. Only how fast it is made depends on what was read before. After an error that
+passes, reading goes on from the next document: none is lost and none repeated.
 """
 
-from collections.abc import Mapping
+import hashlib
+import http.client
+import logging
+import time
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
+from jaxtyping import Float32, Int
 
-from chomp.data.documents import Document, Position, is_held_out
-from chomp.data.packing import LongDocuments
-from chomp.data.permutation import Permutation
-from chomp.data.rows import RowBatch
+from chomp.data.documents import Document, LocatedDocument, Position, is_held_out
+from chomp.data.packing import LongDocuments, cut_documents, pack
+from chomp.data.rows import RowBatch, spread
+from chomp.data.shuffle import Permutation
+from chomp.data.sources.formats import Format
+from chomp.data.sources.source import RecordSource, located_documents, part_names
 from chomp.data.store.encoding import EncodedBatch, encoded
-from chomp.data.streams.retries import RetriedDocuments
-from chomp.data.streams.rows import Carry, concat_rows, joined, packed_rows
 from chomp.errors import DataError
 from chomp.kernels.attention.mask import PAD_SEGMENT
 from chomp.tokenize import Tokenizer
 
+_log = logging.getLogger(__name__)
+
+# Libraries whose errors of the network are no OSError. Told by name: most runs import none of them.
+_NETWORK_LIBRARIES = frozenset({"aiohttp", "httpcore", "httpx", "urllib3"})
 # A window also ends at so many characters (or ids), so that one of books does not fill the memory.
 WINDOW_CHARACTERS = 1 << 26
 # Documents given to the tokenizer at once: what it returns is far bigger than the ids kept of it.
 _ENCODED_TOGETHER = 512
+
+
+class RetriedDocuments(Iterator[LocatedDocument]):
+    """The documents of a source from its beginning, or from where `seek` puts it.
+
+    A source that raised is finished, so every retry opens it anew at `position`, where the next
+    unread record is, among the files that were there at first. Retries count from 0 again after
+    each document; retry n (from 0) waits `retry_delay_s * 2**n` first. After `max_retries` of them
+    the error stands.
+    """
+
+    def __init__(
+        self,
+        source: RecordSource,
+        format: Format,
+        *,
+        name: str,
+        max_retries: int,
+        retry_delay_s: float,
+    ) -> None:
+        self.position = Position()
+        self.retries = 0  # since the beginning, over all documents
+        self._source = source
+        self._format = format
+        self._name = name
+        self._max_retries = max_retries
+        self._retry_delay_s = retry_delay_s
+        # Positions count parts, so they mean something else once a file is added or gone. Names
+        # without their folder: files may be moved.
+        self.parts_hash: str | None = None  # SHA-256; None until the parts are listed
+        self._parts: tuple[str, ...] | None = None
+        self._documents: Iterator[LocatedDocument] | None = None
+
+    def close(self) -> None:
+        """Close the file that is being read; another `next` opens it again."""
+        if isinstance(self._documents, Generator):
+            self._documents.close()
+        self._documents = None
+
+    def seek(self, position: Position) -> None:
+        """Go on from there; costs nothing if that is the next record anyway."""
+        if position != self.position:
+            self.close()
+            self.position = position
+
+    def __next__(self) -> LocatedDocument:
+        failures = 0
+        while True:
+            try:
+                located = next(self._opened())
+            except StopIteration:
+                raise
+            except Exception as error:
+                # Another `next` of a reader that raised would say that the source has ended.
+                self._documents = None
+                if not is_transient(error):
+                    raise
+                self._wait(failures, error)
+                failures += 1
+            else:
+                part, record = located.position
+                self.position = Position(part, record + 1)
+                return located
+
+    def _opened(self) -> Iterator[LocatedDocument]:
+        if self._documents is None:
+            if self._parts is None:
+                self._parts = part_names(self._source)
+                names = repr([name.rpartition("/")[2] for name in self._parts])
+                self.parts_hash = hashlib.sha256(names.encode("utf-8", "replace")).hexdigest()
+            self._documents = located_documents(
+                self._source, self._format, start=self.position, parts=self._parts
+            )
+        return self._documents
+
+    def _wait(self, failures: int, error: Exception) -> None:
+        where = f"part {self.position.part}, record {self.position.record}"
+        cause = f"{type(error).__name__}: {error}"
+        if failures >= self._max_retries:
+            raise DataError(
+                f"the source cannot be read from {where} on, after {failures} retries ({cause})",
+                allowed="a source that can be read; short failures are retried",
+                fix="repair the source or the connection and resume, or raise max_retries",
+            ) from error
+        self.retries += 1
+        delay_s = self._retry_delay_s * 2**failures
+        _log.warning(
+            "component %r: reading failed at %s, retry %d of %d in %.1f s (%s)",
+            *(self._name, where, failures + 1, self._max_retries, delay_s, cause),
+        )
+        time.sleep(delay_s)
+
+
+def is_transient(error: Exception) -> bool:
+    """Whether reading may work if it is tried again: storage and network, not the data itself."""
+    if isinstance(error, OSError | http.client.HTTPException):
+        return True  # OSError: StorageError, ConnectionError and TimeoutError are among them
+    return any(kind.__module__.split(".")[0] in _NETWORK_LIBRARIES for kind in type(error).__mro__)
+
+
+# Axes: L tokens of a line, N documents.
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Carry:
+    """The end of a line that filled no row: the next documents go on from it."""
+
+    tokens: Int[np.ndarray, " L"] = field(default_factory=lambda: np.zeros(0, np.int32))
+    lengths: Int[np.ndarray, " N"] = field(default_factory=lambda: np.zeros(0, np.int64))
+    loss_weights: Float32[np.ndarray, " L"] | None = None
+
+    def as_json(self) -> dict[str, list[Any] | None]:
+        """The same in lists; exact, because float32 goes through JSON unchanged."""
+        return {
+            name: None if array is None else array.tolist() for name, array in vars(self).items()
+        }
+
+    @staticmethod
+    def from_json(lists: Mapping[str, Any]) -> "Carry":
+        """The carry that `as_json` wrote."""
+        weights = lists["loss_weights"]
+        return Carry(
+            tokens=np.asarray(lists["tokens"], np.int32),
+            lengths=np.asarray(lists["lengths"], np.int64),
+            loss_weights=None if weights is None else np.asarray(weights, np.float32),
+        )
+
+
+def joined(batches: Sequence[EncodedBatch]) -> EncodedBatch:
+    """The documents of all batches in one, ids as int32; a batch without weights has weights 1."""
+    weights = None
+    if any(batch.loss_weights is not None for batch in batches):
+        weights = np.concatenate(
+            [
+                np.ones(len(batch.ids), np.float32)
+                if batch.loss_weights is None
+                else batch.loss_weights
+                for batch in batches
+            ]
+        )
+    ids = (batch.ids.astype(np.int32) for batch in batches)
+    return EncodedBatch(
+        ids=np.concatenate([np.zeros(0, np.int32), *ids]),
+        lengths=np.concatenate([np.zeros(0, np.int64), *(batch.lengths for batch in batches)]),
+        loss_weights=weights,
+    )
+
+
+def concat_rows(batch: EncodedBatch, carry: Carry, seq_len: int) -> tuple[RowBatch, Carry]:
+    """The line that goes on from `carry`, cut every `seq_len` tokens, and what is left of it."""
+    before = EncodedBatch(ids=carry.tokens, lengths=carry.lengths, loss_weights=carry.loss_weights)
+    line = joined([before, batch])
+    cut = len(line.ids) // seq_len * seq_len
+    document = np.repeat(np.arange(len(line.lengths), dtype=np.int32), line.lengths)
+    segments = document[:cut].reshape(-1, seq_len)
+    weights = line.loss_weights
+    rows = RowBatch(
+        tokens=line.ids[:cut].reshape(-1, seq_len),
+        segment_ids=segments - segments[:, :1],
+        loss_weights=None if weights is None else weights[:cut].reshape(-1, seq_len),
+    )
+    ends = np.cumsum(line.lengths)
+    left = Carry(
+        tokens=line.ids[cut:],
+        # The first of them may have begun before the cut.
+        lengths=np.diff(ends[ends > cut], prepend=cut),
+        loss_weights=None if weights is None else weights[cut:],
+    )
+    return rows, left
+
+
+def packed_rows(
+    batch: EncodedBatch,
+    seq_len: int,
+    *,
+    max_documents: int,
+    rule: LongDocuments,
+    shuffle_key: str | None,
+) -> tuple[RowBatch, int]:
+    """The documents packed into rows, and how many tokens the rule for long ones left out.
+
+    Rows are shuffled by the key; without one they are in the order of their first documents.
+    """
+    pieces = cut_documents(batch.lengths, seq_len, rule)
+    plan = pack(pieces.length, seq_len, max_documents)
+    counts, order = plan.pieces_per_row, plan.order
+    if shuffle_key is not None and len(counts) > 0:
+        by_row = Permutation(len(counts), shuffle_key)(np.arange(len(counts)))
+        row_pieces = np.split(order, plan.row_ends[:-1])
+        counts, order = counts[by_row], np.concatenate([row_pieces[row] for row in by_row])
+    lengths = pieces.length[order]
+    starts = (np.cumsum(batch.lengths) - batch.lengths)[pieces.document] + pieces.offset
+    source = _ranges(starts[order], lengths)
+    row_tokens = np.add.reduceat(lengths, np.cumsum(counts) - counts) if len(counts) else counts
+    is_token = np.arange(seq_len) < row_tokens[:, None]
+    segments = np.full(is_token.shape, PAD_SEGMENT, np.int32)
+    segments[is_token] = np.repeat(_ranges(np.zeros_like(counts), counts), lengths)
+    weights = batch.loss_weights
+    rows = RowBatch(
+        tokens=spread(batch.ids[source], is_token.shape, is_token, np.int32),
+        segment_ids=segments,
+        loss_weights=None
+        if weights is None
+        else spread(weights[source], is_token.shape, is_token, np.float32),
+    )
+    return rows, pieces.dropped_tokens
+
+
+def _ranges(starts: Int[np.ndarray, " N"], lengths: Int[np.ndarray, " N"]) -> Int[np.ndarray, " L"]:
+    """The numbers start..start+length-1 of each range, one after the other."""
+    before = np.cumsum(lengths) - lengths
+    return np.arange(lengths.sum()) + np.repeat(starts - before, lengths)
 
 
 @dataclass(frozen=True, kw_only=True)

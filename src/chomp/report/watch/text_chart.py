@@ -237,9 +237,6 @@ class Canvas:
         return " ", ""
 
 
-# Axes: N values.
-
-
 @dataclass(frozen=True)
 class Points:
     """Values by step, ascending; NaN where one was not finite."""
