@@ -15,7 +15,6 @@ from math import prod
 from typing import Any
 
 import numpy as np
-import orbax.checkpoint as ocp
 import tensorstore as ts
 from etils import epath  # type: ignore[import-untyped]  # the paths that Orbax's handlers take
 
@@ -134,6 +133,8 @@ def problem_with_arrays(found: StepFolder) -> str | None:
 def _problems_of_orbax(found: StepFolder) -> list[str]:
     """What is wrong with Orbax's own description of the arrays, which a restore needs."""
     wanted = {name: _kind(*_saved_kind(found, name)) for name in found.metadata.arrays}
+    import orbax.checkpoint as ocp  # noqa: PLC0415  # 0.3 s that a plan does not need
+
     handler = ocp.PyTreeCheckpointHandler()
     try:
         # By our own eyes first: for a name that is not there Orbax leaves work that fails later.

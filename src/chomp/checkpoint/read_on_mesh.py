@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax
-import orbax.checkpoint as ocp
 from etils import epath  # type: ignore[import-untyped]  # the paths that Orbax's handlers take
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
@@ -38,6 +37,8 @@ def read_arrays(
     The targets must have passed `require_same_arrays`. Not checked against the receipt yet: that
     takes all processes. Raises `DamagedCheckpoint`, and `CheckpointError` where memory ran out.
     """
+    import orbax.checkpoint as ocp  # noqa: PLC0415  # 0.3 s that a plan does not need
+
     problem = problem_with_files(found)
     if problem is not None:
         raise DamagedCheckpoint(found.path, problem)

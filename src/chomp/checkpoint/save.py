@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
-import orbax.checkpoint as ocp
 
 from chomp.checkpoint.layout import (
     UNFINISHED,
@@ -58,7 +57,7 @@ class UnfinishedSave:
     path: str
     metadata: CheckpointMetadata
     num_bytes: int  # of all arrays
-    writer: ocp.AsyncCheckpointer
+    writer: Any  # of `writer_for`
 
 
 def save_step_checkpoint(folder: str, state: Any, metadata: CheckpointMetadata) -> str:
@@ -112,6 +111,8 @@ def start_save(
         metadata, receipt=receipt, arrays=arrays_of(leaves), time=time.time()
     )
     num_bytes = sum(leaf.nbytes for leaf in leaves.values())
+    import orbax.checkpoint as ocp  # noqa: PLC0415  # 0.3 s that a plan does not need
+
     with raise_together("start of a checkpoint"):
         if is_first():
             _prepare(path, num_bytes)

@@ -4,19 +4,20 @@ import ctypes
 from typing import Any
 
 import jax
-import orbax.checkpoint as ocp
 
 from chomp.errors import private_names
 
 _TIMEOUT_S = 600
 
 
-def writer_for(leaves: dict[str, Any], *, max_staged_bytes: int | None) -> ocp.AsyncCheckpointer:
-    """A writer for one save of `leaves`, to be closed by the caller.
+def writer_for(leaves: dict[str, Any], *, max_staged_bytes: int | None) -> Any:
+    """Orbax's `AsyncCheckpointer` for one save of `leaves`, to be closed by the caller.
 
     Its `save` returns when the arrays are on the host: safe to donate. With `max_staged_bytes`
     they are copied there a part at a time, and only what has been written is safe.
     """
+    import orbax.checkpoint as ocp  # noqa: PLC0415  # 0.3 s that a plan does not need
+
     handler = ocp.BasePyTreeCheckpointHandler(
         # Weights are noise in most of their bits: compressed they take a twelfth less of the disk,
         # and a second copy of the state in memory until the save is done (November 2026).
@@ -44,6 +45,8 @@ def give_memory_back() -> None:
 
 
 def _bounds(leaves: dict[str, Any], max_staged_bytes: int) -> dict[str, Any]:
+    import orbax.checkpoint as ocp  # noqa: PLC0415  # 0.3 s that a plan does not need
+
     # Orbax refuses to write an array that alone is as large as the bound.
     largest = 1 + max((leaf.nbytes for leaf in leaves.values()), default=0)
     with private_names("orbax-checkpoint"):
