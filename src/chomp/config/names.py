@@ -7,18 +7,22 @@ never written out.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from chomp.config.fields import (
+    KeyPath,
     Setting,
     dotted,
+    section_for,
     sections,
     settings_by_spelling,
     settings_of,
 )
+from chomp.config.messages import no_such_field, two_spellings
+from chomp.errors import ConfigError
 
 _PART = r"""(?:"[^"]*"|'[^']*'|[^.='"]+)"""
 # The first "=" outside quotes ends the path; the value may hold more of them, and line ends.
@@ -70,6 +74,94 @@ def also_names(cls: type) -> tuple[AlsoName, ...]:
             zero_is_null=item.zero_is_null,
         )
     return tuple(found.values())
+
+
+class MovedValue(NamedTuple):
+    """A value given by an `also` name, put where its field is, and the path it was given by."""
+
+    path: KeyPath
+    value: Any
+    name: AlsoName
+
+    def __repr__(self) -> str:
+        """As the value is, in messages that show the section around it."""
+        return repr(self.value)
+
+
+def move_values(
+    cls: type, value: Mapping[Any, Any], at: KeyPath, path: KeyPath
+) -> tuple[Mapping[Any, Any], dict[KeyPath, ConfigError]]:
+    """A mapping for a config class with what is given by `also` names put where its fields are.
+
+    With the problems by the path of the field. `at` is the place of the mapping by field names,
+    `path` as the user wrote it.
+    """
+    problems: dict[KeyPath, ConfigError] = {}
+    for name in also_names(cls):
+        value, found = _take(value, name.route)
+        for key_path, given in found.items():
+            moved = MovedValue((*path, *key_path), given, name)
+            try:
+                value = _put(cls, value, moved, name.field, at, path)
+            except ConfigError as error:
+                problems.setdefault((*at, *name.field), error)
+    return value, problems
+
+
+def _take(
+    value: Mapping[Any, Any], route: tuple[frozenset[str], ...]
+) -> tuple[Mapping[Any, Any], dict[KeyPath, Any]]:
+    """A mapping without what is at the end of a route, and what was there, by path."""
+    left, found = dict(value), dict[KeyPath, Any]()
+    for key in value:
+        if key not in route[0]:
+            continue
+        if len(route) == 1:
+            found[(key,)] = left.pop(key)
+        elif isinstance(value[key], Mapping):
+            left[key], below = _take(value[key], route[1:])
+            found |= {(key, *rest): inner for rest, inner in below.items()}
+    return left, found
+
+
+def _put(
+    cls: type,
+    value: Mapping[Any, Any],
+    moved: MovedValue,
+    field: tuple[str, ...],
+    at: KeyPath,
+    path: KeyPath,
+) -> Mapping[Any, Any]:
+    """The mapping of a section with a value at the path of its field in it."""
+    item = settings_by_spelling(cls)[field[0]]
+    key = next((spelling for spelling in item.spellings if spelling in value), item.name)
+    inner = value.get(key)
+    where = (*path, key)
+    if len(field) == 1:
+        if key in value:
+            first = inner.path if isinstance(inner, MovedValue) else where
+            raise two_spellings(first, moved.path)
+        return {**value, key: moved}
+    if key not in value:
+        inner = {}  # as if the section were there and empty
+    elif type(inner) in sections(item.declared):
+        inner = fields_of(inner)
+    if isinstance(inner, Mapping):
+        section = section_for(item.declared, inner)
+        if section is None:  # of no known kind, which is refused by itself
+            return {**value, key: inner}
+        if field[1] in settings_by_spelling(section):
+            found = _put(section, inner, moved, field[1:], (*at, item.name), where)
+            return {**value, key: found}
+    elif inner is not None or moved.name.meaning(moved.value) is None:
+        return value  # a wrong value; or no section, and a period that is none
+    raise no_such_field(moved.path, (*at, *field), where, inner)
+
+
+def fields_of(config: Any) -> dict[str, Any]:
+    """What a config instance has, by field."""
+    cls: type = type(config)
+    return {item.name: getattr(config, item.name) for item in settings_of(cls)}
 
 
 def resolve_also(cls: type, parts: tuple[str, ...]) -> tuple[tuple[str, ...], AlsoName | None]:

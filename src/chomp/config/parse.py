@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from enum import Enum
 from functools import cache
 from os import PathLike, fspath
-from typing import Any, Literal, NamedTuple, TypeVar, get_origin
+from typing import Any, Literal, TypeVar, get_origin
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -42,7 +42,6 @@ from chomp.config.messages import (
     blank_text,
     describe_value,
     missing_value,
-    no_such_field,
     raise_problems,
     scalar_in_text,
     two_spellings,
@@ -51,7 +50,7 @@ from chomp.config.messages import (
     wrong_key,
     wrong_value,
 )
-from chomp.config.names import AlsoName, also_names
+from chomp.config.names import MovedValue, also_names, fields_of, move_values
 from chomp.errors import ConfigError
 
 C = TypeVar("C", bound=ConfigClass)
@@ -204,17 +203,6 @@ def _plain_text(text: str, path: KeyPath) -> str:
 # ---- The walk --------------------------------------------------------------------------------
 
 
-class _Moved(NamedTuple):
-    """A value given by an `also` name, put where its field is, and the path it was given by."""
-
-    path: KeyPath
-    value: Any
-
-    def __repr__(self) -> str:
-        """As the value is, in messages that show the section around it."""
-        return repr(self.value)
-
-
 class Walk:
     """One input on its way to a config, and its problems by the path of their field.
 
@@ -243,13 +231,14 @@ class Walk:
         has if no value is given: a mapping for a config changes only the fields that it names.
         """
         path = self._written.get(at, path)
-        if isinstance(value, _Moved):
-            path, value = value
+        if isinstance(value, MovedValue):
+            path, value, also = value
+            value = also.meaning(value.meaning if isinstance(value, Unquoted) else value)
         if isinstance(value, Unquoted):
             value = _meaning(value, declared)
         if is_config(value) and (known := sections(declared)):
             if type(value) in known:
-                return self._section(type(value), _fields(value), at, path, None)
+                return self._section(type(value), fields_of(value), at, path, None)
             # A subclass, too: no file could say which one it was.
             return self._refuse(at, wrong_class(path, value, known))
         if isinstance(value, Mapping):
@@ -291,7 +280,11 @@ class Walk:
         self, cls: type, value: Mapping[Any, Any], at: KeyPath, path: KeyPath, default: Any
     ) -> Any:
         """A config with every field as given, else as in `default`, else its own default."""
-        value = self._with_also_moved(cls, value, at, path)
+        for name in also_names(cls):
+            self._also_keys.setdefault((*at, *name.section), []).append(name.name[-1])
+        value, problems = move_values(cls, value, at, path)
+        for field, error in problems.items():
+            self._refuse(field, error)
         keys = self._keys_by_field(cls, value, at, path)
         fields: dict[str, Any] = {}
         written: dict[str, KeyPath] = {}
@@ -300,9 +293,11 @@ class Walk:
             inner, where = (*at, item.name), (*path, key)
             kept = item.default() if default is None else getattr(default, item.name)
             if item.name in keys:
-                found = self.value(item.declared, value[key], inner, where, kept)
                 given = value[key]
-                where = given.path if isinstance(given, _Moved) else self._written.get(inner, where)
+                found = self.value(item.declared, given, inner, where, kept)
+                where = (
+                    given.path if isinstance(given, MovedValue) else self._written.get(inner, where)
+                )
             elif item.is_required and default is None:
                 self._refuse(inner, missing_value(where, item.declared))
                 continue
@@ -393,82 +388,6 @@ class Walk:
             detail = "" if is_of_type else first["msg"]
             self._refuse(at, wrong_value(path, given, declared, detail))
             return plain if isinstance(plain, int | float) else None  # which may be out of bounds
-
-    def _with_also_moved(
-        self, cls: type, value: Mapping[Any, Any], at: KeyPath, path: KeyPath
-    ) -> Mapping[Any, Any]:
-        """The mapping with each value that was given by an `also` name put where its field is."""
-        for name in also_names(cls):
-            self._also_keys.setdefault((*at, *name.section), []).append(name.name[-1])
-        for name in also_names(cls):
-            value, found = _taken(value, name.route)
-            for key_path, given in found.items():
-                if not isinstance(given, _Moved):
-                    given = _Moved((*path, *key_path), given)
-                value = self._with_moved(cls, value, name, given, at, path)
-        return value
-
-    def _with_moved(
-        self,
-        cls: type,
-        value: Mapping[Any, Any],
-        name: AlsoName,
-        moved: _Moved,
-        at: KeyPath,
-        path: KeyPath,
-        depth: int = 0,
-    ) -> Mapping[Any, Any]:
-        """The mapping of a section with a value put at the rest of its field's path."""
-        item = settings_by_spelling(cls)[name.field[depth]]
-        field = (*at, *name.field[depth:])
-        key = next((spelling for spelling in item.spellings if spelling in value), item.name)
-        inner = value.get(key)
-        if depth == len(name.field) - 1:
-            if key not in value:
-                meaning = moved.value.meaning if isinstance(moved.value, Unquoted) else moved.value
-                return {**value, key: moved._replace(value=name.meaning(meaning))}
-            first = inner.path if isinstance(inner, _Moved) else (*path, key)
-            self._refuse(field, two_spellings(first, moved.path))
-            return value
-        where = (*path, key)
-        if key not in value:
-            inner = {}  # as if the section were there and empty
-        elif type(inner) in sections(item.declared):
-            inner = _fields(inner)
-        if isinstance(inner, Mapping):
-            section = section_for(item.declared, inner)
-            if section is None:  # of no known kind, which is refused by itself
-                return {**value, key: inner}
-            if name.field[depth + 1] in settings_by_spelling(section):
-                found = self._with_moved(
-                    section, inner, name, moved, (*at, item.name), where, depth + 1
-                )
-                return {**value, key: found}
-        elif inner is not None or name.meaning(moved.value) is None:
-            return value  # a wrong value; or no section, and a period that is none
-        self._refuse(field, no_such_field(moved.path, field, where, inner))
-        return value
-
-
-def _fields(config: Any) -> dict[str, Any]:
-    cls: type = type(config)
-    return {item.name: getattr(config, item.name) for item in settings_of(cls)}
-
-
-def _taken(
-    value: Mapping[Any, Any], route: tuple[frozenset[str], ...]
-) -> tuple[Mapping[Any, Any], dict[KeyPath, Any]]:
-    """A mapping without what is at the end of a route, and what was there, by path."""
-    left, found = dict(value), dict[KeyPath, Any]()
-    for key in value:
-        if key not in route[0]:
-            continue
-        if len(route) == 1:
-            found[(key,)] = left.pop(key)
-        elif isinstance(value[key], Mapping):
-            left[key], below = _taken(value[key], route[1:])
-            found |= {(key, *rest): inner for rest, inner in below.items()}
-    return left, found
 
 
 def _rule_error(error: Exception, path: KeyPath, written: Mapping[str, KeyPath]) -> ConfigError:
