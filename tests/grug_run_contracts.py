@@ -17,7 +17,7 @@ from typing import Any
 from chomp.config import apply_overrides
 from chomp.errors import ConfigError
 from chomp.executor import PlannedStep, plan_steps, run_plan
-from chomp.launch.local_runner import local_runner
+from chomp.launch.run import local_runner
 from chomp.tracking import metric_of, metrics
 from tests import tiny
 from tests.grug_contracts import Template, markers_for_values

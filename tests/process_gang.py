@@ -29,7 +29,7 @@ class Gang:
         imports: Sequence[str] = ("chomp.mesh",),
         num_devices: int = 1,
     ) -> None:
-        from chomp.launch.free_port import free_port  # of no use to the forks
+        from chomp.launch.gang import free_port  # of no use to the forks
 
         folder.mkdir(parents=True, exist_ok=True)
         self._folder, self._count = folder, count

@@ -15,7 +15,7 @@ from chomp.data import JsonlSource, LmComponentConfig, LmDataConfig, source_docu
 from chomp.errors import ChompError
 from chomp.evaluation.harness.tasks import load_tasks
 from chomp.executor import ExecutorStep, Resources, plan_steps, versioned
-from chomp.launch.process_runner import process_runner
+from chomp.launch.process import process_runner
 from chomp.mesh import MeshConfig
 from chomp.optim import AdamConfig, GrugOptimizerConfig
 from chomp.storage import read_json

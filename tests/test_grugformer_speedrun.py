@@ -26,7 +26,7 @@ from chomp.errors import ConfigError
 from chomp.executor import ExecutorStep, PlannedStep, plan_steps, run_plan
 from chomp.executor.identity import Identities
 from chomp.executor.step import source_hashes
-from chomp.launch.local_runner import local_runner
+from chomp.launch.run import local_runner
 from chomp.tracking import latest_rows, read_metrics
 from chomp.training import HarnessConfig
 from experiments.grug.base import launch as base

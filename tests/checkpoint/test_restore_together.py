@@ -14,7 +14,7 @@ import pytest
 from checkpoint_samples import state_at
 from restore_samples import HARMS, change_metadata, save, snapshot
 
-from chomp.launch.free_port import free_port
+from chomp.launch.gang import free_port
 from chomp.mesh import MeshConfig, create_mesh
 
 HERE = Path(__file__).parent

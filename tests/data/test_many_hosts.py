@@ -10,7 +10,7 @@ from number_stores import NUMBERS, number_data
 
 from chomp.config import config_to_mapping
 from chomp.data import BatchSchedule, build_train_dataset
-from chomp.launch.free_port import free_port
+from chomp.launch.gang import free_port
 
 HOST = """
 import json, sys

@@ -411,10 +411,10 @@ WARNED = """
 import logging, sys
 from chomp.data import HuggingFaceSource, TextFormat, source_documents
 from chomp.errors import StorageError
-from chomp.launch.telling import tell_warnings_only
+from chomp.launch.console import show_log_warnings
 from chomp.tokenize import load_hub_tokenizer
 
-tell_warnings_only()
+show_log_warnings()
 way, file = sys.argv[1:]
 if way == "dataset":
     source = HuggingFaceSource(path="json", data_files=(file,), streaming=True)

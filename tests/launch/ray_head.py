@@ -18,7 +18,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from chomp.launch.free_port import free_port
+from chomp.launch.gang import free_port
 
 START_S = 240.0
 END_S = 60.0

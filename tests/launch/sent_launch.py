@@ -12,7 +12,7 @@ from tests.launch.sent_steps import step
 class Launch(Config):
     """Words for each step, which is named by them; and how many processes each of them is."""
 
-    wishes: tuple[str, ...] = ("",)
+    wishes: tuple[str, ...] = ("nothing",)
     processes: int = 1
     custom: dict[str, float] | None = None
 
@@ -20,9 +20,7 @@ class Launch(Config):
 def steps(launch: Launch) -> list[ExecutorStep]:
     """One step for each wish; those about one of several are of several processes."""
     wanted = Resources(processes=launch.processes, custom=launch.custom or {})
-    return [
-        step(wish.replace(" ", "-") or "nothing", wish, resources=wanted) for wish in launch.wishes
-    ]
+    return [step(wish.replace(" ", "-"), wish, resources=wanted) for wish in launch.wishes]
 
 
 if __name__ == "__main__":

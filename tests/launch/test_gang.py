@@ -17,9 +17,9 @@ from chomp.config import config_to_mapping
 from chomp.errors import DataError, LaunchError, RunInterrupted
 from chomp.executor import ExecutorStep, PlannedStep, Resources, plan_steps, read_status, run_plan
 from chomp.launch.gang import GangEnd, Member, member_environment, run_gang
-from chomp.launch.outcome import Outcome, outcome_of
-from chomp.launch.process_runner import process_runner
-from chomp.launch.stop_wish import StopWish
+from chomp.launch.process import process_runner
+from chomp.launch.signals import StopRequest
+from chomp.launch.step_result import Outcome, outcome_of
 from chomp.mesh.distributed import CoordinatorAddressTaken
 from tests import tiny
 from tests.launch.sent_steps import step
@@ -71,7 +71,7 @@ HANGS = (10**6, None)
 Ends = tuple[tuple[int, Outcome | None], ...]
 
 
-def ended(*tries: Ends, restarts: int = 0, stop: StopWish | None = None) -> GangEnd:
+def ended(*tries: Ends, restarts: int = 0, stop: StopRequest | None = None) -> GangEnd:
     """How a gang ends whose members end so, try by try, one look after the other."""
     left = iter(tries)
     members: list[Pretended] = []
@@ -149,7 +149,7 @@ def test_a_taken_address_is_left_for_another_and_costs_no_restart(caplog):
 
 
 def test_nothing_is_started_again_after_a_wish_to_stop():
-    stop = StopWish()
+    stop = StopRequest()
     stop.ask()
     stop.ask()  # is one wish, and not a second that means: at once
     assert stop.times == 1
@@ -346,7 +346,7 @@ def test_a_member_that_ends_without_a_word_has_not_done_its_part():
 
 
 def test_a_third_wish_to_stop_kills_what_hangs():
-    stop = StopWish()
+    stop = StopRequest()
 
     class Stuck(Pretended):
         """In native code: a signal that Python would handle does nothing."""

@@ -4,6 +4,7 @@ import io
 import logging
 import os
 import pty
+import re
 import shutil
 import subprocess
 import sys
@@ -273,8 +274,13 @@ def test_steps_in_processes_of_their_own_give_the_same_folders_and_reports(
     assert "Already done" in launch().stdout
     failed = launch("--on", "process", "-o", "trouble=data", "-o", "lr=0.3")
     assert failed.returncode == 1
-    assert failed.stderr.splitlines()[-1].endswith("/.executor_log")
-    assert "no documents" in failed.stderr
+    head, *end = failed.stderr.partition("Failed: ")[2].splitlines()
+    assert head == "1 of 1 step"
+    assert re.fullmatch(r"  train-\w+: see outputs/train-\w+/\.executor_log", end[0])
+    shown = [line.removeprefix("    | ") for line in end[1:] if line.startswith("    | ")]
+    log = Path(tmp_path, end[0].partition(": see ")[2]).read_text()
+    assert "no documents" in shown[-1]
+    assert log.endswith("\n".join(shown) + "\n"), "the last lines of the log"
     bug = launch("--on", "process", "-o", "trouble=bug", "-o", "lr=0.4").stderr
     # As where it happened, without how it came here.
     assert bug.count("Traceback (most recent call last):") == 1

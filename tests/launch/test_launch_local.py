@@ -10,7 +10,7 @@ import pytest
 
 from chomp.cli.commands import launch_app
 from chomp.errors import ConfigError
-from chomp.launch.launch_local import launched_locally
+from chomp.launch.multi_process import launch_locally
 from chomp.mesh.distributed import CoordinatorAddressTaken
 from tests import tiny
 from tests.launch.sent_steps import wait_for
@@ -151,7 +151,7 @@ def test_gpus_are_shared_out(launched, capsys, monkeypatch):
 )
 def test_what_cannot_be_is_refused(command, options):
     with pytest.raises(ConfigError, match=r"Allowed: .*Fix: "):
-        launched_locally(command, **options)
+        launch_locally(command, **options)
 
 
 # The second process fails alone, in a step in which the first waits for it.
@@ -186,7 +186,7 @@ def test_a_launch_file_that_fails_in_one_process_ends_with_the_code_of_that(tmp_
     file = tmp_path / "launch.py"
     file.write_text(LAUNCH_FILE)
     command = ["python", str(file), "--prefix", str(tmp_path / "out")]
-    assert launched_locally(command, processes=2, devices_per_process=1) == 2
+    assert launch_locally(command, processes=2, devices_per_process=1) == 2
     said = capsys.readouterr()
     assert "[0] train (new)" in said.out
     assert "[1] Error: only this process has this trouble" in said.err
@@ -207,8 +207,8 @@ def test_the_base_run_goes_through_two_processes_and_its_failure_comes_back(
     monkeypatch.setenv("COLUMNS", "300")  # so that no path is cut
     launch = ["python", str(ROOT / "experiments/grug/base/launch.py"), "--prefix", str(tmp_path)]
     launch += [word for item in SMALL for word in ("-o", item)]
-    assert launched_locally(launch, processes=2, devices_per_process=2) == 0
+    assert launch_locally(launch, processes=2, devices_per_process=2) == 0
     [folder] = tmp_path.glob("grug/base-*")
     assert list(tiny.losses(folder)) == list(range(6))
     assert f"[0]  run folder         {folder}" in capsys.readouterr().out
-    assert launched_locally([*launch, "-o", "mesh.data=3"], processes=2, devices_per_process=2) == 2
+    assert launch_locally([*launch, "-o", "mesh.data=3"], processes=2, devices_per_process=2) == 2

@@ -23,9 +23,8 @@ from chomp.executor import (
     read_status,
     run_plan,
 )
-from chomp.launch.launching import run_planned
-from chomp.launch.local_runner import local_runner
-from chomp.launch.process_runner import gpus_each, process_runner, usual_concurrency
+from chomp.launch.process import gpus_each, process_runner, usual_concurrency
+from chomp.launch.run import local_runner, run_planned
 from chomp.launch.visible_gpus import GpuPool, hidden_gpus
 from tests.launch.sent_steps import step, wait_for
 
@@ -158,8 +157,8 @@ def test_steps_at_the_same_time_are_all_asked_to_stop(tmp_path):
 LAUNCH = """
 import sys
 from chomp.executor import plan_steps, run_plan
-from chomp.launch.process_runner import process_runner
-from chomp.launch.step_logs import log_path, opened_log
+from chomp.launch.process import process_runner
+from chomp.launch.step_result import log_path, open_log
 from tests.launch.sent_steps import step
 
 plan = plan_steps([step("own", "until asked")], prefix=sys.argv[1])
@@ -318,10 +317,10 @@ def test_gpus_are_waited_for_until_there_are_enough_and_come_back():
     pool, waits, got = GpuPool(["3", "5"]), threading.Event(), []
 
     def take_all() -> None:
-        with pool.lent(2, waits.set) as names:
+        with pool.lend(2, waits.set) as names:
             got.append(names)
 
-    with pool.lent(1) as [name], pool.lent(0) as none:
+    with pool.lend(1) as [name], pool.lend(0) as none:
         assert (name, none) == ("3", [])
         taking = threading.Thread(target=take_all)
         taking.start()
@@ -336,16 +335,16 @@ def test_who_wants_all_gpus_has_them_before_those_who_came_later_and_want_one():
     takers: list[threading.Thread] = []
 
     def take(count: int, waits: threading.Event) -> None:
-        with pool.lent(count, waits.set):
+        with pool.lend(count, waits.set):
             got.append(count)
 
-    with pool.lent(1):
+    with pool.lend(1):
         for count in (2, 1, 1):  # of which the last two could have the one that is left
             waits = threading.Event()
             takers.append(threading.Thread(target=take, args=(count, waits)))
             takers[-1].start()
             assert waits.wait(60)
-        with pool.lent(0) as none:
+        with pool.lend(0) as none:
             assert none == []
         assert got == []
     for taker in takers:

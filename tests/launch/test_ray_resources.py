@@ -9,18 +9,17 @@ from hypothesis import strategies as st
 
 from chomp.errors import LaunchError
 from chomp.executor import PlannedStep, Resources, plan_steps
-from chomp.launch.outcome import Outcome
-from chomp.launch.ray_resources import (
+from chomp.launch.ray_actors import ProcessActor, SentProcess
+from chomp.launch.ray_runner import (
     GROWS,
     demand_of,
+    forwarded_environment,
     processes_that_fit,
     require_room,
-    tell_idle_gpus,
+    warn_idle_gpus,
 )
-from chomp.launch.ray_runner import forwarded_environment
-from chomp.launch.ray_seat import Seat, SentProcess
-from chomp.launch.step_logs import log_path
-from chomp.launch.step_payload import payload_of
+from chomp.launch.step_process import pack_step
+from chomp.launch.step_result import Outcome, log_path
 from tests.launch.sent_steps import step
 
 NODES = [
@@ -108,7 +107,7 @@ def test_only_variables_that_say_how_a_step_runs_go_along(monkeypatch):
 def sent(item: PlannedStep, gpus: int = 0, **changes: str) -> SentProcess:
     folders = {"folder": item.path, "working_folder": str(Path.cwd()), **changes}
     return SentProcess(
-        payload=payload_of(item),
+        payload=pack_step(item),
         environment={"JAX_PROCESS_ID": "7"},
         gpus=gpus,
         log=log_path(item.path),
@@ -119,7 +118,7 @@ def sent(item: PlannedStep, gpus: int = 0, **changes: str) -> SentProcess:
 
 def ended(item: PlannedStep, **changes: str) -> tuple[int, Outcome | None]:
     """How a seat on this machine says that the step ended."""
-    return Seat().run(sent(item, **changes))
+    return ProcessActor().run(sent(item, **changes))
 
 
 def begun(item: PlannedStep) -> PlannedStep:
@@ -150,23 +149,23 @@ def test_a_process_that_asked_for_no_gpu_sees_none_of_its_node_whatever_its_driv
     item = begun(planned(tmp_path, Resources()))
     process = sent(item, gpus)
     process = replace(process, environment={**process.environment, **told})
-    assert Seat().run(process) == (0, Outcome())
+    assert ProcessActor().run(process) == (0, Outcome())
     assert [Path(item.path, name).read_text() for name in ("seen-7", "platforms-7")] == seen
 
 
 def test_a_step_that_says_nothing_of_gpus_is_told_that_it_gets_none(tmp_path, caplog):
     quiet = [Resources(gpus=0), Resources(gpus=1), Resources(custom={"TPU": 4.0})]
-    tell_idle_gpus([planned(tmp_path, wanted) for wanted in quiet], NODES)
-    tell_idle_gpus([planned(tmp_path, Resources())], NODES[:1])
+    warn_idle_gpus([planned(tmp_path, wanted) for wanted in quiet], NODES)
+    warn_idle_gpus([planned(tmp_path, Resources())], NODES[:1])
     assert caplog.text == ""
-    tell_idle_gpus([planned(tmp_path, Resources())], NODES)
+    warn_idle_gpus([planned(tmp_path, Resources())], NODES)
     assert "one-" in caplog.text
     assert "set resources.gpus" in caplog.text
 
 
 def test_a_process_that_was_asked_to_stop_before_it_began_is_asked_then(tmp_path):
     item = begun(planned(tmp_path, Resources(), "until asked"))
-    seat = Seat()
+    seat = ProcessActor()
     seat.terminate()
     code, _ = seat.run(sent(item))
     assert code != 0
@@ -174,7 +173,7 @@ def test_a_process_that_was_asked_to_stop_before_it_began_is_asked_then(tmp_path
 
 def test_a_process_that_was_killed_before_it_began_saves_nothing(tmp_path):
     item = begun(planned(tmp_path, Resources(), "until asked"))
-    seat = Seat()
+    seat = ProcessActor()
     seat.kill()
     assert seat.run(sent(item)) == (-9, None)
     assert not Path(item.path, "saved").exists()

@@ -1,29 +1,39 @@
 """What `ray_run` makes of its words and of this folder, and what it refuses; without a cluster."""
 
-import json
 import os
 import signal
 import subprocess
 import sys
-import zipfile
 from collections.abc import AsyncIterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from chomp.errors import ConfigError, LaunchError
-from chomp.launch import ray_job, ray_run
-from chomp.launch import shipped_folder as shipping
-from chomp.launch.job_command import entrypoint_of, submission_id_of, with_extras
-from chomp.launch.job_environment import git_commit, job_environment, split_environment_words
-from chomp.launch.job_keys import start_package
-from chomp.launch.ray_dashboard import job_address
-from chomp.launch.ray_job import FollowedJob, NobodyReads, RayJob, submitted
-from chomp.launch.ray_run import main
-from chomp.launch.shipped_folder import shipped_folder
+from chomp.launch import ray_run, ray_submit
+from chomp.launch.ray_run import (
+    entrypoint_of,
+    git_commit,
+    job_environment,
+    main,
+    split_environment_words,
+    submission_id_of,
+    with_extras,
+)
+from chomp.launch.ray_submit import (
+    NobodyReads,
+    big_files,
+    excludes_of,
+    follow,
+    job_address,
+    packages_below,
+    stop,
+    submit,
+)
 from chomp.storage.secrets import is_secret_name
 
 SET = {"HOME": "/home", "MODE": "fast"}
@@ -74,9 +84,10 @@ def test_keys_that_are_set_go_along_and_can_be_given_otherwise():
     assert job_environment([["WANDB_API_KEY=its"]], environ) == {"WANDB_API_KEY": "its"}
 
 
-def git(folder: Path, *words: str) -> None:
-    names = ["-c", "user.name=x", "-c", "user.email=x"]
-    subprocess.run(["git", *names, *words], cwd=folder, check=True, capture_output=True)
+def git(folder: Path, *words: str) -> str:
+    command = ["git", "-c", "user.name=x", "-c", "user.email=x", *words]
+    done = subprocess.run(command, cwd=folder, check=True, capture_output=True, text=True)
+    return done.stdout
 
 
 @pytest.fixture
@@ -105,57 +116,53 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-KEPT = (
+def sent(folder: Path) -> set[str]:
+    """What git finds in a folder by the patterns that are handed to Ray, which has git's syntax."""
+    (folder / "excluded.key").write_text("\n".join(excludes_of(folder)))
+    bare = [f"--git-dir={folder}/.venv", f"--work-tree={folder}"]
+    git(folder, *bare, "init", "-q")
+    found = git(folder, *bare, "ls-files", "--others", "--exclude-from=excluded.key")
+    return set(found.splitlines())
+
+
+KEPT = {
     ".gitignore",
     "launch.py",
     "new file.py",
     "src/mine/__init__.py",
     "src/mine/deep/outputs/kept.py",
-)
+}
 
 
-def test_code_is_sent_and_results_and_what_git_ignores_are_not(checkout):
-    assert shipped_folder(checkout).files == KEPT
-    assert shipped_folder(checkout).packages() == [str(checkout / "src/mine")]
+def test_code_is_sent_and_results_keys_and_what_git_ignores_are_not(checkout):
+    for name in (".env", "cloud.pem", ".ssh/id"):
+        (checkout / name).parent.mkdir(exist_ok=True)
+        (checkout / name).write_text("a key")
+    assert sent(checkout) == KEPT
+    assert packages_below(checkout) == [str(checkout / "src/mine")]
     # Also where there is no git: then nobody says what is to be ignored.
     (checkout / ".git").rename(checkout / "node_modules")
-    assert set(shipped_folder(checkout).files) == {*KEPT, "a.log", "data/tokens"}
+    assert sent(checkout) == {*KEPT, "a.log", "data/tokens"}
+
+
+def test_what_a_folder_above_ignores_is_not_sent_either(checkout):
+    (checkout / "src/data").mkdir()
+    (checkout / "src/data/tokens").touch()
+    assert sent(checkout / "src") == {"mine/__init__.py", "mine/deep/outputs/kept.py"}
+
+
+def test_files_too_big_for_code_stay_here_and_are_named(checkout, monkeypatch):
+    monkeypatch.setattr(ray_submit, "BIG_FILE_BYTES", 1000)
+    for name in ("weights [1].bin", "a.log", "outputs/big"):  # of which one would be sent
+        (checkout / name).write_bytes(bytes(1001))
+    assert big_files(checkout) == ["weights [1].bin"]
+    (checkout / "weights 1.bin").touch()  # which the name would match, were it a pattern
+    assert sent(checkout) == {*KEPT, "weights 1.bin"}
 
 
 def test_a_file_that_was_deleted_but_is_still_tracked_is_no_trouble(checkout):
     (checkout / "launch.py").unlink()
-    assert "launch.py" not in shipped_folder(checkout).files
-
-
-def test_files_too_big_for_code_stay_here_and_are_named(checkout, monkeypatch):
-    monkeypatch.setattr(shipping, "BIG_FILE_BYTES", 1000)
-    (checkout / "weights.bin").write_bytes(bytes(1001))
-    folder = shipped_folder(checkout)
-    assert folder.files == KEPT
-    assert folder.told() == f"5 files of {checkout}, 0.0 kB; without files over 1.0 kB: weights.bin"
-
-
-def test_the_same_folder_gives_the_same_archive_and_programs_stay_programs(checkout, tmp_path):
-    (checkout / "launch.py").chmod(0o755)
-    archives = []
-    for name in ("one.zip", "two.zip"):
-        for file in KEPT:
-            (checkout / file).touch()  # another time, the same content
-        shipped_folder(checkout).write_archive(tmp_path / "node_modules.zip")
-        archives.append((tmp_path / "node_modules.zip").read_bytes())
-        (tmp_path / "node_modules.zip").rename(tmp_path / "data" / name)
-    assert archives[0] == archives[1]
-    with zipfile.ZipFile(tmp_path / "data" / "one.zip") as archive:
-        assert tuple(archive.namelist()) == KEPT
-        assert archive.read("launch.py") == b"import mine"
-        assert archive.getinfo("launch.py").external_attr >> 16 == 0o755
-
-
-def test_more_than_ray_takes_is_refused_with_the_biggest_files(checkout, tmp_path, monkeypatch):
-    (checkout / "table.py").write_bytes(bytes(range(256)) * 40)
-    monkeypatch.setenv("RAY_max_grpc_message_size", "500")
-    with pytest.raises(LaunchError, match=r"table.py \(10.2 kB\).*less than 0.5 kB.*gitignore"):
-        shipped_folder(checkout).write_archive(tmp_path / "data" / "x.zip")
+    assert big_files(checkout) == []
 
 
 def test_the_commit_says_whether_files_differ_from_it(checkout):
@@ -261,15 +268,14 @@ def test_help_shows_the_options_and_needs_no_ray(tmp_path):
             ["hf"],
             "python -m chomp_job_start uv run --extra hf --extra ray x",
         ),
-        # In the environment that uv makes, since the node's own python may have no Ray.
         (
             ["python", "x.py"],
             ["hf"],
-            "uv run --extra hf --extra ray -- python -m chomp_job_start python x.py",
+            "python -m chomp_job_start uv run --extra hf --extra ray -- python x.py",
         ),
     ],
 )
-def test_keys_are_fetched_by_a_python_that_has_ray(tmp_path, command, extras, words):
+def test_a_command_with_keys_is_started_by_the_python_it_names(tmp_path, command, extras, words):
     project = tmp_path / "pyproject.toml"
     project.write_text(PROJECT)
     made = entrypoint_of(command, extras, project, has_keys=True)
@@ -286,32 +292,27 @@ def test_what_is_named_as_keys_are_is_one():
     assert [name for name in (*keys, *others) if is_secret_name(name)] == keys
 
 
-def job(**changes: object) -> RayJob:
-    """A job as `ray_run` submits it."""
-    usual = {"submission_id": "mine", "entrypoint": "x", "archive": "x.zip", "packages": ["/mine"]}
-    return RayJob(**{**usual, "environment": {"MODE": "fast"}, "keys": {}, **changes})
+def submitted(client: Any, folder: Path, **changes: object) -> None:
+    """Submit a job as `ray_run` does."""
+    usual: dict[str, Any] = {"environment": {"MODE": "fast"}, "keys": {}, **changes}
+    submit(client, "mine", "x", folder, **usual)
 
 
 class ClientOfJobs:
-    """A job server that takes everything and keeps what it was told, with a job in one state."""
+    """A job server that takes everything and keeps what it was given, with a job in one state."""
 
     def __init__(self, status: str = "RUNNING", *, says: str = "") -> None:
-        self.stored: dict[str, bytes] = {}
-        self.asked: dict[str, object] = {}
+        self.asked: dict[str, Any] = {}
+        self.packages: dict[str, dict[str, bytes]] = {}  # what they hold when they are uploaded
         is_over = status in ("STOPPED", "FAILED", "SUCCEEDED")
         self._status = SimpleNamespace(value=status, is_terminal=lambda: is_over)
         self._says = says
 
-    def _do_request(self, method: str, place: str, data: bytes) -> SimpleNamespace:
-        assert method == "PUT"
-        self.stored[place] = data
-        return SimpleNamespace(status_code=200)
-
-    def _package_exists(self, place: str) -> bool:
-        return place.replace("://", "/") in str(self.stored)
-
     def submit_job(self, **asked: object) -> str:
         self.asked = asked
+        for place in map(Path, self.asked["runtime_env"].get("py_modules", [])):
+            files = {each.name: each.read_bytes() for each in place.iterdir() if each.is_file()}
+            self.packages[place.name] = files
         return "mine"
 
     def stop_job(self, submission_id: str) -> None:
@@ -327,55 +328,39 @@ class ClientOfJobs:
         yield self._says
 
 
-def test_keys_travel_apart_from_what_the_cluster_shows_of_a_job():
+def test_keys_travel_in_two_halves_of_which_none_holds_them(checkout):
     client = ClientOfJobs()
-    submitted(client, job(keys={"HF_TOKEN": "a-long-key"}))
-    assert "a-long-key" not in str(client.asked)
-    [(place, content)] = client.stored.items()
-    assert json.loads(content.lstrip(b"\0")) == {"HF_TOKEN": "a-long-key"}
-    # The first 15 bytes are what Ray tells of an upload that fails.
-    assert content[:15] == bytes(15)
-    shown = client.asked["runtime_env"]
-    assert place.endswith(shown["env_vars"].pop("CHOMP_JOB_KEYS").removeprefix("gcs://"))
-    assert shown["env_vars"] == {"MODE": "fast"}
-    assert [Path(each).name for each in shown["py_modules"]] == ["mine", "chomp_job_start"]
+    submitted(client, checkout, keys={"HF_TOKEN": "a-long-key"})
+    shown = client.asked["runtime_env"]["env_vars"]
+    half = bytes.fromhex(shown.pop("CHOMP_JOB_KEYS"))
+    assert shown == {"MODE": "fast"}
+    assert list(client.packages) == ["mine", "chomp_job_start"]
+    other = client.packages["chomp_job_start"]["keys.bin"]
+    for part in (half, other):
+        assert b"a-long-key" not in part
+        assert b"HF_TOKEN" not in part
+    # Ray keeps packages by their content, and the job empties this one.
+    submitted(client, checkout, keys={"HF_TOKEN": "a-long-key"})
+    assert client.packages["chomp_job_start"]["keys.bin"] != other
 
 
-def test_a_job_without_keys_is_sent_nothing_more():
+def test_a_job_without_keys_is_sent_nothing_more(checkout):
     client = ClientOfJobs()
-    submitted(client, job())
-    assert client.stored == {}
-    assert client.asked["runtime_env"]["env_vars"] == {"MODE": "fast"}
-    assert client.asked["runtime_env"]["py_modules"] == ["/mine"]
+    submitted(client, checkout)
+    assert list(client.packages) == ["mine"]
+    assert client.asked["runtime_env"]["working_dir"] == str(checkout)
 
 
 @pytest.mark.parametrize("status", ["PENDING", "STOPPED"])
-def test_a_job_that_is_stopped_before_it_began_leaves_no_keys_and_is_not_waited_for(status, capsys):
+def test_a_job_that_is_stopped_before_it_began_is_not_waited_for(status, capsys):
     client = ClientOfJobs(status)
-    submitted(client, job(keys={"HF_TOKEN": "a-long-key"})).stop()
+    stop(client, "mine")
     assert client.asked["stopped"] == "mine"
-    assert list(client.stored.values()) == [b""]
     assert ("not begun" in capsys.readouterr().err) == (status == "PENDING")
 
 
-def test_keys_that_cannot_be_wiped_are_told_of_and_do_not_hide_how_the_job_ended(
-    monkeypatch, caplog
-):
-    client = ClientOfJobs("FAILED")
-    followed = submitted(client, job(keys={"HF_TOKEN": "a-long-key"}))
-
-    def gone(*request: object, **more: object) -> None:
-        raise ConnectionError("the head is gone")
-
-    monkeypatch.setattr(client, "_do_request", gone)
-    assert followed.exit_code() == 3
-    assert "keys of this job may be left" in caplog.text
-    assert "the head is gone" in caplog.text
-    assert "a-long-key" not in caplog.text
-
-
 def test_a_job_that_fails_is_told_by_its_exit_code_and_what_it_said(capsys):
-    assert FollowedJob(ClientOfJobs("FAILED", says="no documents\n"), "mine").exit_code() == 3
+    assert follow(ClientOfJobs("FAILED", says="no documents\n"), "mine") == 3
     assert capsys.readouterr().out == "no documents\n"
 
 
@@ -394,20 +379,20 @@ class BreakingClient(ClientOfJobs):
 
 
 def test_a_connection_that_breaks_is_made_again_and_nothing_is_shown_twice(capsys, monkeypatch):
-    monkeypatch.setattr(ray_job, "_PAUSE_S", 0.0)
+    monkeypatch.setattr(ray_submit, "_PAUSE_S", 0.0)
     # Each connection that worked is a reason to try another, however long ago the last one was.
-    monkeypatch.setattr(ray_job, "_PATIENCE_S", 0.0)
+    monkeypatch.setattr(ray_submit, "_PATIENCE_S", 0.0)
     client = BreakingClient("one ", "one two ", "one two three\n")
     client._says = "and then it ends as it should"
-    assert FollowedJob(client, "mine").exit_code() == 3
+    assert follow(client, "mine") == 3
     assert capsys.readouterr().out == "one two three\n"
 
 
 def test_a_cluster_that_no_longer_answers_is_given_up_and_the_job_named(monkeypatch):
-    monkeypatch.setattr(ray_job, "_PAUSE_S", 0.001)
-    monkeypatch.setattr(ray_job, "_PATIENCE_S", 0.0)
+    monkeypatch.setattr(ray_submit, "_PAUSE_S", 0.001)
+    monkeypatch.setattr(ray_submit, "_PATIENCE_S", 0.0)
     with pytest.raises(LaunchError, match=r"it broke.*mine may go on"):
-        FollowedJob(BreakingClient("one "), "mine").exit_code()
+        follow(BreakingClient("one "), "mine")
 
 
 def test_nobody_is_waited_for_who_no_longer_reads_what_a_job_says(monkeypatch):
@@ -418,75 +403,33 @@ def test_nobody_is_waited_for_who_no_longer_reads_what_a_job_says(monkeypatch):
         said = SimpleNamespace(write=lambda text: raw.write(text.encode()), flush=raw.flush)
         monkeypatch.setattr(sys, "stdout", said)
         with pytest.raises(NobodyReads):
-            FollowedJob(ClientOfJobs(says="line\n"), "mine").exit_code()
+            follow(ClientOfJobs(says="line\n"), "mine")
 
 
-STORE = """
-class GcsClient:
-    def __init__(self, address):
-        self.path = address
+def test_a_command_finds_its_keys_once_and_a_second_one_is_told_so(checkout, tmp_path):
+    client = ClientOfJobs()
+    submitted(client, checkout, keys={"HF_TOKEN": "a-key"})
 
-    def internal_kv_get(self, key, namespace):
-        try:
-            return open(self.path, "rb").read()
-        except FileNotFoundError:
-            return None
+    def unpack() -> None:
+        for name, text in client.packages["chomp_job_start"].items():
+            (tmp_path / "node/chomp_job_start").mkdir(parents=True, exist_ok=True)
+            (tmp_path / "node/chomp_job_start" / name).write_bytes(text)
 
-    def internal_kv_del(self, key, del_by_prefix, namespace):
-        open(self.path, "wb").close()
-"""
+    def start(*command: str) -> subprocess.CompletedProcess[str]:
+        python = [sys.executable, "-S", "-m", "chomp_job_start"]
+        shown = client.asked["runtime_env"]["env_vars"]
+        env = {"PYTHONPATH": str(tmp_path / "node"), "PATH": "/usr/bin:/bin", **shown}
+        return subprocess.run([*python, *command], env=env, capture_output=True, text=True)
 
-
-def started(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
-    """A command that fetches its keys from a file in the place of Ray's store."""
-    python = [sys.executable, "-S", "-m", "chomp_job_start"]
-    env = {"PYTHONPATH": str(folder), "RAY_ADDRESS": str(folder / "store"), "PATH": "/usr/bin:/bin"}
-    env["CHOMP_JOB_KEYS"] = "gcs://x.zip"
-    return subprocess.run([*python, *command], env=env, capture_output=True, text=True)
-
-
-def test_a_command_finds_its_keys_once_and_a_second_one_is_told_so(tmp_path):
-    start_package(tmp_path)
+    unpack()
     command = ["sh", "-c", "echo $HF_TOKEN $CHOMP_JOB_KEY_NAMES $CHOMP_JOB_KEYS; exit 3"]
-    without = started(tmp_path, *command)
-    assert without.returncode == 1
-    assert "has no Ray" in without.stderr
-    (tmp_path / "ray").mkdir()
-    (tmp_path / "ray/__init__.py").touch()
-    (tmp_path / "ray/_raylet.py").write_text(STORE)
-    (tmp_path / "store").write_bytes(bytes(16) + b'{"HF_TOKEN": "a-key"}')
-    done = started(tmp_path, *command)
+    done = start(*command)
     assert (done.returncode, done.stdout) == (3, "a-key HF_TOKEN\n"), done.stderr
-    again = started(tmp_path, *command)
+    again = start(*command)
     assert again.returncode == 1
     assert "no longer there" in again.stderr
-    (tmp_path / "store").write_bytes(b"{}")
-    assert started(tmp_path, "no-such-command").returncode == 127
-
-
-class InterruptedClient(ClientOfJobs):
-    """A job server that is told of keys or of a job when Ctrl-C comes."""
-
-    def __init__(self, at: str) -> None:
-        super().__init__()
-        self._at = at
-
-    def _do_request(self, method: str, place: str, data: bytes) -> SimpleNamespace:
-        answer = super()._do_request(method, place, data)
-        if self._at == "upload" and data:
-            raise KeyboardInterrupt
-        return answer
-
-    def submit_job(self, **asked: object) -> str:
-        raise KeyboardInterrupt
-
-
-@pytest.mark.parametrize("at", ["upload", "submission"])
-def test_ctrl_c_before_there_is_a_job_leaves_no_keys_behind(at):
-    client = InterruptedClient(at)
-    with pytest.raises(KeyboardInterrupt):
-        submitted(client, job(keys={"HF_TOKEN": "a-long-key"}))
-    assert list(client.stored.values()) == [b""]
+    unpack()
+    assert start("no-such-command").returncode == 127
 
 
 class ClosedTerminal(ClientOfJobs):
@@ -522,8 +465,7 @@ class RefusingClient:
         )
 
 
-def test_a_refused_job_is_told_by_its_reason_and_without_keys():
-    refused = job(environment={"MY_URL": "https://me:pass@there"})
+def test_a_refused_job_is_told_by_its_reason_and_without_keys(checkout):
     with pytest.raises(LaunchError, match=r"mine.*ValueError") as raised:
-        submitted(RefusingClient(), refused)
+        submitted(RefusingClient(), checkout, environment={"MY_URL": "https://me:pass@there"})
     assert "pass" not in str(raised.value)

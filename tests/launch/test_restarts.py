@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from chomp.errors import ConfigError
-from chomp.launch.restarts import require_restartable, restarted, this_command
+from chomp.launch.signals import require_restartable, run_with_restarts, this_command
 
 # Notes each start; ends with the code that stands for it, the last one for all that follow.
 ENDING = """
@@ -39,13 +39,13 @@ sys.exit(codes[min(starts, len(codes) - 1)])
 def test_only_a_preempted_command_is_started_again(codes, restarts, code, starts, tmp_path):
     noted = tmp_path / "starts"
     command = [sys.executable, "-c", ENDING, str(noted), codes]
-    assert restarted(command, restarts) == code
+    assert run_with_restarts(command, restarts) == code
     assert len(noted.read_text()) == starts
 
 
 def test_a_command_that_a_signal_ended_has_the_code_that_a_shell_gives_it():
     command = [sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"]
-    assert restarted(command, 3) == 128 + signal.SIGKILL
+    assert run_with_restarts(command, 3) == 128 + signal.SIGKILL
 
 
 def test_a_signal_is_handed_on_and_ends_both(tmp_path):
@@ -58,8 +58,8 @@ def test_a_signal_is_handed_on_and_ends_both(tmp_path):
     ready = tmp_path / "ready"
     parent = (
         "import sys\n"
-        "from chomp.launch.restarts import restarted\n"
-        "sys.exit(restarted(sys.argv[1:], 5))\n"
+        "from chomp.launch.signals import run_with_restarts\n"
+        "sys.exit(run_with_restarts(sys.argv[1:], 5))\n"
     )
     process = subprocess.Popen(
         [sys.executable, "-c", parent, sys.executable, "-c", child, str(ready)]
@@ -80,7 +80,7 @@ def test_a_signal_that_comes_while_the_process_is_started_reaches_it(number, mon
             signal.raise_signal(number)  # its handler has run before the next line of the caller
 
     monkeypatch.setattr(subprocess, "Popen", SignalledPopen)
-    assert restarted(["sleep", "20"], 5) == 128 + number
+    assert run_with_restarts(["sleep", "20"], 5) == 128 + number
 
 
 def test_the_command_is_this_one_without_the_option(monkeypatch):

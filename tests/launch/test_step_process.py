@@ -11,9 +11,9 @@ from chomp import errors
 from chomp.cli.load_config import load_module
 from chomp.errors import ChompError, ConfigError, DataError, LaunchError, RunInterrupted
 from chomp.executor import ExecutorStep, plan_steps, run_plan
-from chomp.launch.outcome import error_of, outcome_of, read_outcome, write_outcome
-from chomp.launch.process_runner import process_runner
-from chomp.launch.step_payload import payload_of
+from chomp.launch.process import process_runner
+from chomp.launch.step_process import pack_step
+from chomp.launch.step_result import error_of, outcome_of, read_outcome, write_outcome
 from tests.launch import sent_steps
 
 # A launch file with all that makes its way to another process hard: classes of its own, annotations
@@ -27,7 +27,7 @@ from pathlib import Path
 
 from chomp.config import Config
 from chomp.executor import ExecutorStep, plan_steps, run_plan, this_output_path
-from chomp.launch.process_runner import process_runner
+from chomp.launch.process import process_runner
 from words import WORD
 
 
@@ -118,7 +118,7 @@ def local_function(config: object) -> object:
 def test_a_function_that_cannot_be_sent_is_refused_and_named(fn, config, tmp_path):
     [planned] = plan_steps([ExecutorStep("own", fn, config)], prefix=str(tmp_path))
     with pytest.raises(LaunchError, match=r"step 'own' cannot be sent .*Allowed: .*--on local"):
-        payload_of(planned)
+        pack_step(planned)
 
 
 def test_nothing_begins_if_one_step_of_a_plan_cannot_be_sent(tmp_path):

@@ -23,8 +23,7 @@ from chomp.executor import (
     this_output_path,
     versioned,
 )
-from chomp.launch.sweep import grid_of, points_in_file, sweep_of
-from chomp.launch.sweep_table import tell_sweep
+from chomp.launch.sweep import grid_of, points_in_file, print_sweep, sweep_of
 from chomp.tracking import JsonlTracker
 
 
@@ -159,7 +158,7 @@ def test_the_table_has_the_best_run_first_and_those_without_a_value_last(best, i
         tracker.finish()
     console = Console(file=io.StringIO(), width=200)
     runs = dict(zip(sweep.points, (first, second, third, fourth), strict=True))
-    tell_sweep(runs, "eval/loss", best=best, console=console)
+    print_sweep(runs, "eval/loss", best=best, console=console)
     said = console.file.getvalue()
     lines = [line.split("│") for line in said.splitlines() if "│" in line]
     seeds, values = zip(*(map(str.strip, line[2:4]) for line in lines), strict=True)
@@ -184,7 +183,7 @@ def test_runs_that_evaluated_averaged_weights_alone_are_ordered_by_those(tmp_pat
         tracker.finish()
     console = Console(file=io.StringIO(), width=200)
     runs = dict(zip(sweep.points, (first, second, third), strict=True))
-    tell_sweep(runs, "eval/loss", console=console)
+    print_sweep(runs, "eval/loss", console=console)
     said = console.file.getvalue()
     lines = [line.split("│") for line in said.splitlines() if "│" in line]
     shown = [tuple(map(str.strip, line[2:4])) for line in lines]

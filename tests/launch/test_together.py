@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from chomp.executor import read_status
-from chomp.launch.together import is_spokesman
+from chomp.launch.multi_process import is_lead_process
 from tests.process_gang import Gang
 
 # Two steps, of which the second is run by all. It runs the launches it is given one by one; each
@@ -252,4 +252,4 @@ def test_one_process_tells_of_a_launch(variables, is_one, monkeypatch):
         monkeypatch.delenv(name, raising=False)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    assert is_spokesman() == is_one
+    assert is_lead_process() == is_one

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from chomp import storage
 from chomp.errors import StorageError
-from chomp.launch.step_logs import appended_log
+from chomp.launch.step_result import append_log
 from chomp.report.payload import write_run_page
 from chomp.storage import join
 from chomp.storage.files import parse_json
@@ -158,7 +158,7 @@ def test_a_log_that_is_a_link_is_not_appended_to(tmp_path: Path, append):
 
 
 def appended(path: str, text: str) -> None:
-    with appended_log(path, text):
+    with append_log(path, text):
         pass
 
 

@@ -18,7 +18,7 @@ from chomp.errors import StorageError
 from chomp.executor import read_status
 from chomp.executor.pins import read_pins
 from chomp.executor.status import read_info
-from chomp.launch.outcome import read_outcome
+from chomp.launch.step_result import read_outcome
 from chomp.report.record import read_record
 from chomp.report.run_texts import samples
 from chomp.report.watch.watched_run import FollowedFile

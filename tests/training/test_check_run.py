@@ -25,7 +25,7 @@ from chomp.data.examples import GrugLmExample
 from chomp.errors import ChompError, ConfigError, DataError, StorageError
 from chomp.executor import plan_steps
 from chomp.kernels.attention import AttentionMask
-from chomp.launch.launching import run_planned
+from chomp.launch.run import run_planned
 from chomp.tokenize import BpeTokenizer, train_bpe
 from chomp.tracking.logging_config import LoggingConfig, TensorBoardConfig, WandbConfig
 from chomp.training import TRAINED_TOKENS, HarnessConfig, check_run, dry_run

@@ -29,7 +29,7 @@ from chomp.checkpoint.read_on_host import checked_arrays
 from chomp.checkpoint.weights import AVERAGE, WEIGHTS, within
 from chomp.config import config_from_mapping
 from chomp.errors import CheckpointError, ChompError, StorageError
-from chomp.launch.telling import tell_error
+from chomp.launch.console import print_error
 from chomp.mesh import abstract_arrays
 from chomp.storage import exists, join, normalise
 from experiments.grug.array_stacked.model import GrugModelConfig, Transformer
@@ -210,7 +210,7 @@ def main() -> None:
     try:
         made = convert(arguments.place, arguments.out, to=arguments.to)
     except ChompError as error:
-        tell_error(error)
+        print_error(error)
         sys.exit(error.exit_code)
     print(f"wrote {made}; begin with it: -o train.initialize_from={arguments.out}")
 

@@ -135,7 +135,7 @@ def train(
     template: Template = None,
 ) -> int:
     """Train, or start and watch the process that trains."""
-    from chomp.launch.restarts import require_restartable, restarted, this_command
+    from chomp.launch.signals import require_restartable, run_with_restarts, this_command
 
     require_restartable(restarts, force or [])
     require(
@@ -145,7 +145,7 @@ def train(
         fix="leave out --resume none: a new --run-dir has no checkpoints",
     )
     if restarts and not dry_run:
-        return restarted(this_command("-m", "chomp"), restarts)
+        return run_with_restarts(this_command("-m", "chomp"), restarts)
     from chomp.cli.train import train
 
     return train(
@@ -257,9 +257,9 @@ def local(
     ] = 0,
 ) -> int:
     """Run the processes to their end."""
-    from chomp.launch.launch_local import launched_locally
+    from chomp.launch.multi_process import launch_locally
 
-    return launched_locally(
+    return launch_locally(
         command or [],
         processes=processes,
         devices_per_process=devices_per_process,
@@ -344,7 +344,7 @@ def eval_(
     """Evaluate a checkpoint."""
     from chomp.cli.evaluate import evaluate
     from chomp.cli.loaded_run import leaving_together
-    from chomp.launch.launching import outputs_folder
+    from chomp.launch.run import outputs_folder
 
     with leaving_together():
         return evaluate(
@@ -763,7 +763,7 @@ def pin(
     """Add, list or remove pins."""
     from chomp.cli.output import say
     from chomp.executor.pins import add_pin, read_pins, remove_pin
-    from chomp.launch.launching import outputs_folder
+    from chomp.launch.run import outputs_folder
 
     pair = [text for text in (kept, other) if text is not None]
     words = [*pair, *["--list"] * is_list, *([remove] if remove else [])]

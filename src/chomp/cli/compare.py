@@ -11,7 +11,7 @@ from rich.table import Table
 
 from chomp.cli.output import print_table, say, shorten
 from chomp.errors import ConfigError
-from chomp.launch.launching import LaunchOptions, outputs_folder
+from chomp.launch.run import LaunchOptions, outputs_folder
 from chomp.ledger.comparison import AtBudget, Comparison, Question
 from chomp.ledger.comparison import compare as compare_sides
 from chomp.ledger.curves import BUDGETS

@@ -9,7 +9,7 @@ from chomp.errors import require
 from chomp.executor import ExecutorStep, PlannedStep, plan_steps
 from chomp.executor.pins import identities_at
 from chomp.executor.status import read_info
-from chomp.launch.launching import LaunchOptions, launched
+from chomp.launch.run import LaunchOptions, launch_plan
 from chomp.launch.sweep import sweep_of
 from chomp.storage import join
 
@@ -59,7 +59,7 @@ def run_pairs(
         force=[f"^{re.escape(name)}$" for name in names] if is_forced else [],
         is_source_identity=True,
     )
-    code = launched(planned, options)
+    code = launch_plan(planned, options)
     if not options.is_plan:
         _require_planned_source(planned, [*folders[0], *folders[1]])
     return folders, code

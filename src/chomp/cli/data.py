@@ -38,8 +38,8 @@ from chomp.errors import ChompError, ConfigError, DataError, require
 from chomp.executor import ExecutorStep, PlannedStep, plan_steps
 from chomp.executor.identity import dependencies_of
 from chomp.executor.status import read_info
-from chomp.launch.launching import run_planned
-from chomp.launch.telling import tell_differences
+from chomp.launch.console import print_differences
+from chomp.launch.run import run_planned
 from chomp.screen import outliving_the_screen
 from chomp.storage import exists, folder_size_bytes, join
 from chomp.tokenize import Tokenizer, load_tokenizer
@@ -265,7 +265,7 @@ def build_data(given: GivenConfig, only: Sequence[str], *, is_json: bool) -> int
         with outliving_the_screen(), contextlib.ExitStack() as stack:
             if is_json:
                 stack.enter_context(contextlib.redirect_stdout(sys.stderr))
-            tell_differences(planned)
+            print_differences(planned)
             if code := run_planned(planned, prefix=given.outputs):
                 return code
     rows: list[dict[str, Any]] = []

@@ -30,7 +30,7 @@ from chomp.data.steps import named_fingerprint
 from chomp.data.store.token_store import MANIFEST, read_manifest
 from chomp.errors import DataError, require
 from chomp.executor import ExecutorStep, plan_steps, run_plan, this_output_path, versioned
-from chomp.launch.telling import tell_start, tell_wait
+from chomp.launch.console import print_start, print_wait
 from chomp.mesh import is_first, raise_together
 from chomp.storage import (
     exists,
@@ -203,8 +203,8 @@ def _build(steps: Sequence[ExecutorStep], prefix: str) -> None:
         failures = run_plan(
             plan_steps(steps, prefix=prefix),
             lambda planned: planned.step.fn(planned.config),
-            on_start=tell_start,
-            on_wait=tell_wait,
+            on_start=print_start,
+            on_wait=print_wait,
         )
     for failure in failures:
         assert failure.error is not None, "no step here depends on another"

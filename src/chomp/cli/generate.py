@@ -24,7 +24,7 @@ from chomp.cli.results import TITLES, about_checkpoint, path_from_here, result_d
 from chomp.data import TrainedTexts
 from chomp.errors import ConfigError, require
 from chomp.evaluation import TokenChoice, generate_batch
-from chomp.launch.telling import tell_error
+from chomp.launch.console import print_error
 from chomp.mesh import is_first
 from chomp.storage import read_text
 from chomp.storage.printable import PlainConsole, printable
@@ -123,7 +123,7 @@ def _session(run: LoadedRun, read: WeightsAlone, writer: "_Writer") -> int:
         try:
             _show(read, writer.samples(read, _encoded_prompts(run, [text])))
         except ConfigError as error:
-            tell_error(error)
+            print_error(error)
     return 0
 
 

@@ -26,7 +26,7 @@ from chomp.data import LmDataConfig, MemorySource, is_held_out, source_documents
 from chomp.data.store.token_store import MANIFEST, TOKENS
 from chomp.errors import ConfigError, require
 from chomp.executor import ExecutorStep
-from chomp.launch.launching import DryRun, outputs_folder
+from chomp.launch.run import DryRun, outputs_folder
 from chomp.storage import exists, is_folder, join, list_folder, name_of, parent_of, read_text
 from chomp.storage.secrets import (
     is_secret_name,

@@ -33,10 +33,10 @@ def _exit_code(arguments: Sequence[str]) -> int:
         action = _parsed(arguments)
         code = 0
         if action is not None:
-            from chomp.launch.telling import tell_warnings_only
+            from chomp.launch.console import show_log_warnings
             from chomp.storage.paths import require_current_folder
 
-            tell_warnings_only()
+            show_log_warnings()
             require_current_folder()
             code = action()
         sys.stdout.flush()
@@ -46,20 +46,20 @@ def _exit_code(arguments: Sequence[str]) -> int:
             raise
         return NO_READER_EXIT_CODE
     except RunInterrupted as stop:
-        from chomp.launch.telling import tell_stop
+        from chomp.launch.console import print_stop
 
-        tell_stop(str(stop))
+        print_stop(str(stop))
         return stop.exit_code
     except KeyboardInterrupt:
-        from chomp.launch.main import INTERRUPTED_EXIT_CODE
-        from chomp.launch.telling import tell_stop
+        from chomp.launch.console import print_stop
+        from chomp.launch.step_result import INTERRUPTED_EXIT_CODE
 
-        tell_stop("Run the same command again to go on.")
+        print_stop("Run the same command again to go on.")
         return INTERRUPTED_EXIT_CODE
     except ChompError as error:
-        from chomp.launch.telling import tell_error
+        from chomp.launch.console import print_error
 
-        tell_error(error)
+        print_error(error)
         return error.exit_code
 
 

@@ -11,8 +11,8 @@ from rich.progress import Progress, track
 from chomp.cli.output import print_json, print_rows, print_table, say
 from chomp.config import config_from_mapping
 from chomp.errors import StorageError, require
-from chomp.launch.main import INTERRUPTED_EXIT_CODE
-from chomp.launch.telling import tell_stop
+from chomp.launch.console import print_stop
+from chomp.launch.step_result import INTERRUPTED_EXIT_CODE
 from chomp.report.many_runs import run_payloads, total_bytes
 from chomp.report.payload import page_payload, require_free, write_page
 from chomp.report.run_facts import config_leaves
@@ -184,7 +184,7 @@ def watch_run(
         watch(run, metrics=drawn, every_s=every_s, is_once=is_once, last_steps=last_steps)
     except KeyboardInterrupt:
         # The usual way to leave, so it must not sound as if the run had been stopped.
-        tell_stop("Only the watching: the run is as it was.")
+        print_stop("Only the watching: the run is as it was.")
         return INTERRUPTED_EXIT_CODE
     return 0
 

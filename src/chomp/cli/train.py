@@ -25,15 +25,17 @@ from chomp.executor import ExecutorStep, PlannedStep, plan_steps
 from chomp.executor.pins import identities_at
 from chomp.executor.status import LOCK, read_status, write_status
 from chomp.executor.step import replaced
-from chomp.launch.allowed import (
+from chomp.launch.console import force_flag
+from chomp.launch.multi_process import decide_once, is_lead_process
+from chomp.launch.run import (
+    LaunchOptions,
     allowed_fields,
     allowed_overrides,
     in_earlier_folder,
+    launch_plan,
     refuse_other_run,
+    require_dry_run,
 )
-from chomp.launch.launching import LaunchOptions, launched, require_dry_run
-from chomp.launch.telling import force_flag
-from chomp.launch.together import decided_by_first, is_spokesman
 from chomp.report.run_table import print_run_table
 from chomp.screen import outliving_the_screen
 from chomp.storage import (
@@ -94,7 +96,7 @@ def train(
         *before, run = planned
         config = _config_of_this_start(run.config, max_steps, given.original_text())
         run = replace(run, config=config)
-        return launched([*before, run], options, report=_report, dry_run=launch.dry_run)
+        return launch_plan([*before, run], options, report=_report, dry_run=launch.dry_run)
 
 
 def default_run_dir(given: GivenConfig, step: ExecutorStep) -> str:
@@ -223,8 +225,8 @@ def _plan_resume(
         return asdict(begins)
 
     # By one process: what another finds in the folder may be before that or after it.
-    begins = _Beginning(**decided_by_first(f"--resume {wanted}", decide))
-    if begins.message is not None and is_spokesman():
+    begins = _Beginning(**decide_once(f"--resume {wanted}", decide))
+    if begins.message is not None and is_lead_process():
         say(begins.message)
     # Only now, since the folder was not known; overrides of one start do not change it.
     return plan(launch.steps(begins.overrides)) if begins.overrides else planned

@@ -8,7 +8,7 @@ from chomp.cli.output import print_json, print_rows, say
 from chomp.config import fingerprint
 from chomp.errors import ConfigError
 from chomp.executor.step import source_hashes
-from chomp.launch.launching import outputs_folder
+from chomp.launch.run import outputs_folder
 from chomp.ledger.curves import BUDGETS
 from chomp.ledger.pages import (
     HTML,

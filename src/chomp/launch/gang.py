@@ -2,22 +2,30 @@
 
 Whatever they are (processes here, actors on a cluster), the first that fails ends the others. Where
 one was lost (killed, preempted, its machine gone) and the program is not to blame, all are started
-again: a training run then goes on from its last checkpoint by itself.
+again: a training run then continues from its last checkpoint by itself.
 """
 
 import logging
 import os
+import re
 import signal
+import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol
 
-from chomp.launch.free_port import free_port
-from chomp.launch.outcome import PREEMPTED_EXIT_CODE, Outcome
-from chomp.launch.stop_wish import StopWish
-
-_log = logging.getLogger(__name__)
+from chomp.errors import LaunchError, RunInterrupted
+from chomp.executor import PlannedStep, Resources
+from chomp.launch.signals import StopRequest
+from chomp.launch.step_result import (
+    PREEMPTED_EXIT_CODE,
+    Outcome,
+    RaisedElsewhere,
+    error_of,
+    log_path,
+)
 
 ADDRESS = "JAX_COORDINATOR_ADDRESS"
 COUNT = "JAX_NUM_PROCESSES"
@@ -41,6 +49,7 @@ _ECHOES = ("gloo", "nccl", "unavailable", "coordination", "lost touch with", "fa
 _ECHO_KINDS = {"JaxRuntimeError", "XlaRuntimeError", "LaunchError"}
 # By name: the class lives beside JAX, which is not imported here.
 ADDRESS_TAKEN = "CoordinatorAddressTaken"
+_log = logging.getLogger(__name__)
 
 
 class Member(Protocol):
@@ -98,7 +107,7 @@ def run_gang(
     count: int,
     *,
     restarts: int = 0,
-    stop: StopWish | None = None,
+    stop: StopRequest | None = None,
     new_address: Callable[[], str] | None = None,
     on_restart: Callable[[GangEnd], None] = lambda end: None,
 ) -> GangEnd:
@@ -108,7 +117,7 @@ def run_gang(
     on to all members, each time it is made; they are then waited for, however long they save. The
     third time they are killed.
     """
-    stop = stop or StopWish()
+    stop = stop or StopRequest()
     restarted = moved = 0
     while True:
         # A new port each time: who is still about from the try before must not join this one.
@@ -116,7 +125,11 @@ def run_gang(
         with stop.watched():
             index, code, outcome = _tried(start, count, address, stop)
         end = GangEnd(
-            member=index, code=code, outcome=outcome, restarts=restarted, is_alone=count == 1
+            member=index,
+            code=code,
+            outcome=outcome,
+            restarts=restarted,
+            is_alone=count == 1,
         )
         if stop.signal is None and end.is_address_taken and moved < _MORE_PORTS:
             # No restart: not one step of the work was done.
@@ -127,6 +140,24 @@ def run_gang(
             restarted += 1
         else:
             return end
+
+
+def free_port(host: str = "127.0.0.1") -> int:
+    """A port of `host`, an address of this machine, that nobody listens on now.
+
+    Another program may take it before it is used: `run_gang` then tries again with another.
+    """
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+        try:
+            probe.bind((host, 0))
+        except OSError as error:
+            raise LaunchError(
+                f"{host}, where no program of this machine can listen ({error})",
+                allowed="an address of this machine, on which processes of a gang can meet",
+                fix="give one that `ip addr` shows; a node of Ray tells its own by "
+                "ray start --node-ip-address",
+            ) from error
+        return int(probe.getsockname()[1])
 
 
 def free_local_address() -> str:
@@ -140,8 +171,56 @@ def member_environment(given: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name not in left_out} | dict(given)
 
 
+def resources_of(planned: PlannedStep) -> Resources:
+    """What a step asks for; those of an ordinary step where it says nothing."""
+    return planned.step.resources or Resources()
+
+
+def raise_end(planned: PlannedStep, end: GangEnd, stop: StopRequest) -> None:
+    """Raise what a step's processes ended with, unless all is well.
+
+    An error of the program comes as itself; a process that was lost is a `LaunchError` that names
+    the log; after a wish to stop, all but an error of the program is `RunInterrupted`.
+    """
+    outcome, log = end.outcome, log_path(planned.path, end.member)
+    if end.code == 0 and outcome is not None and not outcome.kinds:
+        return
+    is_silent = outcome is None  # whatever it was about, it was not to fail
+    if stop.signal is not None and (end.is_lost or is_silent or _is_interruption(outcome)):
+        raise _interruption(outcome, stop)
+    # Preempted for good is an interruption too: the same command goes on.
+    if outcome is not None and outcome.kinds and (not end.is_lost or outcome.is_preempted):
+        raise error_of(outcome, log)
+    # What the member said of another's loss is shown, but is not the reason.
+    echo = error_of(outcome, log) if outcome and outcome.kinds else RaisedElsewhere("", log)
+    raise _lost(planned, end) from echo
+
+
+def log_restart(planned: PlannedStep, end: GangEnd) -> None:
+    """Say that a gang which lost a member begins again."""
+    wanted = resources_of(planned)
+    _log.warning(
+        "%s: process %d of %d %s; starting all of them again, %d of %d times",
+        planned.title,
+        end.member,
+        wanted.processes,
+        describe_exit_code(end.code),
+        end.restarts + 1,
+        wanted.restarts,
+    )
+
+
+def describe_exit_code(code: int) -> str:
+    """An exit code in words."""
+    if code >= 0:
+        return f"ended with {code}"
+    with suppress(ValueError):
+        return f"was ended by {signal.Signals(-code).name}"
+    return f"was ended by signal {-code}"
+
+
 def _tried(
-    start: StartMember, count: int, address: str, stop: StopWish
+    start: StartMember, count: int, address: str, stop: StopRequest
 ) -> tuple[int, int, Outcome | None]:
     """One try, with nobody left of it: who decided it, the exit code and the outcome of that."""
     members: list[Member] = []
@@ -170,7 +249,7 @@ def _variables(address: str, count: int, index: int) -> dict[str, str]:
     return given | {_BIND_ADDRESS: address} if address.startswith(_LOCAL) else given
 
 
-def _until_over(members: Sequence[Member], stop: StopWish) -> dict[int, int]:
+def _until_over(members: Sequence[Member], stop: StopRequest) -> dict[int, int]:
     """The exit codes in the order in which members ended, until all have, or one failed."""
     codes: dict[int, int] = {}
     asked = 0
@@ -242,3 +321,36 @@ def _is_echo(outcome: Outcome) -> bool:
 
 def _is_taken(outcome: Outcome | None) -> bool:
     return outcome is not None and ADDRESS_TAKEN in outcome.kinds
+
+
+def _interruption(outcome: Outcome | None, stop: StopRequest) -> RunInterrupted:
+    """What was asked of this process, with what the step says of its state."""
+    if outcome is None or "RunInterrupted" not in outcome.kinds:
+        return stop.interruption()
+    # The step was asked by SIGTERM, and names that; here it may have been another.
+    return stop.interruption(re.sub(r"^SIG[A-Z]+( in another process)?: ", "", outcome.text))
+
+
+def _is_interruption(outcome: Outcome | None) -> bool:
+    interruptions = {"RunInterrupted", "KeyboardInterrupt"}
+    return outcome is not None and not interruptions.isdisjoint(outcome.kinds)
+
+
+def _lost(planned: PlannedStep, end: GangEnd) -> LaunchError:
+    count, most = resources_of(planned).processes, resources_of(planned).restarts
+    who = "its process" if count == 1 else f"process {end.member} of {count}"
+    again = f" and so did the {end.restarts} before it" if end.restarts else ""
+    # What kills without being asked is most often the kernel, for want of memory.
+    guess = " (a lack of memory?)" if end.code == -signal.SIGKILL else ""
+    fix = f"look for the reason there{guess}; the same command continues"
+    if count == 1 and end.code >= 0 and end.outcome is None:
+        # No signal: something in it has ended the process, past all that Python does then.
+        fix = "look there for what ends it (os._exit, a fatal error of a library), and correct that"
+    if count > 1 and end.restarts == most:
+        fix += f", with resources.restarts above {most} more often by itself"
+    return LaunchError(
+        f"{who} {describe_exit_code(end.code)} before it was done{again}. Its log: "
+        f"{log_path(planned.path, end.member)}",
+        allowed="processes that run until their step is done",
+        fix=fix,
+    )

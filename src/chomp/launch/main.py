@@ -5,36 +5,97 @@ Any other exception is a bug, in a step or in the launch file, and keeps its tra
 """
 
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Annotated, Generic, TypeVar
+
+import typer
 
 from chomp.config import apply_overrides
 from chomp.config.fields import ConfigClass
-from chomp.errors import ChompError, LaunchError, RunInterrupted, require
+from chomp.errors import ChompError, ConfigError, LaunchError, RunInterrupted, require
 from chomp.executor import ExecutorStep, PlannedStep, plan_steps
 from chomp.executor.pins import identities_at
-from chomp.launch.allowed import allowed_fields, in_earlier_folder, refuse_other_run
-from chomp.launch.command_line import CommandLine, parsed_command_line
-from chomp.launch.launching import DryRun, Report, launched, require_dry_run
-from chomp.launch.restarts import require_restartable, restarted, this_command
-from chomp.launch.sweep import Point, Sweep, grid_of, points_in_file, sweep_of
-from chomp.launch.sweep_table import DEFAULT_METRIC, LOWEST, require_order, tell_sweep
-from chomp.launch.telling import tell_error, tell_stop, tell_warnings_only
-from chomp.launch.together import is_spokesman
+from chomp.launch.console import print_error, print_stop, show_log_warnings
+from chomp.launch.multi_process import is_lead_process
+from chomp.launch.run import (
+    DryRun,
+    LaunchOptions,
+    Report,
+    allowed_fields,
+    allowed_overrides,
+    in_earlier_folder,
+    launch_plan,
+    outputs_folder,
+    refuse_other_run,
+    require_dry_run,
+)
+from chomp.launch.signals import require_restartable, run_with_restarts, this_command
+from chomp.launch.step_result import INTERRUPTED_EXIT_CODE
+from chomp.launch.sweep import (
+    DEFAULT_METRIC,
+    HIGHEST,
+    LOWEST,
+    Point,
+    Sweep,
+    grid_of,
+    points_in_file,
+    print_sweep,
+    require_order,
+    sweep_of,
+)
 from chomp.screen import (
     NO_READER_EXIT_CODE,
     checked_screen,
     is_reader_gone,
     outliving_the_screen,
 )
+from chomp.step_options import Allow, Force, MaxConcurrent, On, Overrides, Restarts
 from chomp.storage import join
 from chomp.storage.paths import require_current_folder
 
 L = TypeVar("L", bound=ConfigClass)
-
-# What a shell reports for a command ended by Ctrl-C.
-INTERRUPTED_EXIT_CODE = 130
+# The options of launch files alone, each with its type and its line of help.
+_Plan = Annotated[bool, typer.Option("--plan", help="Show the steps, run nothing.")]
+_DryRun = Annotated[
+    bool,
+    typer.Option("--dry-run", help="Check the config and show what a run would take."),
+]
+_Attention = Annotated[
+    str | None,
+    typer.Option(metavar="NAME", help="Attention backend to force: -o model.attention=NAME."),
+]
+_Only = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="REGEX",
+        help="Run matching steps alone, and what they need that is not there.",
+    ),
+]
+_Prefix = Annotated[
+    str | None,
+    typer.Option(help="Where outputs go; default: CHOMP_PREFIX, or outputs/."),
+]
+_Strict = Annotated[
+    bool,
+    typer.Option("--strict", help="Refuse a result whose source or settings differ."),
+]
+_Sweep = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="KEY=A,B,...",
+        help="A run for each value; of several such options, for each combination.",
+    ),
+]
+_SweepFile = Annotated[
+    str | None,
+    typer.Option(metavar="FILE", help="A run for each mapping in a YAML list."),
+]
+_SweepBy = Annotated[str, typer.Option(metavar="METRIC", help="What a sweep's table is sorted by.")]
+_SweepBest = Annotated[
+    str,
+    typer.Option(metavar=f"{LOWEST}|{HIGHEST}", help="Which value of that metric is the best."),
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,10 +132,96 @@ def executor_main(
     sys.exit(code)
 
 
-def _exit_code(file: _LaunchFile[L]) -> int:
-    tell_warnings_only()
+@dataclass(frozen=True, kw_only=True)
+class CommandLine:
+    """What the command line asked for."""
+
+    overrides: Sequence[str]
+    only: Sequence[str]
+    force: Sequence[str]
+    allow: Sequence[str]
+    restarts: int
+    sweep: Sequence[str]  # axes of a grid
+    sweep_file: str | None
+    sweep_by: str
+    sweep_best: str
+    options: LaunchOptions
+
+    @property
+    def is_sweep(self) -> bool:
+        """Whether several runs are asked for, each at other settings."""
+        return bool(self.sweep) or self.sweep_file is not None
+
+
+def parse_command_line(description: str) -> CommandLine | None:
+    """What is asked for, or None once help was shown.
+
+    Only parsing happens inside typer, which has its own ideas about KeyboardInterrupt, EOFError
+    and exit codes.
+    """
+
+    def command(
+        plan: _Plan = False,
+        dry_run: _DryRun = False,
+        overrides: Overrides = None,
+        attention: _Attention = None,
+        only: _Only = None,
+        force: Force = None,
+        allow: Allow = None,
+        prefix: _Prefix = None,
+        strict: _Strict = False,
+        on: On = None,
+        max_concurrent: MaxConcurrent = None,
+        restarts: Restarts = 0,
+        sweep: _Sweep = None,
+        sweep_file: _SweepFile = None,
+        sweep_by: _SweepBy = DEFAULT_METRIC,
+        sweep_best: _SweepBest = LOWEST,
+    ) -> CommandLine:
+        return CommandLine(
+            overrides=[
+                *(overrides or []),
+                *([] if attention is None else [f"model.attention={attention}"]),
+                *allowed_overrides(allow or []),
+            ],
+            only=only or [],
+            force=force or [],
+            allow=allow or [],
+            restarts=restarts,
+            sweep=sweep or [],
+            sweep_file=sweep_file,
+            sweep_by=sweep_by,
+            sweep_best=sweep_best,
+            options=LaunchOptions(
+                prefix=outputs_folder(prefix),
+                is_plan=plan,
+                is_dry_run=dry_run,
+                is_strict=strict,
+                on=on,
+                max_concurrent=max_concurrent,
+            ),
+        )
+
+    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+    app.command(help=description)(command)
     try:
-        asked = parsed_command_line(file.description)
+        parsed = app(standalone_mode=False)
+    except Exception as error:
+        # Wrong flags: typer raises these out of its own or an installed click, by version.
+        if not hasattr(error, "format_message"):
+            raise
+        raise ConfigError(
+            error.format_message().rstrip("."),
+            allowed="the options that --help lists",
+            fix="correct the command line",
+        ) from error
+    return parsed if isinstance(parsed, CommandLine) else None
+
+
+def _exit_code(file: _LaunchFile[L]) -> int:
+    show_log_warnings()
+    try:
+        asked = parse_command_line(file.description)
         if asked is None:
             code = 0
         elif asked.options.is_plan or asked.options.is_dry_run:
@@ -90,13 +237,13 @@ def _exit_code(file: _LaunchFile[L]) -> int:
             raise
         return NO_READER_EXIT_CODE
     except RunInterrupted as stop:
-        tell_stop(str(stop))
+        print_stop(str(stop))
         return stop.exit_code
     except KeyboardInterrupt:
-        tell_stop("The same command continues.")
+        print_stop("The same command continues.")
         return INTERRUPTED_EXIT_CODE
     except ChompError as error:
-        tell_error(error)
+        print_error(error)
         return error.exit_code
 
 
@@ -107,7 +254,7 @@ def _launched(file: _LaunchFile[L], asked: CommandLine) -> int:
     _require_sensible_table(asked)
     require_restartable(asked.restarts, asked.force)
     if asked.restarts and not (options.is_plan or options.is_dry_run):
-        return restarted(this_command(sys.argv[0]), asked.restarts)
+        return run_with_restarts(this_command(sys.argv[0]), asked.restarts)
     if options.is_dry_run:
         require_dry_run(file.dry_run, fix="use --plan, or pass dry_run= to executor_main")
     # Overrides come before steps: what the steps are may depend on any field.
@@ -117,11 +264,11 @@ def _launched(file: _LaunchFile[L], asked: CommandLine) -> int:
     steps = list(file.steps_of(config))
     planned = _planned(steps, asked)
     if _ends_with(planned, steps):
-        return launched(planned, options, report=file.report, dry_run=file.dry_run)
+        return launch_plan(planned, options, report=file.report, dry_run=file.dry_run)
     # Without the last step there is nothing that the launch file could say anything of.
     if options.is_dry_run:
         _refuse_dry_run(planned, steps, asked)
-    return launched(planned, options)
+    return launch_plan(planned, options)
 
 
 def _require_sensible_table(asked: CommandLine) -> None:
@@ -185,13 +332,13 @@ def _swept(sweep: Sweep, asked: CommandLine) -> int:
         force=asked.force,
         is_source_identity=True,
     )
-    code = launched(planned, asked.options)
-    if not asked.options.is_plan and is_spokesman():
+    code = launch_plan(planned, asked.options)
+    if not asked.options.is_plan and is_lead_process():
         identities, there = identities_at(prefix), {item.path: item for item in planned}
         paths = [join(prefix, f"{run.name}-{identities.of(run).hash}") for run in sweep.runs]
         runs = dict(zip(sweep.points, map(there.get, paths), strict=True))
         planned_runs = {point: run for point, run in runs.items() if run is not None}
-        tell_sweep(planned_runs, asked.sweep_by, best=asked.sweep_best)
+        print_sweep(planned_runs, asked.sweep_by, best=asked.sweep_best)
     return code
 
 

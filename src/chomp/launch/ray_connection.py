@@ -24,7 +24,7 @@ class RayConnection:
     """
 
     def __init__(self) -> None:
-        ray = imported_ray()
+        ray = import_ray()
         self._is_ours = not ray.is_initialized()
         if not self._is_ours:
             return
@@ -43,16 +43,16 @@ class RayConnection:
 
     def nodes(self) -> list[Mapping[str, float]]:
         """What each node that is alive has in all, by Ray's names of resources."""
-        ray = imported_ray()
+        ray = import_ray()
         return [node["Resources"] for node in ray.nodes() if node["Alive"]]
 
     def close(self) -> None:
         """Leave the cluster. What this process still has running there is ended."""
         if self._is_ours:
-            imported_ray().shutdown()
+            import_ray().shutdown()
 
 
-def imported_ray() -> Any:
+def import_ray() -> Any:
     """Ray itself; `LaunchError` where it is not installed."""
     try:
         # An extra, which takes two seconds to import.

@@ -1,8 +1,8 @@
-"""One launch function, many configs: a grid or a list of overrides becomes steps.
+"""One launch function, many configs: a grid or a list of overrides becomes steps, and then a table.
 
 A point is the overrides of one run. Steps that several points share, such as token stores, are
-equal and so are one step; each run is named by the hash of what it is, so a sweep that grows reuses
-what is there.
+equal and so are one step; each run is named by its hash, so a sweep that grows reuses what is
+there.
 """
 
 import itertools
@@ -13,18 +13,28 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import yaml
+from rich.console import Console
+from rich.table import Table
 
 from chomp.config import apply_overrides
 from chomp.config.fields import ConfigClass
 from chomp.config.files import parse_yaml
 from chomp.errors import ConfigError, require
-from chomp.executor import ExecutorStep
-from chomp.storage import read_text
+from chomp.executor import ExecutorStep, PlannedStep, read_status
+from chomp.storage import exists, read_text
+from chomp.storage.printable import PlainConsole
+from chomp.tracking import Row, latest_rows, read_metrics
+from chomp.tracking.run_files import (
+    AVERAGED,
+    eval_prefix_in,
+    held_out_prefix,
+    is_of_averaged,
+    record_in,
+    resolved_config,
+)
 
 L = TypeVar("L", bound=ConfigClass)
-
 Point = tuple[str, ...]  # `dotted=value`, as on a command line
-
 # A word that a command line takes for itself, unless YAML has another meaning for it.
 _WORD = re.compile(r"[A-Za-z_][\w./-]*")
 # Text in quotes, as YAML has it.
@@ -32,6 +42,10 @@ _QUOTED = re.compile(r'"(?:[^"\\]|\\.)*"|\'(?:[^\']|\'\')*\'')
 _ALLOW_CODE = "allow_code"  # of tasks of the harness
 # More runs than anybody means: a comma too many multiplies.
 MAX_POINTS = 1000
+DEFAULT_METRIC = "eval/loss"
+LOWEST, HIGHEST = "lowest", "highest"  # which value of the metric is the best
+_INSTEAD = "train/loss"  # of runs that evaluate nothing
+_WIDTH = 1000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,6 +122,57 @@ def points_in_file(path: str) -> list[Point]:
     return points
 
 
+def require_order(best: str) -> None:
+    """Raise `ConfigError` for a wish about the table's order that nothing can obey."""
+    require(
+        best in (LOWEST, HIGHEST),
+        f"--sweep-best {best}",
+        allowed=f"{LOWEST}, which is the default and right for a loss, or {HIGHEST}",
+        fix=f"leave it out, or write --sweep-best {HIGHEST} for a metric such as an accuracy",
+    )
+
+
+def print_sweep(
+    runs: Mapping[Point, PlannedStep],
+    metric: str,
+    *,
+    best: str = LOWEST,
+    console: Console | None = None,
+) -> None:
+    """Print the runs by their last value of `metric`, the `best` first; those without one last.
+
+    The default metric is each run's held-out loss, which is of the averaged weights where the run
+    evaluated nothing else, and the training loss where no run was evaluated.
+    """
+    found = {point: _last_row(planned, metric) for point, planned in runs.items()}
+    if metric == DEFAULT_METRIC and not any(row for _, row in found.values()):
+        metric = _INSTEAD
+        found = {point: _last_row(planned, metric) for point, planned in runs.items()}
+    fields = _fields(list(runs))
+    shown = " or ".join(sorted({name for name, row in found.values() if row})) or metric
+    table = Table("", *fields, title=f"sweep, by {shown}, {best} first")
+    for heading in (shown, "steps"):
+        table.add_column(heading, justify="right")
+    table.add_column("run")
+    sign = 1.0 if best == LOWEST else -1.0
+    in_order = sorted(runs, key=lambda at: _order(*found[at], sign))
+    for place, point in enumerate(in_order, start=1):
+        given = dict(text.split("=", 1) for text in point)
+        name, row = found[point]
+        value = row.get(name)
+        weights = f" ({AVERAGED})" if is_of_averaged(name) else ""
+        is_there = isinstance(value, int | float)
+        table.add_row(
+            str(place) if is_there else "-",
+            *(given.get(field, "-") for field in fields),
+            f"{value:.4f}{weights}" if is_there else _why_not(runs[point]),
+            f"{row['step'] + 1:,}" if is_there else "-",
+            runs[point].path,
+        )
+    # As wide as its content: a path that is cut cannot be copied.
+    (console or PlainConsole(width=_WIDTH)).print(table)
+
+
 def _at(config: L, point: Point) -> L:
     try:
         return apply_overrides(config, point)
@@ -169,3 +234,30 @@ def _quoted(text: str) -> str:
         return text
     quoted: str = yaml.safe_dump(text, default_style='"', width=math.inf, allow_unicode=True)
     return quoted.rstrip("\n")
+
+
+def _fields(points: Sequence[Point]) -> list[str]:
+    return list(dict.fromkeys(text.split("=", 1)[0] for point in points for text in point))
+
+
+def _last_row(planned: PlannedStep, metric: str) -> tuple[str, Row]:
+    """The metric by its name in a run, and the newest row that has it; empty where none has."""
+    config = resolved_config(planned.path)
+    record = record_in(planned.path, config)
+    rows = latest_rows(read_metrics(record)) if exists(record) else []
+    if metric == DEFAULT_METRIC:
+        metric = f"{held_out_prefix(eval_prefix_in(config), set().union(*rows))}/loss"
+    return metric, next((row for row in reversed(rows) if metric in row), {})
+
+
+def _order(metric: str, row: Row, sign: float) -> float:
+    value = row.get(metric)
+    # A loss that is not finite is null in the record; both belong to the end of the table.
+    if not isinstance(value, int | float) or not math.isfinite(value):
+        return math.inf
+    return sign * value
+
+
+def _why_not(planned: PlannedStep) -> str:
+    status = read_status(planned.path)
+    return "not run" if status is None else status.state.lower()

@@ -60,7 +60,7 @@ class GpuPool:
         self._changed = threading.Condition()
 
     @contextmanager
-    def lent(
+    def lend(
         self,
         count: int,
         on_wait: Callable[[], None] = lambda: None,

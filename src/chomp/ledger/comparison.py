@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from chomp.errors import require
-from chomp.launch.sweep_table import DEFAULT_METRIC, LOWEST
+from chomp.launch.sweep import DEFAULT_METRIC, LOWEST
 from chomp.ledger.curves import (
     BUDGETS,
     UNITS,

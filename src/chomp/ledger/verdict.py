@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from chomp.errors import require
-from chomp.launch.sweep_table import HIGHEST, LOWEST
+from chomp.launch.sweep import HIGHEST, LOWEST
 from chomp.ledger.statistics import (
     LEVEL,
     MOST_SEEDS,

@@ -37,6 +37,7 @@ METRICS_FILE = "metrics.jsonl"  # unless the run's config has another name for i
 CHECKPOINTS = "checkpoints"
 SAMPLES = "samples"
 ARTIFACTS = "artifacts"
+TRAIN_LOG = "train.log"
 PROFILER = "profiler"  # unless `train.log_dir` puts traces elsewhere
 TEMPLATE = "template"
 TOKENIZER = "tokenizer"
@@ -57,7 +58,7 @@ AVERAGED = "averaged weights"
 
 _SAMPLE = re.compile(r"step-(\d+)\.txt")
 # Each is written by a run that has begun, whichever it got to first.
-_SIGNS = (RESOLVED_CONFIG, ORIGINAL_CONFIG, METRICS_FILE, "train.log", ".executor_status")
+_SIGNS = (RESOLVED_CONFIG, ORIGINAL_CONFIG, METRICS_FILE, TRAIN_LOG, ".executor_status")
 _log = logging.getLogger(__name__)
 
 

@@ -1,26 +1,33 @@
 """Steps in processes of their own on this machine: `--on process`.
 
 A step that crashes takes nothing else with it, steps can run at the same time, and one whose
-`resources` say so is a gang of processes that train together. All that can be known before is
-checked before the first step begins.
+`resources` say so is a gang of processes that train together. All that can be checked is checked
+before the first step begins.
 """
 
 import os
+import signal
+import subprocess
+import sys
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from functools import partial
+from pathlib import Path
 from types import TracebackType
+from typing import BinaryIO
 
 from chomp.errors import LaunchError
 from chomp.executor import PlannedStep, Resources
-from chomp.launch.gang import member_environment, run_gang
-from chomp.launch.step_end import raise_end, resources_of, tell_restart_of
-from chomp.launch.step_logs import opened_log
-from chomp.launch.step_member import StepMember
-from chomp.launch.step_payload import payload_of
-from chomp.launch.stop_wish import StopWish
-from chomp.launch.telling import tell_gpu_wait
+from chomp.launch.console import print_gpu_wait
+from chomp.launch.die_with_parent import die_with_parent
+from chomp.launch.gang import log_restart, member_environment, raise_end, resources_of, run_gang
+from chomp.launch.signals import StopRequest
+from chomp.launch.step_process import pack_step
+from chomp.launch.step_result import Outcome, open_log, read_outcome
 from chomp.launch.visible_gpus import VISIBLE, GpuPool, hidden_gpus, is_on_cpu, visible_gpus
+
+_MODULE = "chomp.launch.step_process"
 
 
 class ProcessRunner:
@@ -36,8 +43,8 @@ class ProcessRunner:
         for item in to_do:
             _require_possible(item, self._gpus.size)
         # All of them now: a step that cannot be sent is found before the first has begun.
-        self._payloads = {item.path: payload_of(item) for item in to_do}
-        self._stop = StopWish()
+        self._payloads = {item.path: pack_step(item) for item in to_do}
+        self._stop = StopRequest()
         self._lent: dict[str, list[str]] = {}  # GPUs of those steps that have room, by folder
 
     def __call__(self, planned: PlannedStep) -> None:
@@ -84,13 +91,13 @@ class ProcessRunner:
     def _run(self, planned: PlannedStep, gpus: Sequence[str]) -> None:
         wanted = resources_of(planned)
         count, each = wanted.processes, gpus_each(wanted, self._gpus.size)
-        self._stop.raise_if_made()  # only now: room may have been long in coming
+        self._stop.raise_if_requested()  # only now: room may have been long in coming
         with ExitStack() as opened:
 
             def start(index: int, given: Mapping[str, str]) -> StepMember:
                 own = gpus[index * each : (index + 1) * each]
                 environment = member_environment({**given, **self._shown(wanted, own)})
-                log = opened.enter_context(opened_log(planned, index, count))
+                log = opened.enter_context(open_log(planned, index, count))
                 payload = self._payloads[planned.path]
                 member = StepMember(payload, environment=environment, log=log)
                 opened.callback(member.close)
@@ -102,7 +109,7 @@ class ProcessRunner:
                 # One process that was killed here, for want of memory say, would be again.
                 restarts=wanted.restarts if count > 1 else 0,
                 stop=self._stop,
-                on_restart=partial(tell_restart_of, planned),
+                on_restart=partial(log_restart, planned),
             )
         raise_end(planned, end, self._stop)
 
@@ -110,8 +117,8 @@ class ProcessRunner:
         """GPUs that the step has as long as the context lasts; waits while it is still wanted."""
         wanted = resources_of(planned)
         count = wanted.processes * gpus_each(wanted, self._gpus.size)
-        return self._gpus.lent(
-            count, partial(tell_gpu_wait, planned, count), self._stop.raise_if_made
+        return self._gpus.lend(
+            count, partial(print_gpu_wait, planned, count), self._stop.raise_if_requested
         )
 
     def _shown(self, wanted: Resources, own: Sequence[str]) -> dict[str, str]:
@@ -156,6 +163,59 @@ def machine_memory_gb() -> float:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9
 
 
+class StepMember:
+    """A process that runs a step which was packed by `pack_step`; a `Member` of a gang.
+
+    `environment` is its whole environment. It prints to `log`. It ends with this process, and
+    Ctrl-C at the terminal does not reach it: whoever watches it hands that on. `close` it in the
+    end.
+    """
+
+    def __init__(self, payload: bytes, *, environment: Mapping[str, str], log: BinaryIO) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="chomp-step-")
+        self._outcome = str(Path(self._folder.name, "outcome.json"))
+        with tempfile.TemporaryFile() as sent:
+            # As a file and not through a pipe, which the process might never empty.
+            sent.write(payload)
+            sent.seek(0)
+            self._process = subprocess.Popen(
+                die_with_parent([sys.executable, *_warning_flags(), "-m", _MODULE, self._outcome]),
+                stdin=sent,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env={"PYTHONUNBUFFERED": "1", **environment},
+                start_new_session=True,
+            )
+
+    @property
+    def process_id(self) -> int:
+        """Its id on this machine."""
+        return self._process.pid
+
+    def poll(self) -> int | None:
+        """Its exit code, below 0 for a signal that ended it; None while it runs."""
+        return self._process.poll()
+
+    def terminate(self) -> None:
+        """Ask it to save and end."""
+        self._process.terminate()
+
+    def kill(self) -> None:
+        """End it now, and what it has started; does nothing to one that has ended."""
+        if self._process.poll() is None:
+            # Its group, which it leads: what it has started must not write any more either.
+            with suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+
+    def outcome(self) -> Outcome | None:
+        """How the step ended; None if its process could not say so any more."""
+        return read_outcome(self._outcome)
+
+    def close(self) -> None:
+        """Take away what the process left behind. To be called once it has ended."""
+        self._folder.cleanup()
+
+
 def _require_possible(planned: PlannedStep, gpus: int) -> None:
     wanted = resources_of(planned)
     if wanted.gpus is None and wanted.processes > 1 and gpus_each(wanted, gpus):
@@ -191,3 +251,8 @@ def _require_possible(planned: PlannedStep, gpus: int) -> None:
             allowed="no more than there is",
             fix="lower resources.memory_gb, or run it on a cluster with --on ray",
         )
+
+
+def _warning_flags() -> list[str]:
+    # What this process takes for an error is one there, too.
+    return [flag for option in sys.warnoptions for flag in ("-W", option)]

@@ -1,8 +1,8 @@
 """A command that ends when the process that started it does, however that ends.
 
-Run as a file of its own and with the standard library alone, which takes 20 ms: `python tether.py
-PARENT COMMAND...` tells the kernel, and then becomes the command. Linux only; elsewhere a process
-whose parent was killed goes on alone.
+Run as a file of its own and with the standard library alone, which takes 20 ms:
+`python die_with_parent.py PARENT COMMAND...` tells the kernel, and then becomes the command. Linux
+only; elsewhere a process whose parent was killed goes on alone.
 """
 
 import ctypes
@@ -14,7 +14,7 @@ from collections.abc import Sequence
 _PR_SET_PDEATHSIG = 1  # of Linux's prctl.h
 
 
-def tethered(command: Sequence[str]) -> list[str]:
+def die_with_parent(command: Sequence[str]) -> list[str]:
     """The words that run `command` and end it with this process.
 
     To be started from a thread that lives as long as the command: the kernel watches the thread.

@@ -1,0 +1,159 @@
+"""Ctrl-C and SIGTERM while other processes work.
+
+`StopRequest` notes the signals, and those who watch processes hand them on. Handlers can only be
+set by the main thread, while processes may be watched by several others. While nobody watches, a
+signal ends whatever the main thread does, as usual.
+
+`run_with_restarts` (`--restarts`) starts a command again when it was preempted, which its exit code
+75 says. The process that does so does nothing else: a signal to it is handed on, and ends both.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from types import FrameType, TracebackType
+from typing import Any
+
+from chomp.errors import RunInterrupted, require
+from chomp.launch.console import print_restart
+from chomp.launch.step_result import INTERRUPTED_EXIT_CODE, PREEMPTED_EXIT_CODE
+
+_PATIENCE = "Asked to stop: waiting for the processes to save. A third signal kills them.\n"
+_EXIT_CODES = {signal.SIGINT: INTERRUPTED_EXIT_CODE, signal.SIGTERM: PREEMPTED_EXIT_CODE}
+OPTION = "--restarts"
+
+
+class StopRequest:
+    """While entered (by the main thread), SIGINT and SIGTERM are counted for those that watch.
+
+    Without a watcher they raise `RunInterrupted` there and then.
+    """
+
+    def __init__(self) -> None:
+        self.signal: signal.Signals | None = None  # the first that came
+        self.times = 0
+        self._watchers = 0
+        self._counting = threading.Lock()
+        self._earlier: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> "StopRequest":
+        if threading.current_thread() is threading.main_thread():
+            for number in _EXIT_CODES:
+                # None: a handler set outside of Python, which Python cannot put back.
+                self._earlier[number] = signal.signal(number, self._note) or signal.SIG_DFL
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for number, handler in self._earlier.items():
+            signal.signal(number, handler)
+        self._earlier = {}
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """While it is open, somebody looks at `times` and hands the wish on. From any thread."""
+        with self._counting:
+            self._watchers += 1
+        try:
+            yield
+        finally:
+            with self._counting:
+                self._watchers -= 1
+
+    def ask(self) -> None:
+        """Make the wish without a signal, unless it was made: twice would mean at once."""
+        if self.signal is None:
+            self.signal, self.times = signal.SIGTERM, 1
+
+    def raise_if_requested(self) -> None:
+        """Raise the exception that ends the command, if it was asked to stop."""
+        if self.signal is not None:
+            raise self.interruption()
+
+    def interruption(self, saved: str = "The same command continues.") -> RunInterrupted:
+        """The exception that ends the command. `saved` is what the processes said about it."""
+        assert self.signal is not None, "only a command that was asked to stop is interrupted"
+        # By what was asked here: the processes are asked by SIGTERM, whatever it was.
+        return RunInterrupted(f"{self.signal.name}: {saved}", exit_code=_EXIT_CODES[self.signal])
+
+    def exit_code(self) -> int | None:
+        """What a command ends with that was asked to stop; None if it was not."""
+        return None if self.signal is None else _EXIT_CODES[self.signal]
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self.signal = self.signal or signal.Signals(number)
+        self.times += 1
+        if self._watchers == 0:
+            raise self.interruption()
+        if self.times == 1:
+            # Past Python's streams: the signal may have come in the middle of a line to one.
+            os.write(2, _PATIENCE.encode())
+
+
+def run_with_restarts(command: Sequence[str], restarts: int) -> int:
+    """Run `command` as a process, and again while it ends with 75, at most `restarts` times.
+
+    Gives the exit code of the last one, as a shell would. Only from the main thread.
+    """
+    asked: list[int] = []
+    early: list[int] = []  # of these, what came while no process could be told
+    running: list[subprocess.Popen[bytes]] = []
+
+    def hand_on(number: int, frame: FrameType | None) -> None:
+        asked.append(number)
+        if running:
+            running[0].send_signal(number)
+        else:
+            early.append(number)
+
+    earlier = {n: signal.signal(n, hand_on) for n in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        for attempt in range(restarts + 1):
+            running.append(subprocess.Popen(command))
+            # From here on the handler tells it; each signal once, as a second one means at once.
+            for number in early:
+                running[0].send_signal(number)
+            code = running[0].wait()
+            running.clear()
+            if code != PREEMPTED_EXIT_CODE or asked or attempt == restarts:
+                break
+            print_restart(attempt + 1, restarts)
+    finally:
+        for number, handler in earlier.items():
+            signal.signal(number, handler)
+    return code if code >= 0 else 128 - code  # ended by a signal
+
+
+def this_command(*start: str) -> list[str]:
+    """The command line of this process without the option, behind the words that start it."""
+    words, kept = iter(sys.argv[1:]), []
+    for word in words:
+        if word == OPTION:
+            next(words, None)
+        elif not word.startswith(f"{OPTION}="):
+            kept.append(word)
+    return [sys.executable, *start, *kept]
+
+
+def require_restartable(restarts: int, force: Sequence[str]) -> None:
+    """Raise `ConfigError` for a number of restarts that cannot be, or one that would lose work."""
+    require(
+        restarts >= 0,
+        f"{OPTION} {restarts}",
+        allowed="0 or more",
+        fix=f"leave out {OPTION}, or give the times that a preempted run may be started again",
+    )
+    require(
+        restarts == 0 or not force,
+        f"{OPTION} {restarts} with --force",
+        allowed="one of them: forced once more, the run would lose what it had saved",
+        fix=f"run it once with --force, then with {OPTION} and without",
+    )
