@@ -239,9 +239,6 @@ FACTS = RunFacts(
     steps=4,
     has_keep_policies=False,
     record="metrics.jsonl",
-    checkpoints="checkpoints",
-    metadata="metadata.json",
-    unfinished=".writing",
     can_fork=True,
 )
 

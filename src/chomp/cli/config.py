@@ -32,7 +32,7 @@ from chomp.config import (
 )
 from chomp.config.fields import MARKS, mark_of, settings_of
 from chomp.config.files import to_yaml
-from chomp.config.names import also_names
+from chomp.config.names import resolve_also
 from chomp.config.schema import field_schema, section_schema, sections_at
 from chomp.config.variables import SECTION
 from chomp.errors import ConfigError
@@ -176,12 +176,10 @@ def file_schema(cls: type[Any]) -> Schema:
     That of the config, and what only files have: the template, variables, aliases.
     """
     schema = config_schema(cls)
-    hashable: type = cls
-    for other in also_names(hashable):  # 0 is never, null is the default
-        also = {"const": 0} if other.zero_is_null else {"type": "null"}
-        if other.zero_is_null or ".".join(other.name) == NULL_IS_DEFAULT:
-            part = field_schema(schema, cls, other.field)
-            _add_key(schema, cls, ".".join(other.name), {"anyOf": [part, also]})
+    path, _ = resolve_also(cls, tuple(NULL_IS_DEFAULT.split(".")))
+    part = field_schema(schema, cls, path)
+    if part is not None:
+        _add_key(schema, cls, NULL_IS_DEFAULT, {"anyOf": [part, {"type": "null"}]})
     for name, (field, meanings) in ALIASES.items():
         of_field = field_schema(schema, cls, tuple(field.split(".")))
         if of_field is not None and not has_field(cls, name):

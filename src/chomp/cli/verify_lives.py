@@ -23,6 +23,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import IO, Any, Literal
 
+from chomp.checkpoint.layout import CHECKPOINTS, UNFINISHED
 from chomp.cli.load_config import GivenConfig
 from chomp.errors import LaunchError
 from chomp.tracking import metrics
@@ -42,14 +43,11 @@ _STEP_NAME = re.compile(r"step-(\d+)")
 
 @dataclass(frozen=True, kw_only=True)
 class RunFacts:
-    """What a config says about its run, and under which names the run keeps things."""
+    """What a config says about its run."""
 
     steps: int
     has_keep_policies: bool  # permanent checkpoints by a list of policies, not by one number
-    record: str
-    checkpoints: str
-    metadata: str
-    unfinished: str
+    record: str  # name of the metrics file
     can_fork: bool
 
 
@@ -112,7 +110,7 @@ class Forks:
         return RunFacts(**answer)
 
     def start(self, words: Sequence[str], *, log: str, environment: Mapping[str, str]) -> Started:
-        """`chomp WORDS...` in a fork; what it says goes to a file. One at a time."""
+        """Start `chomp WORDS...` in a fork; its output goes to a file. One at a time."""
         request = {"words": list(words), "log": log, "environment": dict(environment)}
         _pipe(self._parent.stdin).write(json.dumps(request).encode() + b"\n")
 
@@ -123,7 +121,7 @@ class Forks:
         return Started(int(self._line()), wait)
 
     def close(self) -> None:
-        """End the parent of the forks, whatever it is at; the last of them must have ended."""
+        """Kill the parent of the forks; the last of them must have ended."""
         self._parent.kill()
         self._parent.wait()
         _pipe(self._parent.stdin).close()
@@ -150,7 +148,7 @@ def _pipe(end: IO[bytes] | None) -> IO[bytes]:
 
 @dataclass(frozen=True)
 class Instant:
-    """When a life is to end: so many seconds after it is seen to be there, or as that ends."""
+    """When to kill a life: `delay_s` after it has reached a step or a save, or as the save ends."""
 
     kind: Kind
     at_step: int  # steps that are completed, or that the save is of
@@ -255,12 +253,10 @@ def live(
     )
 
 
-def newest_checkpoint(folder: str, facts: RunFacts) -> int:
+def newest_checkpoint(folder: str) -> int:
     """The step of the newest complete checkpoint of a run; 0 where there is none."""
-    found = [
-        int(m[1]) for m in map(_STEP_NAME.fullmatch, _names_in(folder, facts.checkpoints)) if m
-    ]
-    return max(found, default=0)
+    matches = map(_STEP_NAME.fullmatch, _checkpoint_names(folder))
+    return max((int(match[1]) for match in matches if match), default=0)
 
 
 def _is_reached(instant: Instant, seen: _Seen, began_at: int) -> bool:
@@ -283,8 +279,8 @@ class _Watch:
     """Reads what a life adds to its folder, as it adds it."""
 
     def __init__(self, folder: str, facts: RunFacts) -> None:
-        self.newest = newest_checkpoint(folder, facts)
-        self._folder, self._facts = folder, facts
+        self.newest = newest_checkpoint(folder)
+        self._folder = folder
         self._record = Path(folder, facts.record)
         # Up to the last whole line: the rest was torn by a kill, and the next life removes it.
         before = self._record.read_bytes() if self._record.exists() else b""
@@ -293,7 +289,7 @@ class _Watch:
         self._seen = _Seen()
 
     def look(self, now: float) -> _Seen:
-        """All that was seen so far, `now` seconds after the start."""
+        """Read what is new, `now` seconds after the start; all that was seen so far."""
         seen = self._seen
         if seen.folder_at_s is None and os.path.isdir(self._folder):
             seen.folder_at_s = now
@@ -326,12 +322,12 @@ class _Watch:
                 yield int(row["step"])
 
     def _unfinished(self) -> Iterator[tuple[int, int]]:
-        ending = self._facts.unfinished
-        for name in _names_in(self._folder, self._facts.checkpoints):
-            match = _STEP_NAME.fullmatch(name.removesuffix(ending))
-            if match and name.endswith(ending):
+        """The steps of unfinished checkpoints, and when each was touched."""
+        for name in _checkpoint_names(self._folder):
+            match = _STEP_NAME.fullmatch(name.removesuffix(UNFINISHED))
+            if match and name.endswith(UNFINISHED):
                 try:
-                    path = os.path.join(self._folder, self._facts.checkpoints, name)
+                    path = os.path.join(self._folder, CHECKPOINTS, name)
                     yield int(match[1]), os.stat(path).st_mtime_ns
                 except FileNotFoundError:
                     continue  # complete by now
@@ -345,8 +341,8 @@ def _row(line: bytes) -> dict[str, Any]:
     return row if isinstance(row, dict) else {}
 
 
-def _names_in(folder: str, inner: str) -> Sequence[str]:
+def _checkpoint_names(folder: str) -> Sequence[str]:
     try:
-        return os.listdir(os.path.join(folder, inner))
+        return os.listdir(os.path.join(folder, CHECKPOINTS))
     except OSError:
         return ()

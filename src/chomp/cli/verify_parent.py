@@ -16,7 +16,6 @@ from typing import Any
 
 import jax
 
-from chomp.checkpoint.layout import CHECKPOINTS, METADATA, UNFINISHED
 from chomp.cli import train  # noqa: F401  # what each fork needs is imported once, here
 from chomp.cli.load_config import GivenConfig, load_launch
 from chomp.cli.main import exit_code
@@ -67,9 +66,6 @@ def _facts(given: GivenConfig) -> RunFacts:
         steps=steps,
         has_keep_policies=bool(getattr(saving, "keep", ())),
         record=getattr(getattr(config, "logging", None), "metrics_file", METRICS_FILE),
-        checkpoints=CHECKPOINTS,
-        metadata=METADATA,
-        unfinished=UNFINISHED,
         can_fork=not _has_devices(),
     )
 

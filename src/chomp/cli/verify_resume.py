@@ -190,7 +190,7 @@ class _Trial:
             return None
         return draw_instant(
             kinds[0],
-            done=newest_checkpoint(os.path.join(self.folder, name), self.facts),
+            done=newest_checkpoint(os.path.join(self.folder, name)),
             steps=self.facts.steps,
             kills_left=len(kinds),
             pace=pace,

@@ -15,7 +15,7 @@ from os.path import join
 from typing import Any
 
 from chomp.checkpoint.difference import array_differences
-from chomp.checkpoint.layout import read_step_folder
+from chomp.checkpoint.layout import CHECKPOINTS, METADATA, read_step_folder
 from chomp.cli.verify_lives import Life, RunFacts, newest_checkpoint
 from chomp.storage import read_json
 from chomp.tracking import metrics, read_metrics
@@ -69,17 +69,17 @@ class Outcome:
     @property
     def final_step(self) -> int:
         """The step of the newest checkpoint."""
-        return newest_checkpoint(self.folder, self.facts)
+        return newest_checkpoint(self.folder)
 
     @property
     def final_path(self) -> str:
         """The folder of the newest checkpoint."""
-        return join(self.folder, self.facts.checkpoints, f"step-{self.final_step}")
+        return join(self.folder, CHECKPOINTS, f"step-{self.final_step}")
 
     @cached_property
     def receipt(self) -> dict[str, str]:
         """Hash of every array in the newest checkpoint."""
-        found: dict[str, str] = read_json(join(self.final_path, self.facts.metadata))["receipt"]
+        found: dict[str, str] = read_json(join(self.final_path, METADATA))["receipt"]
         return found
 
 
