@@ -97,10 +97,9 @@ def _origin_rows(
         components, _ = dataset.mixture.assign(example, example + 1)
         name = dataset.mixture.names[int(components[0])]
         if name in dataset.streams:
-            note = "a stream: what it has read is not kept"
-            more = {} if text_of is None else {"begins with": None}
-            empty = dict.fromkeys(("epoch", "document", "tokens", "columns"))
-            yield {"row": row, "component": name, **empty, "document": note, **more}
+            more = () if text_of is None else ("begins with",)
+            unknown = dict.fromkeys(("epoch", "document", "tokens", "columns", *more))
+            yield {"row": row, "component": name, **unknown}
             return
     origin = row_origin(dataset, step, row)
     for part in origin.parts:
@@ -120,10 +119,11 @@ def _shown_origin(row: Row, *, is_first: bool) -> Row:
     shown = {key: "" if value is None else str(value) for key, value in row.items()}
     if not is_first:
         shown |= dict.fromkeys(("row", "component", "epoch"), "")
-    if row["tokens"] is not None:
-        (first, end, length), (column, last) = row["tokens"], row["columns"]
-        shown["tokens"] = f"{first:,} to {end - 1:,} of {length:,}"
-        shown["columns"] = f"{column:,} to {last - 1:,}"
+    if row["document"] is None:
+        return {**shown, "document": "a stream: what it has read is not kept"}
+    (first, end, length), (column, last) = row["tokens"], row["columns"]
+    shown["tokens"] = f"{first:,} to {end - 1:,} of {length:,}"
+    shown["columns"] = f"{column:,} to {last - 1:,}"
     return shown
 
 
