@@ -330,14 +330,18 @@ def test_settings_are_filtered_and_the_differing_ones_come_first(two_runs):
     assert two_runs.value(keys)[1] == ["model.model_dim"]
 
 
-def test_other_metrics_are_searched_by_name(two_runs):
+def test_other_metrics_stand_under_their_prefix_and_are_searched_by_name(two_runs):
     two_runs.value("document.getElementById('metrics').open = true")
     shown = "[...document.querySelectorAll('#metrics .chart')].filter((c) => !c.hidden).map("
     shown += "(c) => c.dataset.name)"
-    assert two_runs.value(shown) == ["train/router/entropy", "params/norm/total"]
+    headings = "[...document.querySelectorAll('#metrics h3')].filter((h) => h.offsetParent).map("
+    headings += "(h) => h.textContent)"
+    assert two_runs.value(shown) == ["params/norm/total", "train/router/entropy"]
+    assert two_runs.value(headings) == ["params", "train"]
     box = "document.getElementById('metric-search')"
     two_runs.value(f"{box}.value = 'router', {box}.dispatchEvent(new Event('input'))")
     assert two_runs.value(shown) == ["train/router/entropy"]
+    assert two_runs.value(headings) == ["train"]
 
 
 def test_the_template_is_shown_in_the_colours_of_the_diff_page(two_runs):

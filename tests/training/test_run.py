@@ -11,7 +11,7 @@ import pytest
 from chomp import training
 from chomp.checkpoint import CheckpointConfig, list_checkpoints
 from chomp.data import LmDataConfig
-from chomp.errors import ChompError, HookError, NonFiniteError, RunInterrupted
+from chomp.errors import ChompError, ConfigError, HookError, NonFiniteError, RunInterrupted
 from chomp.tracking import Row, latest_rows, read_metrics, summary_of
 from experiments.grug.base import train
 from experiments.grug.base.train import GrugRunConfig
@@ -133,6 +133,13 @@ def test_a_hook_may_end_the_run_on_purpose(data, tmp_path, stop: ChompError):
 
     with pytest.raises(type(stop)):
         loop(config_of(data, tmp_path), lambda run: run.every(2, end))
+
+
+@pytest.mark.parametrize("steps", [0, -5])
+def test_a_period_that_is_no_number_of_steps_is_refused(data, tmp_path, steps: int):
+    with pytest.raises(ConfigError) as refused:
+        loop(config_of(data, tmp_path), lambda run: run.every(steps, lambda state, completed: None))
+    assert f"every({steps}" in refused.value.given
 
 
 def test_a_loop_that_forgets_after_step_is_told(data, tmp_path):

@@ -143,8 +143,8 @@ def load_template(folder: Path, *, is_trusted: bool = False) -> LoadedTemplate:
         raise ConfigError(
             f"the template {folder} cannot be imported: {error}",
             allowed="a template whose imports are its own files, chomp and installed packages",
-            fix="run the command in the checkout that the run was started from, or install what "
-            "is missing",
+            fix="install what is missing, run the command with the version of chomp that made the "
+            "run, or use a template of today: --template experiments/grug/NAME --allow-changed",
         ) from error
     except Exception as error:  # a flipped bit or an edit may raise anything
         frames = traceback.extract_tb(error.__traceback__)

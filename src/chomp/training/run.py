@@ -17,7 +17,7 @@ import jax
 from chomp.checkpoint import Checkpointer
 from chomp.config import validated
 from chomp.data import GrugLmExample, TrainedTexts, iter_from_step
-from chomp.errors import ChompError, HookError, NonFiniteError, RunInterrupted
+from chomp.errors import ChompError, HookError, NonFiniteError, RunInterrupted, require
 from chomp.kernels.precision import Precision
 from chomp.mesh import compiler_options, create_mesh, is_first, prepare_devices, require_fits_mesh
 from chomp.storage import join
@@ -160,6 +160,12 @@ class Run:
         `at_end`: once after the last step too, when its state is saved. A hook that raises ends the
         run, with its state saved and the hook named.
         """
+        require(
+            steps is None or steps >= 1,
+            f"run.every({steps}, …)",
+            allowed="a number of steps of at least 1, or None",
+            fix="pass None for a hook that is not called between steps",
+        )
         self._hooks.append(_ScheduledHook(hook, steps, at_end))
 
     def evaluation(self, losses_of: Callable[[Any, Any], Any]) -> Hook:

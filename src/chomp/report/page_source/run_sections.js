@@ -205,10 +205,19 @@ const fillTime = (body) => {
 
 // --- everything else ----------------------------------------------------------------------------
 
+/** What a metric's name begins with; one without a slash stands with others of its kind. */
+const prefixOf = (name) => (name.includes("/") ? name.slice(0, name.indexOf("/")) : "other");
+
+/** All metrics that no other section shows, a template's own among them, by their prefix. */
 const fillOthers = (body) => {
   const names = metricNames().filter((name) => !claimed.has(name) && isLogged(name));
   if (!names.length) return null;
-  const grid = chartGrid(names.map((name) => metricChart(name, { isNoisy: true })));
+  const charts = names.map((name) => ({ name, box: metricChart(name, { isNoisy: true }).box }));
+  const groups = [...new Set(names.map(prefixOf))].sort().map((prefix) => {
+    const members = charts.filter(({ name }) => prefixOf(name) === prefix);
+    const box = make("section", {}, make("h3", {}, prefix), chartGrid(members));
+    return { box, members };
+  });
   const found = make("output", { class: "quiet" }, counted(names.length, "metric"));
   const search = make("input", {
     type: "search", id: "metric-search", placeholder: "search names and meanings",
@@ -216,15 +225,17 @@ const fillOthers = (body) => {
     oninput: () => {
       const wanted = search.value.toLowerCase().split(/\s+/).filter(Boolean);
       let count = 0;
-      names.forEach((name, at) => {
+      charts.forEach(({ name, box }) => {
         const text = `${name} ${meaningOf(name)}`.toLowerCase();
-        const isFound = wanted.every((word) => text.includes(word));
-        grid.children[at].hidden = !isFound;
-        count += isFound;
+        box.hidden = !wanted.every((word) => text.includes(word));
+        count += !box.hidden;
+      });
+      groups.forEach(({ box, members }) => {
+        box.hidden = members.every((chart) => chart.box.hidden);
       });
       found.textContent = counted(count, "metric");
     },
   });
-  body.append(make("p", { class: "search" }, search, found), grid);
+  body.append(make("p", { class: "search" }, search, found), ...groups.map(({ box }) => box));
   return null;
 };
