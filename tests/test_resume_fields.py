@@ -17,8 +17,7 @@ from typing import Any
 import pytest
 
 from chomp.checkpoint import CheckpointMetadata, StepFolder
-from chomp.checkpoint.allowed_changes import allowed_changes
-from chomp.checkpoint.compatibility import require_same_run
+from chomp.checkpoint.compatibility import allowed_changes, require_same_run
 from chomp.config import apply_overrides, config_hash, config_to_mapping
 from chomp.errors import CheckpointError, ConfigError
 from chomp.executor import ExecutorStep, versioned

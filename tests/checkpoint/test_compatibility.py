@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import pytest
 from restore_samples import BATCH, RunSample, about, run, step_folder
 
-from chomp.checkpoint.allowed_changes import allowed_changes
 from chomp.checkpoint.compatibility import (
+    allowed_changes,
     require_same_arrays,
     require_same_run,
     warn_unless_exact,

@@ -93,7 +93,7 @@ def test_a_fresh_start_that_is_allowed_keeps_what_is_damaged_aside(folder, mesh,
         HARMS["lose a file"][0](folder / f"step-{step}")
     before = snapshot(folder)
     assert step_of(begun(folder, mesh, run(allow_fresh_start=True), attempt=2)) == 0
-    assert "BEGINNING ANEW" in caplog.text
+    assert "starting at step 0" in caplog.text
     assert sorted(path.name for path in folder.iterdir()) == [
         f"step-{step}.damaged-2" for step in STEPS
     ]

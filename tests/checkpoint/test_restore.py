@@ -341,7 +341,7 @@ def test_a_run_whose_own_are_all_damaged_may_begin_once_more_where_it_began(
     assert snapshot(own) == before
     beginning = begun(own, mesh, config, attempt=5)
     assert_state_of(beginning, 10, mesh)
-    assert f"BEGINNING AGAIN AT {folder}" in caplog.text
+    assert f"starting again from {folder}" in caplog.text
     assert names(own) == ["step-12.damaged-5", "step-14.damaged-5"]
     assert snapshot(folder) == there
     save(own, 12, continues=beginning.continues)

@@ -26,7 +26,7 @@ from chomp.checkpoint.layout import StepFolder, problem_with_files, read_step_fo
 from chomp.checkpoint.leaves import named_leaves
 from chomp.checkpoint.places import place_of, some_at
 from chomp.checkpoint.read_on_host import checked_arrays
-from chomp.checkpoint.weights import AVERAGE, WEIGHTS, within
+from chomp.checkpoint.leaves import AVERAGE, WEIGHTS, within
 from chomp.config import config_from_mapping
 from chomp.errors import CheckpointError, ChompError, StorageError
 from chomp.launch.console import print_error

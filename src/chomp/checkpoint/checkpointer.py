@@ -17,8 +17,7 @@ from typing import Any
 from chomp.checkpoint.layout import step_path
 from chomp.checkpoint.metadata import CheckpointMetadata
 from chomp.checkpoint.retention import KeepPolicy, clean_up, is_kept, require_ordered
-from chomp.checkpoint.save import finish_save, is_saved, promote, start_save
-from chomp.checkpoint.writing import give_memory_back
+from chomp.checkpoint.save import finish_save, give_memory_back, is_saved, promote, start_save
 from chomp.config import Config, setting
 from chomp.errors import require
 from chomp.mesh.distributed import is_first

@@ -1,12 +1,13 @@
 """Whether a checkpoint is of this run, told by its metadata before any array is read.
 
 What differs comes as one table. Identity makes another run and is refused. Schedule continues the
-same run otherwise, and has to be allowed field by field. Cosmetic changes nothing that is trained.
+same run otherwise, and has to be allowed field by field, by the names people write for them.
+Cosmetic changes nothing that is trained.
 """
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import fields, replace
 from itertools import takewhile
 from typing import Any
 
@@ -20,7 +21,10 @@ from chomp.config import (
     config_hash,
     unset_additions,
 )
-from chomp.errors import CheckpointError, ConfigError
+from chomp.config.fields import KeyPath, dotted, is_config, mark_of
+from chomp.config.messages import did_you_mean, nearest
+from chomp.config.overrides import find_field
+from chomp.errors import CheckpointError, ConfigError, require
 from chomp.storage.secrets import without_secrets
 
 # Of `environment`: what decides the order of sums, and with it the last bits of every result.
@@ -209,3 +213,44 @@ def _sizes(mesh: Mapping[str, int]) -> str:
 def _cell(value: Any) -> str:
     text = value if isinstance(value, str) else repr(value)
     return text if len(text) <= _MAX_CELL else text[: _MAX_CELL - 3] + "..."
+
+
+def allowed_changes(config: Any, names: Sequence[str]) -> tuple[str, ...]:
+    """The dotted paths that `--allow` names, each spelled as the config spells it.
+
+    Aliases work (`train.steps`). Raises `ConfigError` for a name that is no field, or one that is
+    part of the run's identity: no flag makes another run the same one.
+    """
+    return tuple(_field(config, name) for name in names)
+
+
+def _field(config: Any, name: str) -> str:
+    found = find_field(config, name)
+    known = [dotted(path) for path in _schedule_paths(config)]
+    near = None if found else nearest(name, known)
+    require(
+        found is not None,
+        f"--allow {name}: this run's config has no such field{did_you_mean(near)}",
+        allowed=f"fields of the schedule: {', '.join(known) or 'this config has none'}",
+        fix=f"write --allow {near}" if near else f"remove --allow {name}",
+    )
+    assert found is not None, "as was just required"
+    path, mark = found
+    # A cosmetic field needs no permission here, but others that read the flag may want its name.
+    require(
+        mark != "identity",
+        f"--allow {name}: this field is part of the run's identity",
+        allowed=f"fields of the schedule: {', '.join(known) or 'this config has none'}",
+        fix="undo the change, or start a new run in another folder",
+    )
+    return dotted(path)
+
+
+def _schedule_paths(config: Any, path: KeyPath = ()) -> Iterator[KeyPath]:
+    for field in fields(config) if is_config(config) else ():
+        inner = (*path, field.name)
+        mark = mark_of(field)
+        if mark == "schedule":
+            yield inner
+        elif mark == "identity":  # below a cosmetic field nothing is stricter
+            yield from _schedule_paths(getattr(config, field.name), inner)

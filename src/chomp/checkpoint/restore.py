@@ -15,7 +15,6 @@ from typing import Any, Generic, Literal, TypeVar
 import jax
 from jax.sharding import Mesh
 
-from chomp.checkpoint.allowed_changes import allowed_changes
 from chomp.checkpoint.candidates import (
     WEIGHTS_CHOSEN,
     WEIGHTS_FROM,
@@ -27,16 +26,16 @@ from chomp.checkpoint.candidates import (
     search_for,
 )
 from chomp.checkpoint.compatibility import (
+    allowed_changes,
     require_same_arrays,
     require_same_run,
     warn_unless_exact,
 )
 from chomp.checkpoint.fallback import Outcome, Targets, first_decides, newest_whole
 from chomp.checkpoint.layout import DamagedCheckpoint, StepFolder, move_aside
-from chomp.checkpoint.leaves import named_leaves, with_leaves
+from chomp.checkpoint.leaves import AVERAGE, average_at, named_leaves, with_leaves, within, without
 from chomp.checkpoint.metadata import CheckpointMetadata
 from chomp.checkpoint.read_on_mesh import placed, read_arrays, receipt_problem
-from chomp.checkpoint.weights import AVERAGE, average_at, within, without
 from chomp.checkpoint.weights_alone import begin_with_weights
 from chomp.errors import CheckpointError
 from chomp.mesh.distributed import raise_together
@@ -197,7 +196,7 @@ def _or_where_it_began(
     if own.whole is not None or came_from is None or not settings.allow_fresh_start:
         return own
     _log.warning(
-        "allow_fresh_start: BEGINNING AGAIN AT %s, as none of this run's own can be restored:%s",
+        "No checkpoint of this run could be restored; starting again from %s:%s",
         came_from,
         _listed(own.skipped),
     )
@@ -207,13 +206,13 @@ def _or_where_it_began(
 def _require_fresh_start(
     search: Search, skipped: Mapping[str, str], settings: LoadSettings
 ) -> None:
-    """Refuse to begin anew beside damaged checkpoints, unless that is allowed; then tell it."""
+    """Refuse a fresh start beside damaged checkpoints, unless it is allowed; then log it."""
     listed, path = _listed(skipped), settings.load_checkpoint_path
     # Who names a place to go on from does not want random weights, whatever else is allowed.
     if settings.allow_fresh_start and settings.load_checkpoint is not True and path is None:
-        _log.warning("allow_fresh_start: BEGINNING ANEW, as none can be restored:%s", listed)
+        _log.warning("No checkpoint could be restored; starting at step 0:%s", listed)
         return
-    fix = "bring back a copy of one"
+    fix = "restore one from a copy"
     if path is None or (search.came_from is not None and not settings.allow_fresh_start):
         instead = "begin anew" if path is None else f"go on from {path}"
         fix += f", or set trainer.allow_fresh_start=true to move them aside and {instead}"

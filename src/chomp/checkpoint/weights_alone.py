@@ -17,10 +17,17 @@ from chomp.checkpoint.candidates import described, search_at
 from chomp.checkpoint.compatibility import require_same_arrays
 from chomp.checkpoint.fallback import newest_whole
 from chomp.checkpoint.layout import StepFolder, opened
-from chomp.checkpoint.leaves import named_leaves, with_leaves
+from chomp.checkpoint.leaves import (
+    AVERAGE,
+    WEIGHTS,
+    average_at,
+    named_leaves,
+    with_leaves,
+    within,
+    without,
+)
 from chomp.checkpoint.metadata import CheckpointMetadata
 from chomp.checkpoint.read_on_mesh import placed
-from chomp.checkpoint.weights import AVERAGE, WEIGHTS, average_at, within, without
 from chomp.config import config_difference
 from chomp.errors import CheckpointError, require
 
