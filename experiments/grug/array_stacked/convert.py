@@ -23,10 +23,9 @@ from chomp.checkpoint import CHECKPOINTS, DamagedCheckpoint, save_step_checkpoin
 from chomp.checkpoint.candidates import described
 from chomp.checkpoint.compatibility import in_columns
 from chomp.checkpoint.layout import StepFolder, problem_with_files, read_step_folder
-from chomp.checkpoint.leaves import named_leaves
+from chomp.checkpoint.leaves import AVERAGE, WEIGHTS, named_leaves, within
 from chomp.checkpoint.places import place_of, some_at
 from chomp.checkpoint.read_on_host import checked_arrays
-from chomp.checkpoint.leaves import AVERAGE, WEIGHTS, within
 from chomp.config import config_from_mapping
 from chomp.errors import CheckpointError, ChompError, StorageError
 from chomp.launch.console import print_error
