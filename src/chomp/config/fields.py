@@ -205,6 +205,7 @@ def setting(
     ge: float | None = None,
     lt: float | None = None,
     le: float | None = None,
+    **unknown: Any,
 ) -> T:
     """A dataclass field with bounds, other names, a mark and a line of documentation.
 
@@ -224,7 +225,15 @@ def setting(
       no hash and no difference, so that those runs keep their identity.
     - `gt`, `ge`, `lt`, `le`: bounds of a number, or of each number in a list or mapping.
     """
-    # Mistakes in a class are bugs, so they are TypeErrors and keep their traceback.
+    if unknown:
+        given = ", ".join(f"{name}={value!r}" for name, value in unknown.items())
+        raise ConfigError(
+            f"setting({given})",
+            allowed="default, default_factory, aliases, also, zero_is_null, mark, doc, "
+            "is_versioned, is_added, and the bounds gt, ge, lt, le",
+            fix="write gt (above), ge (at least), lt (below) or le (at most) for a bound",
+        )
+    # Other mistakes in a class are bugs, so they are TypeErrors and keep their traceback.
     if mark not in MARKS:
         raise TypeError(f"mark={mark!r} is none of {', '.join(map(repr, MARKS))}")
     names: dict[str, Any] = {"aliases": aliases, "also": also}
