@@ -190,7 +190,7 @@ def test_what_a_moved_run_forgets_is_beyond_the_bound(here: Path, chomp: Chomp):
 
 @pytest.mark.slow
 def test_a_run_that_fails_by_itself_is_told_with_its_own_words(here: Path, chomp: Chomp):
-    template = planted(here, "\n\ndef run_grug(config):\n    raise MemoryError('no room')\n")
+    template = planted(here, "\n\ndef run_grug(config):\n    raise RuntimeError('no room')\n")
     told = chomp("verify-resume", "tiny.yaml", "--template", template)
     assert told.code == 1
     assert "a process that nobody killed ended with 1 (starting)" in told.err
