@@ -18,7 +18,7 @@ from jax.sharding import PartitionSpec as P
 
 from chomp.checkpoint import CheckpointMetadata, save_step_checkpoint
 from chomp.checkpoint.restore import restore_latest_or_initialize
-from chomp.data import GrugLmExample, LmDataConfig
+from chomp.data import GrugLmExample, LmComponentConfig, LmDataConfig, MemorySource
 from chomp.errors import CheckpointError
 from chomp.kernels.precision import Precision
 from chomp.mesh import abstract_arrays, place_batch
@@ -188,7 +188,8 @@ def test_a_step_of_every_template_is_compiled_and_run_on_a_gpu(
 
 
 def test_another_run_is_told_before_an_array_is_read(tmp_path: Path, one_device_mesh: Mesh):
-    config = tiny.run_config(LmDataConfig(), tmp_path)
+    component = LmComponentConfig(source=MemorySource(documents=("never read",)))
+    config = tiny.run_config(LmDataConfig(components={"texts": component}), tmp_path)
     about = CheckpointMetadata(
         step=2,
         run_id="tiny",
