@@ -326,6 +326,8 @@ def test_a_special_token_is_no_secret(chomp: Chomp, tmp_path: Path):
         ("HF_TOKENS SENTRY_DSN SLACK_WEBHOOK_URL SERVICE_JWT DB_CONNECTION_STRING GHTOKEN", True),
         ("text_key ids_key training_key messages_key role_key content_key split_key", False),
         ("prompt_tokens flops_per_token eos_token_id SSH_AUTH_SOCK PWD compat bypass", False),
+        ("apiKey secretKey webhookUrl dbPass MY_KEY_2 GITHUB_PAT_2 Authorization", True),
+        ("eosToken maxTokens textKey query_key value_key boundary_token key2", False),
     ],
 )
 def test_names_of_special_tokens_are_told_from_those_of_secrets(
@@ -346,6 +348,13 @@ def test_names_of_special_tokens_are_told_from_those_of_secrets(
         "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0In0.c2lnbmF0dXJl",
         "https://hooks.slack.com/services/T0/B0/planted0123",
         "postgresql://me:planted0123@host/db",
+        "https://" + "0a1b" * 8 + "@o1.ingest.sentry.io/1",
+        "AccountName=me;AccountKey=planted0123/+==;EndpointSuffix=core.windows.net",
+        "Server=host;Password=planted0123;",
+        "Authorization: Bearer planted0123planted0123",
+        "xapp-1-A01-" + "a1" * 12,
+        "whsec_" + "a1" * 16,
+        "-----BEGIN RSA PRIVATE KEY-----\nplanted0123\n-----END RSA PRIVATE KEY-----",
     ],
 )
 def test_a_value_with_the_form_of_a_secret_is_not_told(value: str):

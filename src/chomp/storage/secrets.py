@@ -16,12 +16,12 @@ from typing import Any
 _SECRET_NAME = re.compile(
     r"(PASSWORD|PASSWD|PASSPHRASE)S?(_|$)|(SECRET|CREDENTIAL|WEBHOOK)S?(_|$)"
     r"|(API|ACCESS|PRIVATE)_?KEYS?(_|$)|_KEYS?$|TOKEN(_|$)|_TOKENS$|(^|_)(PAT|PASS)$|_(AUTH|PWD)$"
-    r"|(^|_)(DSN|JWT|CONNECTION_?STRING|CONN_?STR|DATABASE_URL)$"
+    r"|(^|_)(DSN|JWT|CONNECTION_?STRING|CONN_?STR|DATABASE_URL|AUTHORIZATION)$"
 )
 # Where a record has something (`text_key`), a random key, a count of tokens: all no secrets.
 _PLAIN_NAME = re.compile(
     r"(^|_)(TEXT|IDS|MESSAGES|ROLE|CONTENT|LOSS_WEIGHTS|TRAINING|SPLIT|SHUFFLE|FIRST|END|NUM|PUBLIC"
-    r"|PRIMARY|FOREIGN|SORT|GROUP|CACHE|PARTITION|PRNG|RANDOM)_KEYS?$"
+    r"|PRIMARY|FOREIGN|SORT|GROUP|CACHE|PARTITION|PRNG|RANDOM|QUERY|VALUE)_KEYS?$"
     r"|(^|_)(MAX|MIN|NUM|NEW|PROMPT|ROW|CHUNK|SHARD|KEPT|DROPPED|EPOCH|TRAIN|TOTAL|SPECIAL|STOP|EXTRA"
     r"|BATCH)_TOKENS$|(^|_)(PER|IS)_TOKEN$|(^|_)TOKEN_(ID|IDS|COUNT|TYPE|BUDGET)(_|$)"
 )
@@ -31,7 +31,7 @@ _SPECIAL_TOKEN = re.compile(
     r"(^|_)(BOS|BOT|BOI|BOA|BOV|SOS|SOT|EOS|EOT|EOM|EOD|EOF|EOL|EOI|EOA|EOV|PAD|PADDING|UNK|UNKNOWN"
     r"|MASK|SEP|SEPARATOR|CLS|START|BEGIN|STOP|END|FIM|PREFIX|MIDDLE|SUFFIX|SENTINEL|SPECIAL|EXTRA"
     r"|IMAGE|IMG|VIDEO|AUDIO|VISION|SPEECH|PATCH|FRAME|TEXT|SENTENCE|PARAGRAPH|DOCUMENT|TURN|MESSAGE"
-    r"|HEADER|ROLE|THINK|TOOL|CALL|NEWLINE|SPACE|BLANK|PLACEHOLDER)_TOKEN$"
+    r"|HEADER|ROLE|THINK|TOOL|CALL|NEWLINE|SPACE|BLANK|BOUNDARY|PLACEHOLDER)_TOKEN$"
 )
 # A shorter value is a word like `true`, and would be blotted out all over a config.
 _MIN_CHARACTERS = 8
@@ -60,13 +60,21 @@ _OPENING = re.compile(
     r"(?:api[-_]?key|access[-_]?key|token|sig|signature|secret|password|credential))=)"
     r"(?P<value>[^&<][^&]*)"
 )
-# Hugging Face, GitHub, GitLab, Slack, AWS, Stripe, npm, PyPI, Google, JWTs and those that begin
-# like OpenAI's; none is a plain word.
+# Hugging Face, GitHub, GitLab, Slack, AWS, Stripe, npm, PyPI, Google, SendGrid, DigitalOcean, JWTs
+# and those that begin like OpenAI's; none is a plain word.
 _TOKEN = re.compile(
-    r"(?<![\w-])(?:hf_[A-Za-z0-9]{30,}|gh[pousr]_[A-Za-z0-9]{30,}|github_pat_\w{30,}"
-    r"|glpat-[\w-]{20,}|xox[abprs]-[\w-]{20,}|(?:AKIA|ASIA)[A-Z0-9]{16}|sk-[\w-]{32,}"
+    r"(?<![\w-])(?:(?:hf|api_org|whsec)_[A-Za-z0-9]{30,}|gh[pousr]_[A-Za-z0-9]{30,}|github_pat_\w{30,}"
+    r"|glpat-[\w-]{20,}|xox[abprs]-[\w-]{20,}|xapp-[\w-]{20,}|(?:AKIA|ASIA)[A-Z0-9]{16}|sk-[\w-]{32,}"
     r"|[sr]k_(?:live|test)_\w{16,}|npm_[A-Za-z0-9]{30,}|pypi-[\w-]{30,}|AIza[\w-]{35}"
-    r"|eyJ[\w-]{8,}\.eyJ[\w-]{8,}\.[\w-]{8,})(?![\w-])"
+    r"|SG\.[\w-]{16,}\.[\w-]{16,}|dop_v1_\w{30,}|eyJ[\w-]{8,}\.eyJ[\w-]{8,}\.[\w-]{8,})(?![\w-])"
+    # A Sentry DSN is an address whose user is the secret.
+    r"|(?<=://)[0-9a-f]{32}(?=@)"
+    r"|-----BEGIN [A-Z ]*PRIVATE KEY-----(?s:.*?)(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)"
+)
+# Parts of connection strings, and of a request's header.
+_NAMED_PART = re.compile(
+    r"(?i)(?<![\w-])((?:(?:account|(?:shared)?access)key|password)=|bearer\s+(?=[\w.~+/-]{16}))"
+    r"[^\s;'\"&<]{6,}"
 )
 # Addresses that let in whoever knows their path.
 _WEBHOOK = re.compile(
@@ -100,7 +108,8 @@ def is_secret_name(name: str) -> bool:
 
     The one rule, for what is redacted, what a config file may not hold, and what a job gets apart.
     """
-    upper = name.upper().replace("-", "_")
+    words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name.replace("-", "_"))  # apiKey is api_Key
+    upper = re.sub(r"_\d+$", "", words.upper())
     return bool(_SECRET_NAME.search(upper)) and not (
         _SPECIAL_TOKEN.search(upper) or _PLAIN_NAME.search(upper)
     )
@@ -160,7 +169,7 @@ def _redacted(text: str, secrets: Mapping[str, str]) -> str:
     if "://" in text:
         text = _QUERY.sub(lambda query: _OPENING.sub(r"\g<name><secret>", query[0]), text)
         text = _WEBHOOK.sub(r"\1<secret>", text)
-    return _TOKEN.sub("<token>", text)
+    return _TOKEN.sub("<token>", _NAMED_PART.sub(r"\1<secret>", text))
 
 
 def _query_secrets(text: str) -> set[str]:
