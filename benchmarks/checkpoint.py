@@ -34,11 +34,11 @@ from chomp.checkpoint import (
     CheckpointConfig,
     Checkpointer,
     CheckpointMetadata,
+    StepFolder,
     latest_checkpoint,
+    named_leaves,
     restore_checkpoint,
 )
-from chomp.checkpoint.layout import StepFolder
-from chomp.checkpoint.leaves import named_leaves
 from chomp.kernels.precision import Precision
 from chomp.mesh import MeshConfig, create_mesh, prepare_devices
 from experiments.grug.base.model import Transformer

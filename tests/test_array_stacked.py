@@ -19,9 +19,9 @@ from chomp.checkpoint import (
     CheckpointConfig,
     CheckpointMetadata,
     list_checkpoints,
+    named_leaves,
     save_step_checkpoint,
 )
-from chomp.checkpoint.leaves import named_leaves
 from chomp.config import config_to_mapping
 from chomp.errors import CheckpointError, ChompError, StorageError
 from chomp.kernels.attention import AttentionMask

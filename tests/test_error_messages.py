@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from chomp.checkpoint import LoadOptions
-from chomp.checkpoint.candidates import search_for
+from chomp.checkpoint.resume import search_for
 from chomp.config import apply_overrides, config_from_mapping
 from chomp.data import JsonlSource, LmComponentConfig, LmDataConfig, source_documents
 from chomp.errors import ChompError

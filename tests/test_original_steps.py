@@ -16,8 +16,11 @@ import pytest
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from chomp.checkpoint import CheckpointMetadata, save_step_checkpoint
-from chomp.checkpoint.restore import restore_latest_or_initialize
+from chomp.checkpoint import (
+    CheckpointMetadata,
+    restore_latest_or_initialize,
+    save_step_checkpoint,
+)
 from chomp.data import GrugLmExample, LmComponentConfig, LmDataConfig, MemorySource
 from chomp.errors import CheckpointError
 from chomp.kernels.precision import Precision

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from chomp.checkpoint import CheckpointConfig, latest_checkpoint
-from chomp.checkpoint.metadata import signed
+from chomp.checkpoint.format import signed
 from chomp.data import LmDataConfig, MixtureStage
 from chomp.errors import CheckpointError, RunInterrupted
 from chomp.executor.status import StepInfo, write_info

@@ -12,9 +12,14 @@ import jax.numpy as jnp
 import numpy as np
 from checkpoint_samples import state_at
 
-from chomp.checkpoint import CheckpointMetadata, StepFolder, save_step_checkpoint
-from chomp.checkpoint.metadata import signed
-from chomp.checkpoint.restore import Beginning, restore_latest_or_initialize
+from chomp.checkpoint import (
+    CheckpointMetadata,
+    Resume,
+    StepFolder,
+    restore_latest_or_initialize,
+    save_step_checkpoint,
+)
+from chomp.checkpoint.format import signed
 from chomp.config import Config, config_hash, config_to_mapping, setting
 
 BATCH = 4
@@ -94,7 +99,7 @@ def begun(
     data_offset_at: Callable[[int], int] | None = None,
     proof: Callable[[StepFolder], None] | None = None,
     **changes: Any,
-) -> Beginning[Any]:
+) -> Resume[Any]:
     """What a run with this config begins with; a fresh start gives step 0."""
     config = config or RunSample()
     with jax.set_mesh(mesh):
@@ -110,7 +115,7 @@ def begun(
         )
 
 
-def step_of(beginning: Beginning[Any]) -> int:
+def step_of(beginning: Resume[Any]) -> int:
     """The step a run begins at, on which state and checkpoint must agree."""
     step = int(beginning.state.step)
     assert step == (0 if beginning.found is None else beginning.found.metadata.step)
@@ -129,7 +134,7 @@ def assert_same(found: Any, expected: Any) -> None:
         assert np.asarray(leaf).tobytes() == np.asarray(other).tobytes(), name
 
 
-def assert_state_of(beginning: Beginning[Any], step: int, mesh: jax.sharding.Mesh) -> None:
+def assert_state_of(beginning: Resume[Any], step: int, mesh: jax.sharding.Mesh) -> None:
     """The run begins with exactly the sample's state of that step."""
     with jax.set_mesh(mesh):
         assert_same(beginning.state, state_at(step))

@@ -25,7 +25,12 @@ from restore_samples import (
     step_of,
 )
 
-from chomp.checkpoint import DamagedCheckpoint, list_checkpoints, look, restore_checkpoint
+from chomp.checkpoint import (
+    DamagedCheckpoint,
+    list_checkpoints,
+    look,
+    restore_checkpoint,
+)
 from chomp.errors import CheckpointError, StorageError
 
 HERE = Path(__file__).parent

@@ -10,15 +10,21 @@ from checkpoint_samples import about
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from chomp.checkpoint import CheckpointConfig, KeepPolicy, list_checkpoints, step_path
-from chomp.checkpoint.layout import StepFolder, move_aside, write_metadata
-from chomp.checkpoint.retention import (
+from chomp.checkpoint import (
+    CheckpointConfig,
+    KeepPolicy,
+    StepFolder,
+    list_checkpoints,
+    step_path,
+    write_metadata,
+)
+from chomp.checkpoint.checkpointer import (
     clean_up,
     is_kept,
-    outnumbered,
-    remove_if_temporary,
+    remove_if_unchanged,
     superseded,
 )
+from chomp.checkpoint.format import move_aside
 from chomp.errors import ConfigError
 
 kinds = st.sampled_from(["permanent", "temporary"])
@@ -116,7 +122,7 @@ def test_a_checkpoint_made_permanent_meanwhile_stays(tmp_path):
     make(tmp_path, 2), make(tmp_path, 4)
     (doomed,) = superseded(str(tmp_path), keep_temporary=1)
     write_metadata(doomed.path, dataclasses.replace(doomed.metadata, is_temporary=False))
-    assert not remove_if_temporary(doomed)
+    assert not remove_if_unchanged(doomed)
     assert steps(tmp_path) == [2, 4]
 
 
@@ -124,7 +130,7 @@ def test_a_checkpoint_that_is_gone_meanwhile_is_no_trouble(tmp_path):
     make(tmp_path, 2), make(tmp_path, 4)
     (doomed,) = superseded(str(tmp_path), keep_temporary=1)
     shutil.rmtree(doomed.path)
-    assert not remove_if_temporary(doomed)
+    assert not remove_if_unchanged(doomed)
 
 
 def test_the_one_that_was_restored_stays_until_a_newer_one_is_whole(tmp_path):
@@ -175,7 +181,7 @@ def test_of_permanent_checkpoints_the_newest_stay_and_temporary_ones_are_not_cou
     for step, kind in kind_of.items():
         make(folder, step, kind)
     permanent = sorted(step for step, kind in kind_of.items() if kind == "permanent")
-    doomed = outnumbered(str(folder), keep_permanent=keep_permanent)
+    doomed = superseded(str(folder), keep_temporary=99, keep_permanent=keep_permanent)
     assert [item.metadata.step for item in doomed] == permanent[:-keep_permanent]
     clean_up(str(folder), keep_temporary=99, keep_permanent=keep_permanent)
     assert steps(folder) == sorted(set(kind_of) - set(permanent[:-keep_permanent]))
@@ -185,5 +191,5 @@ def test_no_permanent_checkpoint_goes_while_the_newest_is_not_whole(tmp_path):
     for step in (2, 4):
         make(tmp_path, step, "permanent")
     newest = make(tmp_path, 6, "permanent", state_files={"d/0": 30})
-    assert outnumbered(str(tmp_path), keep_permanent=1) == []
+    assert superseded(str(tmp_path), keep_temporary=1, keep_permanent=1) == []
     assert Path(newest.path).is_dir()

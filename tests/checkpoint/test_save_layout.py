@@ -12,23 +12,24 @@ from hypothesis import strategies as st
 
 from chomp.checkpoint import (
     StepFolder,
+    Unreadable,
     latest_checkpoint,
-    layout,
+    leftovers,
     list_checkpoints,
     look,
-    step_path,
-)
-from chomp.checkpoint.layout import (
-    leftovers,
-    move_aside,
     moved_aside,
+    open_checkpoint,
     problem_with_files,
     read_step_folder,
-    remove_leftovers,
-    state_file_sizes,
+    step_path,
     write_metadata,
 )
-from chomp.checkpoint.metadata import metadata_from_json, metadata_to_json, signed
+from chomp.checkpoint.checkpointer import clean_up
+from chomp.checkpoint.format import (
+    move_aside,
+    signed,
+    state_file_sizes,
+)
 from chomp.errors import CheckpointError
 from chomp.storage import read_json
 
@@ -54,7 +55,7 @@ def spoil(path: Path, **changes: object) -> None:
     file.write_text(json.dumps(signed(kept)))
 
 
-def test_metadata_reads_back_as_it_was_written():
+def test_metadata_reads_back_as_it_was_written(tmp_path):
     full = about(
         step=4,
         stream_states={"web": {"position": 7}},
@@ -65,8 +66,9 @@ def test_metadata_reads_back_as_it_was_written():
         state_files=FILES,
         time=3.5,
     )
-    text = json.dumps(metadata_to_json(full))
-    assert metadata_from_json(json.loads(text)) == full
+    (tmp_path / "step-4").mkdir()
+    write_metadata(str(tmp_path / "step-4"), full)
+    assert read_step_folder(str(tmp_path / "step-4")).metadata == full
     assert full.state_bytes == 34
 
 
@@ -106,12 +108,16 @@ def test_metadata_that_cannot_be_is_told_and_hides_no_neighbour(changes, words, 
 
 
 @given(chance=st.randoms(use_true_random=False))
-def test_a_flipped_bit_anywhere_in_the_metadata_is_noticed(chance):
-    text = json.dumps(metadata_to_json(about(step=5, state_files=FILES, time=3.5))).encode()
+def test_a_flipped_bit_anywhere_in_the_metadata_is_noticed(chance, tmp_path_factory):
+    path = tmp_path_factory.mktemp("flipped") / "step-5"
+    path.mkdir()
+    write_metadata(str(path), about(step=5, state_files=FILES, time=3.5))
+    text = (path / "metadata.json").read_bytes()
     at = chance.randrange(len(text))
     flipped = text[:at] + bytes([text[at] ^ (1 << chance.randrange(8))]) + text[at + 1 :]
-    with pytest.raises(ValueError):  # noqa: PT011  no JSON any more, or not what was written
-        metadata_from_json(json.loads(flipped))
+    (path / "metadata.json").write_bytes(flipped)
+    # No JSON any more, or not what was written.
+    assert isinstance(open_checkpoint(str(path)), Unreadable)
 
 
 def test_a_folder_without_metadata_and_a_file_are_no_checkpoints(tmp_path):
@@ -139,7 +145,7 @@ def test_what_is_deleted_while_others_are_looked_at_is_passed_over(tmp_path, mon
         shutil.rmtree(tmp_path / "step-5", ignore_errors=True)
         return read_json(path)
 
-    monkeypatch.setattr(layout, "read_json", read_and_delete)
+    monkeypatch.setattr("chomp.checkpoint.format.read_json", read_and_delete)
     found, others = look(str(tmp_path))
     assert [item.metadata.step for item in found] == [4, 6]
     assert others == []
@@ -178,7 +184,7 @@ def test_what_is_moved_aside_is_kept_whole_and_never_written_over(tmp_path):
     assert moved_aside(str(tmp_path)) == [first, second, third]
     assert json.loads((Path(second) / "metadata.json").read_text())["tokens_seen"] == 9
     assert list_checkpoints(str(tmp_path)) == []
-    remove_leftovers(str(tmp_path))
+    clean_up(str(tmp_path), keep_temporary=1, keep_permanent=1)
     assert sorted(path.name for path in tmp_path.iterdir()) == names
 
 

@@ -13,9 +13,15 @@ import pytest
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from chomp.checkpoint import save_step_checkpoint
-from chomp.checkpoint.layout import read_step_folder, write_metadata
-from chomp.checkpoint.weights_alone import all_weights, best_weights, load_weights, these_weights
+from chomp.checkpoint import (
+    all_weights,
+    best_weights,
+    load_weights,
+    read_step_folder,
+    save_step_checkpoint,
+    these_weights,
+    write_metadata,
+)
 from chomp.errors import CheckpointError, ConfigError
 from tests.checkpoint.checkpoint_samples import about
 

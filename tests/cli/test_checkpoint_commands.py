@@ -17,9 +17,15 @@ from jax.sharding import PartitionSpec as P
 from safetensors import safe_open
 from safetensors.numpy import load_file
 
-from chomp.checkpoint import layout, save_step_checkpoint, save_temporary_checkpoint
-from chomp.checkpoint.layout import move_aside, read_step_folder, write_metadata
-from chomp.checkpoint.read_on_host import checked_arrays, read_each
+from chomp.checkpoint import (
+    checked_arrays,
+    read_each,
+    read_step_folder,
+    save_step_checkpoint,
+    save_temporary_checkpoint,
+    write_metadata,
+)
+from chomp.checkpoint.format import move_aside
 from chomp.storage import read_json
 from chomp.tokenize import ByteTokenizer, load_tokenizer, save_tokenizer, train_bpe
 from tests.checkpoint.checkpoint_samples import about
@@ -185,7 +191,7 @@ def test_verify_says_what_is_gone_by_now_and_goes_on(
             shutil.rmtree(step(run, 6), ignore_errors=True)
         return content
 
-    monkeypatch.setattr(layout, "read_json", read_and_delete)
+    monkeypatch.setattr("chomp.checkpoint.format.read_json", read_and_delete)
     told = chomp("checkpoint", "verify", str(run), "--all")
     assert told.code == 0
     assert f"gone: {step(run, 6)}" in told.out

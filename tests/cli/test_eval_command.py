@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from chomp.checkpoint.layout import read_step_folder, write_metadata
+from chomp.checkpoint import read_step_folder, write_metadata
 from chomp.data import TokenStore
 from chomp.tokenize import save_tokenizer, train_bpe
 from chomp.tracking import JsonlTracker, latest_rows, read_metrics

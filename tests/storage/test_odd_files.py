@@ -11,8 +11,13 @@ from typing import Any
 import pytest
 
 from chomp import storage
-from chomp.checkpoint import CheckpointMetadata, StepFolder, list_checkpoints
-from chomp.checkpoint.layout import opened, problem_with_files
+from chomp.checkpoint import (
+    CheckpointMetadata,
+    StepFolder,
+    list_checkpoints,
+    open_checkpoint,
+    problem_with_files,
+)
 from chomp.data.store.token_store import read_manifest
 from chomp.errors import StorageError
 from chomp.executor import read_status
@@ -128,7 +133,7 @@ def test_an_odd_file_of_a_checkpoint_makes_that_one_unreadable(tmp_path: Path, o
     (step / "state").mkdir(parents=True)
     ODD[odd](step / "metadata.json")
     assert list_checkpoints(str(tmp_path)) == []
-    assert opened(str(step)).reason  # type: ignore[union-attr]
+    assert open_checkpoint(str(step)).reason  # type: ignore[union-attr]
     ODD[odd](step / "state/d")
     about = {"run_id": "a", "attempt": 1, "config_hash": "", "config": {}, "data_fingerprint": ""}
     metadata = CheckpointMetadata(

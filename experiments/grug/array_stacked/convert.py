@@ -19,13 +19,23 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from chomp.checkpoint import CHECKPOINTS, DamagedCheckpoint, save_step_checkpoint
-from chomp.checkpoint.candidates import described
-from chomp.checkpoint.compatibility import in_columns
-from chomp.checkpoint.layout import StepFolder, problem_with_files, read_step_folder
-from chomp.checkpoint.leaves import AVERAGE, WEIGHTS, named_leaves, within
-from chomp.checkpoint.places import place_of, some_at
-from chomp.checkpoint.read_on_host import checked_arrays
+from chomp.checkpoint import (
+    AVERAGE,
+    CHECKPOINTS,
+    WEIGHTS,
+    DamagedCheckpoint,
+    StepFolder,
+    checked_arrays,
+    described,
+    in_columns,
+    named_leaves,
+    place_of,
+    problem_with_files,
+    read_step_folder,
+    require_checkpoints_at,
+    save_step_checkpoint,
+    within,
+)
 from chomp.config import config_from_mapping
 from chomp.errors import CheckpointError, ChompError, StorageError
 from chomp.launch.console import print_error
@@ -101,7 +111,7 @@ def convert(place: str, out: str, *, to: Form | None = None) -> str:
     those of base for the config that it was saved with. Every array is compared with its receipt,
     and all of them are held in memory at once.
     """
-    found = read_step_folder(some_at(place_of(place))[0].path)
+    found = read_step_folder(require_checkpoints_at(place_of(place))[0].path)
     form = form_of(found.metadata.arrays)
     wanted: Form = to or ("stacked" if form == "base" else "base")
     if form is None or form == wanted:

@@ -1,53 +1,116 @@
-"""Saving a run's state and finding it again."""
+"""Saving a run's state and finding it again.
 
-from chomp.checkpoint.checkpointer import CheckpointConfig, Checkpointer, SaveReport
-from chomp.checkpoint.layout import (
+`Checkpointer` saves as a run's config says; `restore_latest_or_initialize` gives the state a run
+begins with; `load_weights` reads the weights alone. `inspect` and `export` look from outside.
+"""
+
+from chomp.checkpoint.arrays import (
+    AVERAGE,
+    WEIGHTS,
+    array_bytes,
+    checked_arrays,
+    named_leaves,
+    read_each,
+    with_leaves,
+    within,
+)
+from chomp.checkpoint.checkpointer import CheckpointConfig, Checkpointer, KeepPolicy, SaveReport
+from chomp.checkpoint.checksums import receipt_of
+from chomp.checkpoint.compatibility import in_columns
+from chomp.checkpoint.format import (
     CHECKPOINTS,
+    METADATA,
+    UNFINISHED,
+    CheckpointMetadata,
+    CheckpointPlace,
     DamagedCheckpoint,
     StepFolder,
     Unreadable,
+    checkpoints_at,
+    is_gone,
     latest_checkpoint,
+    leftovers,
     list_checkpoints,
     look,
+    moved_aside,
+    open_checkpoint,
+    place_of,
+    problem_with_files,
+    read_step_folder,
+    require_checkpoints_at,
+    step_of_name,
     step_path,
+    write_metadata,
 )
-from chomp.checkpoint.metadata import CheckpointMetadata
-from chomp.checkpoint.receipt import receipt_of
-from chomp.checkpoint.restore import (
-    Beginning,
+from chomp.checkpoint.resume import (
+    ASKED_FOR,
+    LoadedWeights,
     LoadOptions,
+    Resume,
+    WeightsName,
+    all_weights,
+    best_weights,
+    described,
+    load_weights,
+    require_weights,
     restore_checkpoint,
     restore_latest_or_initialize,
+    these_weights,
 )
-from chomp.checkpoint.retention import KeepPolicy
-from chomp.checkpoint.save import (
-    require_space,
-    save_step_checkpoint,
-    save_temporary_checkpoint,
-)
-from chomp.checkpoint.weights_alone import require_weights
+from chomp.checkpoint.save import require_space, save_step_checkpoint, save_temporary_checkpoint
 
 __all__ = [
+    "ASKED_FOR",
+    "AVERAGE",
     "CHECKPOINTS",
-    "Beginning",
+    "METADATA",
+    "UNFINISHED",
+    "WEIGHTS",
     "CheckpointConfig",
     "CheckpointMetadata",
+    "CheckpointPlace",
     "Checkpointer",
     "DamagedCheckpoint",
     "KeepPolicy",
     "LoadOptions",
+    "LoadedWeights",
+    "Resume",
     "SaveReport",
     "StepFolder",
     "Unreadable",
+    "WeightsName",
+    "all_weights",
+    "array_bytes",
+    "best_weights",
+    "checked_arrays",
+    "checkpoints_at",
+    "described",
+    "in_columns",
+    "is_gone",
     "latest_checkpoint",
+    "leftovers",
     "list_checkpoints",
+    "load_weights",
     "look",
+    "moved_aside",
+    "named_leaves",
+    "open_checkpoint",
+    "place_of",
+    "problem_with_files",
+    "read_each",
+    "read_step_folder",
     "receipt_of",
+    "require_checkpoints_at",
     "require_space",
     "require_weights",
     "restore_checkpoint",
     "restore_latest_or_initialize",
     "save_step_checkpoint",
     "save_temporary_checkpoint",
+    "step_of_name",
     "step_path",
+    "these_weights",
+    "with_leaves",
+    "within",
+    "write_metadata",
 ]

@@ -1,4 +1,4 @@
-"""When a run saves: by the clock (temporary), by step (permanent), and at the end.
+"""When a run saves, and what it deletes: temporary saves by the clock, permanent ones by step.
 
 Saving goes on in the background while the run trains: one save at a time, and whoever asks for
 another, or for the end, waits for it. What goes wrong there is raised at the next call.
@@ -14,15 +14,31 @@ from functools import partial
 from types import TracebackType
 from typing import Any
 
-from chomp.checkpoint.layout import step_path
-from chomp.checkpoint.metadata import CheckpointMetadata
-from chomp.checkpoint.retention import KeepPolicy, clean_up, is_kept, require_ordered
+from chomp.checkpoint.format import (
+    CheckpointMetadata,
+    StepFolder,
+    leftovers,
+    list_checkpoints,
+    problem_with_files,
+    read_step_folder,
+    remove_checkpoint,
+    step_path,
+)
 from chomp.checkpoint.save import finish_save, give_memory_back, is_saved, promote, start_save
 from chomp.config import Config, setting
-from chomp.errors import require
+from chomp.errors import CheckpointError, StorageError, require
 from chomp.mesh.distributed import is_first
+from chomp.storage import remove_tree
 
 log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class KeepPolicy(Config):
+    """Checkpoints of every so many steps are kept for good, up to and with step `until`."""
+
+    every: int = setting(ge=1, lt=2**31)
+    until: int | None = setting(default=None, ge=1, lt=2**31)  # null: to the end of the run
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +65,14 @@ class CheckpointConfig(Config):
             allowed="one of them",
             fix="set checkpoint.every=null, and add a policy with that period to checkpoint.keep",
         )
-        require_ordered(self.keep)
+        ends = [policy.until for policy in self.keep]
+        bounds = [end for end in ends if end is not None]
+        require(
+            bounds == sorted(set(bounds)) and None not in ends[:-1],
+            f"checkpoint.keep with until={ends}",
+            allowed="increasing ends; the last may be null",
+            fix="sort the policies by until, one for each value",
+        )
         start = 0
         for policy in self.keep:
             require(
@@ -107,7 +130,9 @@ class Checkpointer:
         Raises what ended an earlier save in the background, if something did.
         """
         self._raise_failure()
-        return self.is_permanent(step) or self._temporary_due()
+        interval = self._config.save_interval_s
+        is_time = interval is not None and time.monotonic() - self._last_save >= interval
+        return is_time or self.is_permanent(step)
 
     def is_permanent(self, step: int) -> bool:
         """Whether the checkpoint of `step` is to be kept: by the step alone, not by the clock."""
@@ -142,14 +167,25 @@ class Checkpointer:
             stream_states=stream_states,
             is_temporary=not (is_final or self.is_permanent(step)),
         )
-        work, num_bytes = self._started(state, metadata, next_batches)
+        rest: Callable[[], object] | None = None
+        num_bytes = 0
+        if not is_saved(self.folder, step):
+            bound = self._config.max_staged_bytes
+            save = start_save(self.folder, state, metadata, max_staged_bytes=bound)
+            rest, num_bytes = partial(finish_save, save, next_batches), save.num_bytes
+        elif not metadata.is_temporary:
+            rest = partial(promote, self.folder, step)
         path = self._newest = step_path(self.folder, step)
         self._last_save = time.monotonic()
         blocked = self._last_save - started
         report = SaveReport(
             step=step, path=path, num_bytes=num_bytes, blocked_seconds=blocked, seconds=blocked
         )
-        self._run(partial(self._complete, work, report, started))
+        # Not a daemon: an interpreter that ends waits for it.
+        self._thread = threading.Thread(
+            target=self._complete, args=(rest, report, started), name="checkpoint"
+        )
+        self._thread.start()
         return path
 
     def wait(self) -> str:
@@ -186,42 +222,24 @@ class Checkpointer:
                 raise
             log.exception("the last checkpoint failed too")  # and what is passing ends the run
 
-    def _started(
-        self, state: Any, metadata: CheckpointMetadata, next_batches: Callable[[], Sequence[str]]
-    ) -> tuple[Callable[[], object], int]:
-        """What is left to do in the background, and how many bytes it writes."""
-        if not is_saved(self.folder, metadata.step):
-            bound = self._config.max_staged_bytes
-            save = start_save(self.folder, state, metadata, max_staged_bytes=bound)
-            return partial(finish_save, save, next_batches), save.num_bytes
-        if metadata.is_temporary:
-            return lambda: None, 0
-        return lambda: promote(self.folder, metadata.step), 0
-
-    def _complete(self, work: Callable[[], object], report: SaveReport, started: float) -> None:
-        """What is done in the background: the rest of a save, and what follows from it."""
-        work()
-        give_memory_back()
-        if is_first():
-            kept = self._config
-            clean_up(
-                self.folder,
-                keep_temporary=kept.keep_temporary,
-                keep_permanent=kept.keep_permanent,
-            )
-        seconds = time.monotonic() - started
-        self._reports.append(dataclasses.replace(report, seconds=seconds))
-
-    def _run(self, work: Callable[[], None]) -> None:
-        def watched() -> None:
-            try:
-                work()
-            except Exception as error:
-                self._failure = error
-
-        # Not a daemon: an interpreter that ends waits for it.
-        self._thread = threading.Thread(target=watched, name="checkpoint")
-        self._thread.start()
+    def _complete(
+        self, rest: Callable[[], object] | None, report: SaveReport, started: float
+    ) -> None:
+        """Do in the background the rest of a save, if there is any, and what follows from it."""
+        try:
+            if rest is not None:
+                rest()
+            give_memory_back()
+            if is_first():
+                clean_up(
+                    self.folder,
+                    keep_temporary=self._config.keep_temporary,
+                    keep_permanent=self._config.keep_permanent,
+                )
+            seconds = time.monotonic() - started
+            self._reports.append(dataclasses.replace(report, seconds=seconds))
+        except Exception as error:
+            self._failure = error
 
     def _raise_failure(self) -> None:
         failure = self._failure
@@ -229,6 +247,58 @@ class Checkpointer:
             self._failure = None
             raise failure
 
-    def _temporary_due(self) -> bool:
-        interval = self._config.save_interval_s
-        return interval is not None and time.monotonic() - self._last_save >= interval
+
+def is_kept(policies: tuple[KeepPolicy, ...], step: int) -> bool:
+    """Whether the checkpoint of `step` is permanent: the first policy that reaches it says."""
+    for policy in policies:
+        if policy.until is None or step <= policy.until:
+            return step % policy.every == 0
+    return False
+
+
+def clean_up(folder: str, *, keep_temporary: int, keep_permanent: int | None = None) -> None:
+    """Delete superseded checkpoints and what killed processes left. Only a run's one writer may.
+
+    Not while it saves: its own unfinished checkpoint counts as left over. What is damaged or moved
+    aside is never touched. What cannot be deleted is logged and tried again after the next save:
+    it costs space, and should not cost the run.
+    """
+    try:
+        doomed = superseded(folder, keep_temporary=keep_temporary, keep_permanent=keep_permanent)
+        for item in doomed:
+            remove_if_unchanged(item)
+        for path in leftovers(folder):
+            remove_tree(path)
+    except StorageError as error:
+        log.warning("an old checkpoint could not be deleted: %s", error)
+
+
+def superseded(
+    folder: str, *, keep_temporary: int, keep_permanent: int | None = None
+) -> list[StepFolder]:
+    """Temporary checkpoints that are not among the newest `keep_temporary` of all, and permanent
+    ones that are not among the newest `keep_permanent` of theirs (None: all stay).
+
+    Nothing is superseded while the newest is not whole: an older one may be needed yet.
+    """
+    found = list_checkpoints(folder)
+    if not found or problem_with_files(found[-1]) is not None:
+        return []
+    temporary = [item for item in found[:-keep_temporary] if item.metadata.is_temporary]
+    permanent = [item for item in found if not item.metadata.is_temporary]
+    return temporary + ([] if keep_permanent is None else permanent[:-keep_permanent])
+
+
+def remove_if_unchanged(item: StepFolder) -> bool:
+    """Delete a checkpoint if it is whole and still temporary, or permanent, as it was; or leave it.
+
+    By what is on disk now, never by memory: its metadata is read again.
+    """
+    try:
+        now = read_step_folder(item.path)
+    except CheckpointError:  # gone, or damaged: not ours to judge
+        return False
+    if now.metadata.is_temporary != item.metadata.is_temporary or problem_with_files(now):
+        return False
+    remove_checkpoint(item.path)
+    return True

@@ -7,12 +7,12 @@ Cosmetic changes nothing that is trained.
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import fields, replace
 from itertools import takewhile
 from typing import Any
 
-from chomp.checkpoint.layout import StepFolder
-from chomp.checkpoint.metadata import CheckpointMetadata
+from chomp.checkpoint.format import CheckpointMetadata, StepFolder
 from chomp.config import (
     MISSING,
     Difference,
@@ -49,9 +49,14 @@ def require_same_run(
     `allowed` are the fields of `allowed_changes`. `data_offset_at` gives the examples that the
     present batch sizes take before a step: where it differs, going on would repeat or skip data.
     """
-    changes = [*_config_changes(found.metadata, about, config), *_data_changes(found, about)]
-    if data_offset_at is not None:
-        changes += _moved_data(found.metadata, data_offset_at(found.metadata.step))
+    saved = found.metadata
+    changes = _config_changes(saved, about, config)
+    for name in ("data_fingerprint", "tokenizer_hash"):
+        if getattr(saved, name) != getattr(about, name):
+            changes.append(_identity(name, getattr(saved, name), getattr(about, name)))
+    if data_offset_at is not None and (now := data_offset_at(saved.step)) != saved.data_offset:
+        name = f"examples before step {saved.step}"
+        changes.append(Difference(path=name, before=saved.data_offset, after=now, mark="identity"))
     identity, schedule, cosmetic = (
         [change for change in changes if change.mark == mark]
         for mark in ("identity", "schedule", "cosmetic")
@@ -64,12 +69,22 @@ def require_same_run(
             allowed="the model, data and data order that the run started with",
             fix="undo the changes marked identity, or start a new run in another folder",
         )
-    unnamed = [change for change in schedule if not _is_below(change.path, allowed)]
+    unnamed = [
+        change.path
+        for change in schedule
+        if not any(change.path == name or change.path.startswith(f"{name}.") for name in allowed)
+    ]
     if unnamed:
+        # Each field once, lists as a whole.
+        named = (
+            ".".join(takewhile(lambda part: not part.isdecimal(), path.split(".")))
+            for path in unnamed
+        )
+        flags = " ".join(f"--allow {name}" for name in dict.fromkeys(named))
         raise CheckpointError(
             f"{found.path} was saved with another schedule:\n{_table(schedule)}",
             allowed="the schedule that the run started with, or changes named by --allow",
-            fix=f"undo them, or continue with {_flags(unnamed)}",
+            fix=f"undo them, or continue with {flags}",
         )
     if schedule:
         _log.warning("going on from %s with changes:\n%s", found.path, _table(schedule).rstrip())
@@ -88,8 +103,8 @@ def require_same_arrays(
     `saved` is the `arrays` of a checkpoint's metadata; `wanted` has arrays or their abstract forms.
     `allowed` and `fix` go into the message.
     """
-    before = {name: _kind(tuple(array["shape"]), array["dtype"]) for name, array in saved.items()}
-    now = {name: _kind(leaf.shape, leaf.dtype) for name, leaf in wanted.items()}
+    before = {name: f"{tuple(array['shape'])} {array['dtype']}" for name, array in saved.items()}
+    now = {name: f"{leaf.shape} {leaf.dtype}" for name, leaf in wanted.items()}
     rows = [
         (name, before.get(name, "(missing)"), now.get(name, "(missing)"))
         for name in dict.fromkeys([*before, *now])
@@ -101,6 +116,36 @@ def require_same_arrays(
             allowed=allowed,
             fix=fix,
         )
+
+
+def allowed_changes(config: Any, names: Sequence[str]) -> tuple[str, ...]:
+    """The dotted paths that `--allow` names, each spelled as the config spells it.
+
+    Aliases work (`train.steps`). Raises `ConfigError` for a name that is no field, or one that is
+    part of the run's identity: no flag makes another run the same one.
+    """
+    paths = []
+    for name in names:
+        found = find_field(config, name)
+        known = [dotted(path) for path in _schedule_paths(config)]
+        allowed = f"fields of the schedule: {', '.join(known) or 'this config has none'}"
+        if found is None:
+            near = nearest(name, known)
+            raise ConfigError(
+                f"--allow {name}: this run's config has no such field{did_you_mean(near)}",
+                allowed=allowed,
+                fix=f"write --allow {near}" if near else f"remove --allow {name}",
+            )
+        path, mark = found
+        # A cosmetic field needs no permission, but others that read the flag may want its name.
+        require(
+            mark != "identity",
+            f"--allow {name}: this field is part of the run's identity",
+            allowed=allowed,
+            fix="undo the change, or start a new run in another folder",
+        )
+        paths.append(dotted(path))
+    return tuple(paths)
 
 
 def warn_unless_exact(found: StepFolder, about: CheckpointMetadata) -> None:
@@ -124,7 +169,7 @@ def warn_unless_exact(found: StepFolder, about: CheckpointMetadata) -> None:
 
 def in_columns(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
     """A table of lines that each begin with two spaces; the last ends with a line break."""
-    lines = [[_cell(cell) for cell in row] for row in (header, *rows)]
+    lines = [[_text(cell) for cell in row] for row in (header, *rows)]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     padded = (
         "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
@@ -145,38 +190,15 @@ def _config_changes(
         for change in config_difference(without_secrets(saved.config), about.config)
         if change.before is not MISSING or change.path not in added
     ]
-    if about.config_hash not in (saved.config_hash, _hash_by_present_marks(saved, config)) and (
-        not any(change.mark == "identity" for change in changes)
-    ):
+    hashes = [saved.config_hash]
+    with suppress(ConfigError):  # this version of chomp cannot read it
+        # By the present marks: an earlier version may have counted other fields as identity.
+        hashes.append(config_hash(config_from_mapping(type(config), saved.config)))
+    is_explained = any(change.mark == "identity" for change in changes)
+    if about.config_hash not in hashes and not is_explained:
         # A secret, which no mapping holds, or a field that is gone.
         changes.append(_identity("config_hash", saved.config_hash, about.config_hash))
     return changes
-
-
-def _hash_by_present_marks(saved: CheckpointMetadata, config: Any) -> str | None:
-    """The hash that this version of chomp gives the saved config; None if it cannot read it.
-
-    An earlier one may have counted other fields as identity.
-    """
-    try:
-        return config_hash(config_from_mapping(type(config), saved.config))
-    except ConfigError:
-        return None
-
-
-def _data_changes(found: StepFolder, about: CheckpointMetadata) -> list[Difference]:
-    return [
-        _identity(name, getattr(found.metadata, name), getattr(about, name))
-        for name in ("data_fingerprint", "tokenizer_hash")
-        if getattr(found.metadata, name) != getattr(about, name)
-    ]
-
-
-def _moved_data(saved: CheckpointMetadata, offset: int) -> list[Difference]:
-    if offset == saved.data_offset:
-        return []
-    name = f"examples before step {saved.step}"
-    return [Difference(path=name, before=saved.data_offset, after=offset, mark="identity")]
 
 
 def _identity(name: str, saved: str, now: str) -> Difference:
@@ -189,61 +211,13 @@ def _table(changes: Iterable[Difference]) -> str:
     return in_columns(("field", "saved", "now", "class"), rows)
 
 
-def _flags(changes: Iterable[Difference]) -> str:
-    """The words for the command line that allow the changes: each field once, lists as a whole."""
-    fields = (
-        ".".join(takewhile(lambda part: not part.isdecimal(), change.path.split(".")))
-        for change in changes
-    )
-    return " ".join(f"--allow {field}" for field in dict.fromkeys(fields))
-
-
-def _is_below(path: str, fields: Iterable[str]) -> bool:
-    return any(path == field or path.startswith(f"{field}.") for field in fields)
-
-
-def _kind(shape: tuple[int, ...], dtype: Any) -> str:
-    return f"{shape} {dtype}"
-
-
 def _sizes(mesh: Mapping[str, int]) -> str:
     return ", ".join(f"{axis}={size}" for axis, size in mesh.items() if size > 1) or "one device"
 
 
-def _cell(value: Any) -> str:
+def _text(value: Any) -> str:
     text = value if isinstance(value, str) else repr(value)
     return text if len(text) <= _MAX_CELL else text[: _MAX_CELL - 3] + "..."
-
-
-def allowed_changes(config: Any, names: Sequence[str]) -> tuple[str, ...]:
-    """The dotted paths that `--allow` names, each spelled as the config spells it.
-
-    Aliases work (`train.steps`). Raises `ConfigError` for a name that is no field, or one that is
-    part of the run's identity: no flag makes another run the same one.
-    """
-    return tuple(_field(config, name) for name in names)
-
-
-def _field(config: Any, name: str) -> str:
-    found = find_field(config, name)
-    known = [dotted(path) for path in _schedule_paths(config)]
-    near = None if found else nearest(name, known)
-    require(
-        found is not None,
-        f"--allow {name}: this run's config has no such field{did_you_mean(near)}",
-        allowed=f"fields of the schedule: {', '.join(known) or 'this config has none'}",
-        fix=f"write --allow {near}" if near else f"remove --allow {name}",
-    )
-    assert found is not None, "as was just required"
-    path, mark = found
-    # A cosmetic field needs no permission here, but others that read the flag may want its name.
-    require(
-        mark != "identity",
-        f"--allow {name}: this field is part of the run's identity",
-        allowed=f"fields of the schedule: {', '.join(known) or 'this config has none'}",
-        fix="undo the change, or start a new run in another folder",
-    )
-    return dotted(path)
 
 
 def _schedule_paths(config: Any, path: KeyPath = ()) -> Iterator[KeyPath]:

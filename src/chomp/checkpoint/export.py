@@ -18,9 +18,8 @@ from typing import Literal
 import numpy as np
 from safetensors.numpy import save_file
 
-from chomp.checkpoint.layout import DamagedCheckpoint, StepFolder, problem_with_files
-from chomp.checkpoint.leaves import AVERAGE, WEIGHTS
-from chomp.checkpoint.read_on_host import OnBytes, array_bytes, checked_arrays
+from chomp.checkpoint.arrays import AVERAGE, WEIGHTS, OnBytes, array_bytes, checked_arrays
+from chomp.checkpoint.format import DamagedCheckpoint, StepFolder, problem_with_files
 from chomp.errors import CheckpointError, ConfigError, DataError, StorageError, require
 from chomp.storage import (
     exists,

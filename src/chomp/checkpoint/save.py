@@ -2,8 +2,7 @@
 
 In two halves. `start_save` returns when the state may be changed or donated; `finish_save` waits
 until Orbax has written it, and makes it a checkpoint. Every process writes its own shards; process
-0 alone makes folders, writes metadata and renames, and all of them succeed or fail together. Arrays
-are written by Orbax with the settings that checkpoints need.
+0 alone makes folders, writes metadata and renames, and all of them succeed or fail together.
 """
 
 import contextlib
@@ -13,26 +12,25 @@ import errno
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import jax
 
-from chomp.checkpoint.layout import (
+from chomp.checkpoint.arrays import is_caused_by, named_leaves, problem_with_arrays
+from chomp.checkpoint.checksums import checked_receipt
+from chomp.checkpoint.format import (
     UNFINISHED,
+    CheckpointMetadata,
     StepFolder,
     read_step_folder,
+    run_around,
     state_file_sizes,
     state_path,
     step_path,
     write_metadata,
 )
-from chomp.checkpoint.leaves import arrays_of, named_leaves
-from chomp.checkpoint.metadata import CheckpointMetadata
-from chomp.checkpoint.places import run_around
-from chomp.checkpoint.read_on_host import problem_with_arrays
-from chomp.checkpoint.receipt import checked_receipt
 from chomp.errors import ChompError, StorageError, private_names
 from chomp.mesh.distributed import broadcast, is_first, raise_together
 from chomp.storage import (
@@ -130,14 +128,16 @@ def save_step_checkpoint(folder: str, state: Any, metadata: CheckpointMetadata) 
     """
     if is_saved(folder, metadata.step):
         return promote(folder, metadata.step)
-    return _saved(folder, state, dataclasses.replace(metadata, is_temporary=False))
+    metadata = dataclasses.replace(metadata, is_temporary=False)
+    return finish_save(start_save(folder, state, metadata))
 
 
 def save_temporary_checkpoint(folder: str, state: Any, metadata: CheckpointMetadata) -> str:
     """Save `state` until a later checkpoint replaces it; gives its folder, complete then."""
     if is_saved(folder, metadata.step):
         return step_path(folder, metadata.step)
-    return _saved(folder, state, dataclasses.replace(metadata, is_temporary=True))
+    metadata = dataclasses.replace(metadata, is_temporary=True)
+    return finish_save(start_save(folder, state, metadata))
 
 
 def is_saved(folder: str, step: int) -> bool:
@@ -168,27 +168,38 @@ def start_save(
     """
     leaves = named_leaves(state)
     receipt = checked_receipt(leaves)
-    path = step_path(folder, metadata.step)
-    described = dataclasses.replace(
-        metadata, receipt=receipt, arrays=arrays_of(leaves), time=time.time()
+    metadata = dataclasses.replace(
+        metadata,
+        receipt=receipt,
+        arrays={
+            name: {"shape": list(leaf.shape), "dtype": str(leaf.dtype)}
+            for name, leaf in leaves.items()
+        },
+        time=time.time(),
     )
     num_bytes = sum(leaf.nbytes for leaf in leaves.values())
     import orbax.checkpoint as ocp  # noqa: PLC0415  # 0.3 s that a plan does not need
 
+    path = step_path(folder, metadata.step)
+    unfinished = path + UNFINISHED
     with raise_together("start of a checkpoint"):
         if is_first():
-            _prepare(path, num_bytes)
+            _require_inside(path)
+            if exists(unfinished):
+                remove_tree(unfinished)  # left by a process that was killed
+            make_folder(unfinished)
+            require_space(path, num_bytes)  # Orbax's threads fail late and noisily
     # A writer with a bound copies after its `save` has returned. So the bound goes to it only
     # where it is needed, and there the save is waited for.
     is_in_parts = max_staged_bytes is not None and _local_bytes(leaves) > max_staged_bytes
     try:
         writer = writer_for(leaves, max_staged_bytes=max_staged_bytes if is_in_parts else None)
-        writer.save(state_path(path + UNFINISHED), args=ocp.args.PyTreeSave(leaves))
+        writer.save(state_path(unfinished), args=ocp.args.PyTreeSave(leaves))
         if is_in_parts:
             writer.wait_until_finished()
     except Exception as error:
         raise _not_written(path, error) from error
-    return UnfinishedSave(path, described, num_bytes, writer)
+    return UnfinishedSave(path, metadata, num_bytes, writer)
 
 
 def finish_save(
@@ -228,10 +239,6 @@ def require_space(path: str, num_bytes: int) -> int | None:
     return free
 
 
-def _saved(folder: str, state: Any, metadata: CheckpointMetadata) -> str:
-    return finish_save(start_save(folder, state, metadata))
-
-
 def _make_complete(save: UnfinishedSave, next_batches: Callable[[], Sequence[str]] | None) -> None:
     unfinished = save.path + UNFINISHED
     metadata = dataclasses.replace(save.metadata, state_files=state_file_sizes(unfinished))
@@ -246,16 +253,6 @@ def _make_complete(save: UnfinishedSave, next_batches: Callable[[], Sequence[str
     if is_local(unfinished):
         sync_tree(unfinished)  # TensorStore has synced its own files, Orbax has not
     rename_folder(unfinished, save.path)
-
-
-def _prepare(path: str, num_bytes: int) -> None:
-    unfinished = path + UNFINISHED
-    _require_inside(path)
-    if exists(unfinished):
-        remove_tree(unfinished)  # left by a process that was killed
-    make_folder(unfinished)
-    # Orbax's threads fail late and noisily.
-    require_space(path, num_bytes)
 
 
 def _require_inside(path: str) -> None:
@@ -273,29 +270,14 @@ def _not_written(path: str, error: Exception) -> ChompError:
             remove_tree(path + UNFINISHED)
     if isinstance(error, ChompError):
         return error  # has the path and the reason already
-    remedy = "free space" if _is_no_space(error) else "see the cause"
+    # TensorStore's errors have only the words.
+    is_disk_full = is_caused_by(error, _NO_SPACE, [os.strerror(code) for code in _NO_SPACE])
+    remedy = "free space" if is_disk_full else "see the cause"
     return StorageError(
         f"checkpoint {path} could not be written: {error}",
         allowed="a writable folder with space for the state",
         fix=f"{remedy}; earlier checkpoints are untouched and the same command continues",
     )
-
-
-def _is_no_space(error: BaseException) -> bool:
-    """Whether a disk, quota or limit that is full is behind an error."""
-    texts = [os.strerror(code) for code in _NO_SPACE]  # TensorStore's errors have only the words
-    return any(
-        (isinstance(cause, OSError) and cause.errno in _NO_SPACE)
-        or any(text in str(cause) for text in texts)
-        for cause in _causes(error)
-    )
-
-
-def _causes(error: BaseException | None) -> Iterator[BaseException]:
-    """An error, what it was raised from or while handling, and so on."""
-    while error is not None:
-        yield error
-        error = error.__cause__ or error.__context__
 
 
 def _local_bytes(leaves: dict[str, jax.Array]) -> int:

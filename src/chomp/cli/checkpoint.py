@@ -10,21 +10,28 @@ from typing import Any, Literal
 import jax
 from rich.filesize import decimal
 
-from chomp.checkpoint.difference import ArrayDifference, array_differences, bytes_to_compare
-from chomp.checkpoint.export import FloatType, Weights, export_weights, weight_bytes
-from chomp.checkpoint.layout import (
+from chomp.checkpoint import (
     DamagedCheckpoint,
     StepFolder,
     Unreadable,
+    array_bytes,
+    checkpoints_at,
     is_gone,
     leftovers,
     moved_aside,
-    opened,
+    open_checkpoint,
+    place_of,
     problem_with_files,
     read_step_folder,
+    require_checkpoints_at,
 )
-from chomp.checkpoint.places import found_at, place_of, some_at
-from chomp.checkpoint.read_on_host import array_bytes, problems_of
+from chomp.checkpoint.export import FloatType, Weights, export_weights, weight_bytes
+from chomp.checkpoint.inspect import (
+    ArrayDifference,
+    array_differences,
+    bytes_to_compare,
+    problems_of,
+)
 from chomp.cli.output import byte_bar, print_json, print_rows, say, shorten
 from chomp.cli.templates import require_same_template
 from chomp.config import config_difference
@@ -61,7 +68,7 @@ def list_checkpoints(path: str, *, is_json: bool) -> int:
     place = place_of(path)
     rows = [
         _complete(item) if isinstance(item, StepFolder) else _other(item.path, item.reason)
-        for item in reversed(found_at(place))
+        for item in reversed(checkpoints_at(place))
     ]
     if place.step is None:
         rows += [_other(each, "moved aside") for each in moved_aside(place.folder)]
@@ -146,7 +153,7 @@ def verify_checkpoints(path: str, *, every: bool) -> int:
     """Print a verdict for each checkpoint; `CheckpointError` at the end if any is damaged."""
     _use_the_cpu()
     for _ in range(_LOOKS):
-        newest_first = some_at(place_of(path))
+        newest_first = require_checkpoints_at(place_of(path))
         found = newest_first[::-1] if every else newest_first[:1]
         verdicts = {item.path: _verify(item) for item in found}
         if set(verdicts.values()) != {"gone"}:
@@ -311,7 +318,7 @@ def _chosen(path: str) -> StepFolder:
     """The checkpoint that a path names, or the newest of its folder; it must be readable."""
     for _ in range(_LOOKS):
         # The newest is never passed over, even if it cannot be read.
-        newest = opened(some_at(place_of(path))[0].path)
+        newest = open_checkpoint(require_checkpoints_at(place_of(path))[0].path)
         if not is_gone(newest.path):
             break
     return read_step_folder(newest.path)

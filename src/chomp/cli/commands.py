@@ -42,7 +42,7 @@ from chomp.screen import outliving_the_screen
 from chomp.step_options import Allow, Force, MaxConcurrent, On, Overrides, Restarts
 
 if TYPE_CHECKING:  # they are imported once a command starts
-    from chomp.checkpoint.weights_alone import WeightsName
+    from chomp.checkpoint import WeightsName
     from chomp.cli.loaded_run import GivenRun
 
 

@@ -13,7 +13,7 @@ import jax
 from rich.table import Table
 from rich.text import Text
 
-from chomp.checkpoint.weights_alone import WeightsAlone, WeightsName, all_weights, these_weights
+from chomp.checkpoint import LoadedWeights, WeightsName, all_weights, these_weights
 from chomp.cli.eval_data import (
     NamedData,
     held_out_datasets,
@@ -129,7 +129,7 @@ def evaluate(
     return 0
 
 
-def _differences(run: LoadedRun, read: WeightsAlone, named: Sequence[NamedData]) -> list[str]:
+def _differences(run: LoadedRun, read: LoadedWeights, named: Sequence[NamedData]) -> list[str]:
     """What makes these numbers others than the run's own."""
     if named:
         return [*result_differences(run, read.found, _OTHER_NUMBERS), "other data"]
@@ -155,7 +155,7 @@ def _datasets(run: LoadedRun, folders: Mapping[str, str]) -> list[EvalDataset]:
 
 
 def _metrics(
-    run: LoadedRun, read: WeightsAlone, config: GrugEvalConfig, datasets: Sequence[EvalDataset]
+    run: LoadedRun, read: LoadedWeights, config: GrugEvalConfig, datasets: Sequence[EvalDataset]
 ) -> dict[str, dict[str, float]]:
     """The metrics of each model that is evaluated, by the name that the loop has for it."""
     evaluators = build_evaluators(
@@ -192,7 +192,7 @@ def _store_facts(path: str) -> dict[str, Any]:
     }
 
 
-def _file_name(run: LoadedRun, read: WeightsAlone, content: Mapping[str, Any]) -> str:
+def _file_name(run: LoadedRun, read: LoadedWeights, content: Mapping[str, Any]) -> str:
     """One file for the run's own evaluation of a step, and one for each other that is made.
 
     A part of the run's own, as by --weights, does not take the place of the whole.
@@ -227,7 +227,7 @@ def _log(
 
 
 def _show(
-    read: WeightsAlone,
+    read: LoadedWeights,
     config: GrugEvalConfig,
     metrics: Mapping[str, Mapping[str, float]],
     tags: set[str],

@@ -16,7 +16,7 @@ import jax
 from rich.console import Console
 from rich.text import Text
 
-from chomp.checkpoint.weights_alone import WeightsAlone, WeightsName, best_weights, these_weights
+from chomp.checkpoint import LoadedWeights, WeightsName, best_weights, these_weights
 from chomp.cli.eval_data import held_out_datasets
 from chomp.cli.loaded_run import GivenRun, LoadedRun, load_run
 from chomp.cli.output import print_json, progress_bar
@@ -110,7 +110,7 @@ def generate(
     return 0
 
 
-def _session(run: LoadedRun, read: WeightsAlone, writer: "_Writer") -> int:
+def _session(run: LoadedRun, read: LoadedWeights, writer: "_Writer") -> int:
     """Go on from each line that is typed, until there is no other; the exit code."""
     require(
         jax.process_count() == 1,
@@ -187,7 +187,7 @@ class _Writer:
         )
         return length
 
-    def samples(self, read: WeightsAlone, prompts: Sequence[Prompt]) -> list[Sample]:
+    def samples(self, read: LoadedWeights, prompts: Sequence[Prompt]) -> list[Sample]:
         """The texts, those of one prompt together: sample n of a prompt has the seed n further on.
 
         Sample 0 has the seed itself: without options that is the run's own sample.
@@ -226,7 +226,7 @@ class _Writer:
         ]
 
 
-def _show(read: WeightsAlone, samples: Sequence[Sample]) -> None:
+def _show(read: LoadedWeights, samples: Sequence[Sample]) -> None:
     (weights,) = read.models
     # Notes go to stderr, so that stdout has the text alone.
     notes, console = PlainConsole(stderr=True, soft_wrap=True), Console(soft_wrap=True)

@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from chomp.checkpoint.weights_alone import WeightsAlone, WeightsName, best_weights, these_weights
+from chomp.checkpoint import LoadedWeights, WeightsName, best_weights, these_weights
 from chomp.cli.loaded_run import GivenRun, LoadedRun, load_run
 from chomp.cli.output import print_json, print_rows, say
 from chomp.cli.results import (
@@ -140,7 +140,7 @@ def _config(run: LoadedRun, tasks: Sequence[str] | None, asked: Mapping[str, Any
 
 
 def _about(
-    run: LoadedRun, read: WeightsAlone, tester: Harness, config: HarnessConfig
+    run: LoadedRun, read: LoadedWeights, tester: Harness, config: HarnessConfig
 ) -> dict[str, Any]:
     """What the file of results begins with: what the loop's says, and which checkpoint it was."""
     (weights,) = read.models

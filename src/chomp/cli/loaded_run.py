@@ -16,10 +16,15 @@ from typing import Any
 import jax
 from jax.sharding import Mesh
 
-from chomp.checkpoint import StepFolder
-from chomp.checkpoint.layout import unreadable_error
-from chomp.checkpoint.places import CheckpointPlace, place_of, some_at
-from chomp.checkpoint.weights_alone import WeightsAlone, WeightsName, load_weights
+from chomp.checkpoint import (
+    CheckpointPlace,
+    LoadedWeights,
+    StepFolder,
+    WeightsName,
+    load_weights,
+    place_of,
+    require_checkpoints_at,
+)
 from chomp.cli.load_config import RUN_CLASS
 from chomp.cli.templates import LoadedTemplate, load_template, require_same_template
 from chomp.config import Difference, apply_overrides, config_difference, config_from_mapping
@@ -125,7 +130,7 @@ class LoadedRun:
         """A function of the template that takes the precision first, bound to the run's own."""
         return partial(self.template.part(name), self.mp)
 
-    def weights(self, choose: Callable[[StepFolder], Sequence[WeightsName]]) -> WeightsAlone:
+    def weights(self, choose: Callable[[StepFolder], Sequence[WeightsName]]) -> LoadedWeights:
         """The weights that `choose` asks for, of the newest whole checkpoint or the one named."""
 
         def chosen(found: StepFolder) -> Sequence[WeightsName]:
@@ -201,11 +206,11 @@ def _recorded_mapping(place: CheckpointPlace) -> tuple[dict[str, Any], str]:
             )
         return {key: value for key, value in content.items() if key != DERIVED}, location
     # A checkpoint that was copied out of its run: its metadata has the config it was saved under.
-    found = some_at(place)
+    found = require_checkpoints_at(place)
     for item in found:
         if isinstance(item, StepFolder):
             return item.metadata.config, item.path
-    raise unreadable_error(found[0])  # type: ignore[arg-type]  # none of them is a StepFolder
+    raise found[0].error()  # type: ignore[union-attr]  # none of them is a StepFolder
 
 
 def _with_overrides(

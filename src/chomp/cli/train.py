@@ -15,8 +15,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from chomp.checkpoint.candidates import ASKED_FOR
-from chomp.checkpoint.layout import CHECKPOINTS, latest_checkpoint, step_of_name, step_path
+from chomp.checkpoint import (
+    ASKED_FOR,
+    CHECKPOINTS,
+    latest_checkpoint,
+    step_of_name,
+    step_path,
+)
 from chomp.cli.load_config import GivenConfig, Launch, load_launch
 from chomp.cli.output import say
 from chomp.cli.templates import LAUNCH_FILE

@@ -23,7 +23,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import IO, Any, Literal
 
-from chomp.checkpoint.layout import CHECKPOINTS, UNFINISHED
+from chomp.checkpoint import CHECKPOINTS, UNFINISHED
 from chomp.cli.load_config import GivenConfig
 from chomp.errors import LaunchError
 from chomp.tracking import metrics

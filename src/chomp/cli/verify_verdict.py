@@ -14,8 +14,8 @@ from math import inf, isfinite, isnan
 from os.path import join
 from typing import Any
 
-from chomp.checkpoint.difference import array_differences
-from chomp.checkpoint.layout import CHECKPOINTS, METADATA, read_step_folder
+from chomp.checkpoint import CHECKPOINTS, METADATA, read_step_folder
+from chomp.checkpoint.inspect import array_differences
 from chomp.cli.verify_lives import Life, RunFacts, newest_checkpoint
 from chomp.storage import read_json
 from chomp.tracking import metrics, read_metrics

@@ -15,8 +15,8 @@ import numpy as np
 from jax.sharding import Mesh
 
 from chomp.checkpoint import (
-    Beginning,
     CheckpointMetadata,
+    Resume,
     StepFolder,
     list_checkpoints,
     restore_latest_or_initialize,
@@ -43,7 +43,7 @@ def starting_point(
     folder: RunFolder,
     loader: TrainLoader,
     mesh: Mesh,
-) -> Beginning[Any]:
+) -> Resume[Any]:
     """The newest checkpoint that can be trusted, or what `fresh_state` makes; the loader follows.
 
     `metadata` is the run as it is now. Raises `CheckpointError` for a checkpoint of another run,
@@ -74,7 +74,7 @@ def starting_point(
         log.warning("%s has no checkpoint: attempt %d starts at step 0", path, attempt)
     else:
         place = "step 0" if beginning.found is None else beginning.found.path
-        log.info("starting from %s", place)
+        log.info("starting from %s (%s)", place, beginning.reason)
     return beginning
 
 

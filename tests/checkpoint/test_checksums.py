@@ -12,13 +12,8 @@ from hypothesis.extra.numpy import array_shapes, arrays
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from chomp.checkpoint.receipt import (
-    _LANES,
-    checked_receipt,
-    receipt_of,
-    sums_on_device,
-    sums_on_host,
-)
+from chomp.checkpoint import receipt_of
+from chomp.checkpoint.checksums import _LANES, checked_receipt, sums_on_device, sums_on_host
 from chomp.errors import NonFiniteError
 from tests.well_compiled import well_compiled_environment
 
@@ -45,7 +40,7 @@ SUMS_FILE = """
 import json, sys
 import jax
 import numpy as np
-from chomp.checkpoint.receipt import sums_on_device
+from chomp.checkpoint.checksums import sums_on_device
 from chomp.mesh import MeshConfig, create_mesh
 
 mesh = create_mesh(MeshConfig(data=4, model=2), devices=jax.devices()[:8])

@@ -1,19 +1,28 @@
-"""What differs between two checkpoints, array by array.
+"""Checkpoints looked at from outside: is one as it was saved, and what differs between two.
 
-Arrays whose receipts agree are equal and are not read. The others are read on both sides, checked
+Arrays whose receipts agree are equal and are not read. Others are read on both sides, checked
 against their receipts, and compared element by element: a difference reported here is one between
 two states that were saved, never a damaged file.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
+from etils import epath  # type: ignore[import-untyped]  # the paths that Orbax's handlers take
 from jaxtyping import Shaped
 
-from chomp.checkpoint.layout import StepFolder
-from chomp.checkpoint.read_on_host import OnBytes, array_bytes, checked_arrays
+from chomp.checkpoint.arrays import (
+    OnBytes,
+    array_bytes,
+    checked_arrays,
+    read_each,
+    saved_kind,
+    short_reason,
+)
+from chomp.checkpoint.format import NAMES_SHOWN, StepFolder, problem_with_files, state_path
+from chomp.storage import join, read_json
 
 # Axes: N elements of an array.
 
@@ -36,6 +45,26 @@ class ArrayDifference:
     num_different: int = 0  # by their bits: 0.0 and -0.0 are different
     max_abs: float = 0.0  # largest difference of one element
     relative: float = 0.0  # Euclidean length of the difference over that of `before`
+
+
+def problems_of(found: StepFolder, *, on_bytes: OnBytes | None = None) -> list[str]:
+    """Everything that is not as it was saved: files, then arrays by name. Reads all of it."""
+    metadata = found.metadata
+    problems = [] if (files := problem_with_files(found)) is None else [files]
+    for name in sorted(metadata.receipt.keys() ^ metadata.arrays.keys()):
+        problems.append(f"{name}: the metadata has only its hash or only its shape")
+    damaged: dict[str, str] = {}
+    for item in read_each(found, [name for name in metadata.arrays if name in metadata.receipt]):
+        if item.problem is not None:
+            damaged[item.name] = item.problem
+        if on_bytes is not None:
+            on_bytes(array_bytes(found, item.name))
+    if len(damaged) == len(metadata.arrays) > 1 and len(reasons := set(damaged.values())) == 1:
+        problems.append(f"all {len(damaged)} arrays: {reasons.pop()}")  # what they share is damaged
+    else:
+        problems += [f"{name}: {problem}" for name, problem in damaged.items()]
+    # Orbax last, and only if all is well so far: it fails badly.
+    return problems or _problems_of_orbax(found)
 
 
 def array_differences(
@@ -61,6 +90,36 @@ def bytes_to_compare(before: StepFolder, after: StepFolder) -> int:
     return sum(array_bytes(before, item.name) for item in items if item.kind == "other values")
 
 
+def _problems_of_orbax(found: StepFolder) -> list[str]:
+    """What is wrong with Orbax's own description of the arrays; chomp itself does not need it."""
+    import orbax.checkpoint as ocp  # noqa: PLC0415  # 0.3 s that a plan does not need
+
+    wanted = {name: _kind(*saved_kind(found, name)) for name in found.metadata.arrays}
+    handler = ocp.PyTreeCheckpointHandler()
+    try:
+        # By our own eyes first: for a name that is not there Orbax leaves work that fails later.
+        tree = read_json(join(state_path(found.path), "_METADATA"))["tree_metadata"].values()
+        names = {entry["key_metadata"][0]["key"] for entry in tree}
+        if names != wanted.keys():
+            return [f"Orbax describes other arrays: {sorted(names ^ wanted.keys())[:NAMES_SHOWN]}"]
+        described = handler.metadata(epath.Path(state_path(found.path)))
+        saved = {name: _kind(item.shape, item.dtype) for name, item in described.items()}
+    except Exception as error:  # of any type, and of none that says what is wrong
+        reason = f"{type(error).__name__}: {short_reason(error)}"
+        return [f"Orbax cannot read its own description of the arrays: {reason}"]
+    finally:
+        handler.close()
+    return [
+        f"{name}: Orbax describes it as {saved[name]}, saved was {kind}"
+        for name, kind in wanted.items()
+        if saved[name] != kind
+    ]
+
+
+def _kind(shape: Iterable[int], dtype: Any) -> str:
+    return f"{np.dtype(dtype)} {list(shape)}"
+
+
 def _described(before: StepFolder, after: StepFolder) -> Iterator[ArrayDifference]:
     """What the metadata alone tells of each array."""
     old, new = before.metadata, after.metadata
@@ -83,11 +142,14 @@ def _measured(
     different, largest, squares, scale = 0, 0.0, 0.0, 0.0
     for first in range(0, old.size, _BLOCK):
         a, b = old[first : first + _BLOCK], new[first : first + _BLOCK]
-        different += int(np.count_nonzero(_bits(a) != _bits(b)))
+        bits = f"u{a.dtype.itemsize}"
+        different += int(np.count_nonzero(a.view(bits) != b.view(bits)))
         wide = a.astype(np.float64)
         gap = wide - b.astype(np.float64)
         largest = max(largest, float(np.abs(gap).max()))
         squares, scale = squares + float(gap @ gap), scale + float(wide @ wide)
+    # From zeros anything is an infinite change, except to zeros of the other sign.
+    relative = (squares / scale) ** 0.5 if scale else float("inf") if squares else 0.0
     text = _text({"shape": list(before.shape), "dtype": before.dtype.name})
     return ArrayDifference(
         name=name,
@@ -99,19 +161,8 @@ def _measured(
         num_elements=old.size,
         num_different=different,
         max_abs=largest,
-        relative=_ratio(squares, scale),
+        relative=relative,
     )
-
-
-def _bits(values: Shaped[np.ndarray, " N"]) -> Shaped[np.ndarray, " N"]:
-    return values.view(f"u{values.dtype.itemsize}")
-
-
-def _ratio(squares: float, scale: float) -> float:
-    # From zeros anything is an infinite change, except to zeros of the other sign.
-    if not scale:
-        return float("inf") if squares else 0.0
-    return (squares / scale) ** 0.5
 
 
 def _text(array: dict[str, Any] | None) -> str:

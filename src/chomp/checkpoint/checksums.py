@@ -67,10 +67,19 @@ def sums_on_host(array: Shaped[np.ndarray, "..."]) -> UInt32[np.ndarray, " 5"]:
 @jax.jit
 def sums_on_device(leaf: Shaped[Array, "..."]) -> UInt32[Array, " 5"]:
     """The sums of an array where it lies, equal to `sums_on_host` to the bit."""
-    words = _words(leaf)
+    if leaf.dtype == jnp.bool_:
+        words = leaf.astype(jnp.uint32)
+    else:
+        width = min(leaf.dtype.itemsize, 4)
+        bits = jax.lax.bitcast_convert_type(leaf, jnp.dtype(f"uint{8 * width}"))
+        words = bits.astype(jnp.uint32)
     places = jnp.zeros_like(words)
     for axis, size in enumerate(words.shape):
-        places = places * np.uint32(size) + _counted(words, axis)
+        # Cut over the mesh as the words are.
+        sharding = jax.typeof(words).sharding
+        cut = None if sharding.mesh.empty else sharding
+        indices = jax.lax.broadcasted_iota(jnp.uint32, words.shape, axis, out_sharding=cut)
+        places = places * np.uint32(size) + indices
     not_finite = jnp.zeros_like(words)
     if jnp.issubdtype(leaf.dtype, jnp.floating):
         flags = (~jnp.isfinite(leaf)).astype(jnp.uint32)
@@ -86,12 +95,14 @@ def _sums_of(leaves: Mapping[str, Any]) -> dict[str, list[int]]:
     names = list(leaves)
     for first in range(0, len(names), _MOST_UNDER_WAY):
         # Several are under way before the first is waited for.
-        started = {name: _started(leaves[name]) for name in names[first : first + _MOST_UNDER_WAY]}
+        started = {
+            name: _start_sums(leaves[name]) for name in names[first : first + _MOST_UNDER_WAY]
+        }
         found |= {name: [int(n) for n in np.asarray(sums)] for name, sums in started.items()}
     return found
 
 
-def _started(leaf: Any) -> Any:
+def _start_sums(leaf: Any) -> Any:
     is_whole_here = not isinstance(leaf, jax.Array) or (
         leaf.is_fully_addressable or leaf.is_fully_replicated
     )
@@ -129,23 +140,8 @@ def _added(summands: tuple[Any, ...], axes: tuple[int, ...]) -> tuple[Any, ...]:
     )
 
 
-def _words(leaf: Shaped[Array, "..."]) -> UInt32[Array, "..."]:
-    if leaf.dtype == jnp.bool_:
-        return leaf.astype(jnp.uint32)
-    width = min(leaf.dtype.itemsize, 4)
-    bits = jax.lax.bitcast_convert_type(leaf, jnp.dtype(f"uint{8 * width}"))
-    return bits.astype(jnp.uint32)
-
-
-def _counted(like: UInt32[Array, "..."], axis: int) -> UInt32[Array, "..."]:
-    """Numbers from 0 along an axis, cut over the mesh as `like` is."""
-    sharding = jax.typeof(like).sharding
-    cut = None if sharding.mesh.empty else sharding
-    return jax.lax.broadcasted_iota(jnp.uint32, like.shape, axis, out_sharding=cut)
-
-
 def _digest(leaf: Any, sums: list[int]) -> str:
-    told = hashlib.blake2b(f"{leaf.dtype} {tuple(leaf.shape)}".encode(), digest_size=16).digest()
+    kind = hashlib.blake2b(f"{leaf.dtype} {tuple(leaf.shape)}".encode(), digest_size=16).digest()
     lanes = b"".join(n.to_bytes(4, "little") for n in sums[:4])
     # By exclusive or, so that two arrays of one kind differ wherever their sums do.
-    return bytes(a ^ b for a, b in zip(told, lanes, strict=True)).hex()
+    return bytes(a ^ b for a, b in zip(kind, lanes, strict=True)).hex()
