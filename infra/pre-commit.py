@@ -313,7 +313,7 @@ def grug_archive(files: list[Path], fix: bool) -> list[Problem]:
 
     A folder that is gone is not among `files`, so the archive is looked at whatever has changed.
     """
-    from chomp.variants.archive_lint import (  # noqa: PLC0415  (needs what the library needs)
+    from chomp.variants.archive import (  # noqa: PLC0415  (needs what the library needs)
         archive_problems,
         fill_in_commits,
     )

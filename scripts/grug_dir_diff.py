@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from chomp.errors import require
-from chomp.variants.diff_report import DiffParser, exit_code, totals_text, write_report
-from chomp.variants.file_changes import folder_changes
+from chomp.variants.diff import folder_changes
+from chomp.variants.diff_page import DiffParser, exit_code, totals_text, write_report
 
 
 def run(arguments: Sequence[str]) -> None:
@@ -25,8 +25,8 @@ def run(arguments: Sequence[str]) -> None:
     for folder in (options.left, options.right):
         require(
             folder.resolve() not in [options.out.resolve(), *options.out.resolve().parents],
-            f"--out {options.out} is inside of {folder}, which is compared",
-            allowed="a folder outside of both",
+            f"--out {options.out} is inside {folder}, one of the folders to compare",
+            allowed="a folder outside both",
             fix="give --out a folder elsewhere, such as --out /tmp/grug-diff",
         )
     changes = folder_changes(options.left, options.right, extensions=options.extensions)

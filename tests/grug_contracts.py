@@ -26,7 +26,7 @@ from chomp.errors import ConfigError
 from chomp.executor import ExecutorStep
 from chomp.mesh import abstract_arrays
 from chomp.mesh.memory import placed_arrays
-from chomp.variants.folders import Variant, variant_folders
+from chomp.variants.checkout import Variant, variant_folders
 from chomp.variants.marks import verbatim_violations
 from experiments import grug
 
@@ -108,7 +108,7 @@ class Template:
 
 def breach(variant: Variant, file: str, given: str, *, allowed: str, fix: str) -> str:
     """A violation that names the file."""
-    return str(ConfigError(f"{variant.told(file)}: {given}", allowed=allowed, fix=fix))
+    return str(ConfigError(f"{variant.file_path(file)}: {given}", allowed=allowed, fix=fix))
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from chomp.variants.folders import variant_folders
+from chomp.variants.checkout import variant_folders
 from tests import grug_contracts as contracts
 from tests import grug_run_contracts as run_contracts
 from tests.grug_contracts import BASE, ROOT

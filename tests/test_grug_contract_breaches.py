@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from chomp.tracking import metrics
-from chomp.variants.folders import Variant, variant_folders
+from chomp.variants.checkout import Variant, variant_folders
 from tests import grug_contracts as contracts
 from tests import grug_run_contracts as run_contracts
 from tests import grug_traced_contracts as traced
@@ -217,7 +217,7 @@ def test_a_missing_file_is_named(file: str, tmp_path: Path):
     variant = planted(tmp_path)
     (variant.folder / file).unlink()
     (violation,) = contracts.has_its_files(variant)
-    assert violation.startswith(f"{variant.told(file)}: there is no such file")
+    assert violation.startswith(f"{variant.file_path(file)}: there is no such file")
 
 
 def test_a_copy_with_nothing_planted_breaks_nothing(tmp_path: Path):

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from chomp.variants.folders import Variant, variant_folders
+from chomp.variants.checkout import Variant, variant_folders
 from tests import grug_contracts as contracts
 from tests import grug_run_contracts as run_contracts
 from tests.grug_contracts import ROOT, Template

@@ -28,7 +28,7 @@ from chomp.mesh import abstract_arrays, place_batch
 from chomp.optim import GrugOptimizerConfig
 from chomp.tracking.metrics import TRAIN_LOSS
 from chomp.training import TRAINED_TOKENS
-from chomp.variants.folders import variant_folders
+from chomp.variants.checkout import variant_folders
 from tests import tiny
 
 TEMPLATES = [variant.name for variant in variant_folders(Path(__file__).parents[1])]

@@ -175,7 +175,7 @@ FAULTS = {
         "grug-archive",
         "experiments/grug/mine/model.py",
         "x = 1\n",
-        "docs/reports/grug-archive.md:1:",
+        "docs/reports/archive.yaml:1:",
     ),
 }
 
@@ -256,26 +256,26 @@ def test_a_variant_that_is_gone_is_noticed_though_no_changed_file_tells_and_fix_
     repository: Repository,
 ) -> None:
     # What the archive's check finds is tested in tests/variants/test_archive.py.
-    fields = "- Path: `experiments/grug/mine`\n- Origin: none\n- Introduced: not committed yet\n"
-    fields += "- Status: active\n- Purpose: One.\n- Superseded by: none\n- Diff: none\n"
-    page = f"## Active\n\n### mine\n\n{fields}- Issue: none\n\n## Superseded\n\n## Deleted\n"
-    archive = repository.write("docs/reports/grug-archive.md", page)
+    text = "# All.\n\nmine:\n  status: active\n  purpose: One.\n"
+    archive = repository.write("docs/reports/archive.yaml", text)
     model = repository.write("experiments/grug/mine/model.py", "x = 1\n")
     for message in ("one", "two"):
         repository.git("add", "--all")
         repository.git("commit", "--quiet", "--allow-empty", f"--message={message}")
-    assert verdicts(repository.check("--only=grug-archive")) == {"grug-archive": "ok"}
+    assert verdicts(repository.check("--only=grug-archive")) == {"grug-archive": "FAIL (1)"}
     assert repository.check("--only=grug-archive", "--fix").returncode == 0
-    assert "not committed yet" not in archive.read_text()
+    assert verdicts(repository.check("--only=grug-archive")) == {"grug-archive": "ok"}
+    assert "introduced: " in archive.read_text()
+    assert "### mine" in (archive.parent / "grug-archive.md").read_text()
     model.unlink()
     done = repository.check("--only=grug-archive")
     assert done.returncode == 1
-    assert "docs/reports/grug-archive.md:3: mine: active, but there is no variant" in done.stdout
+    assert "docs/reports/archive.yaml:3: mine: active, but there is no variant" in done.stdout
 
 
 def test_a_ledger_that_its_results_do_not_make_is_noticed_and_fixed(repository: Repository) -> None:
     # What the pages say is tested in tests/ledger/test_compare_command.py.
-    repository.write("docs/reports/grug-archive.md", "## Active\n\n## Superseded\n\n## Deleted\n")
+    repository.write("docs/reports/archive.yaml", "")
     page = repository.write("docs/reports/ledger.md", "mine\n")
     done = repository.check("--only=grug-ledger")
     assert verdicts(done) == {"grug-ledger": "FAIL (2)"}

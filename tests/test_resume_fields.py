@@ -22,7 +22,7 @@ from chomp.config import apply_overrides, config_hash, config_to_mapping
 from chomp.errors import CheckpointError, ConfigError
 from chomp.executor import ExecutorStep, versioned
 from chomp.executor.identity import Identities
-from chomp.variants.folders import variant_folders
+from chomp.variants.checkout import variant_folders
 from tests.grug_contracts import markers_for_values
 
 TEMPLATES = [variant.name for variant in variant_folders(Path(__file__).parents[1])]

@@ -4,7 +4,8 @@
     python scripts/ci/grug_variant_diff_ci.py --base-sha origin/main --head-sha HEAD \
         --output-dir /tmp/reports --manifest-path /tmp/reports/manifest.json
 
-Needs git and Python alone: `PYTHONPATH=src` stands in for an install.
+Needs git and Python alone: `PYTHONPATH=src` replaces an install, and without pygments source has no
+colours.
 """
 
 import sys
@@ -12,9 +13,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from chomp.storage import json_text, make_folder, write_text_atomic
-from chomp.variants.change_reports import change_reports, comment_markdown
 from chomp.variants.checkout import checkout_root
-from chomp.variants.diff_report import DiffParser, exit_code
+from chomp.variants.ci_report import change_reports, comment_markdown
+from chomp.variants.diff_page import DiffParser, exit_code
 
 
 def run(arguments: Sequence[str]) -> None:

@@ -15,11 +15,12 @@ from chomp.executor.status import read_info
 from chomp.ledger.curves import curve_of
 from chomp.ledger.result_file import RESULTS, read_results
 from chomp.report.record import read_record
+from chomp.variants.archive import ARCHIVE
 from experiments.grug.base.train import GrugEvalConfig, run_grug
 from tests import tiny
 from tests.chromium_pipe import MISSING, ChromiumPage, browser
 from tests.ledger.made_runs import COMMIT, config_of, make_run, make_side
-from tests.variants.small_checkout import ARCHIVE, Checkout, small_checkout
+from tests.variants.small_checkout import Checkout, small_checkout
 
 # Trains nothing, but leaves what a run leaves: a config and a record whose end depends on its seed.
 LAUNCH = """
@@ -544,7 +545,7 @@ def test_results_of_one_day_are_in_the_order_they_were_made(checkout, chomp):
 def test_the_ledger_changes_with_the_archive(checkout, chomp):
     chomp("variant", "ledger")
     page = checkout.read(ARCHIVE).replace("To be here.", "To be gone.")
-    checkout.write(ARCHIVE, page.replace("### gone", "### away"))
+    checkout.write(ARCHIVE, page.replace("\ngone:", "\naway:"))
     assert chomp("variant", "ledger", "--check").code == 2
     chomp("variant", "ledger")
     assert "| away | not measured |" in checkout.read("docs/reports/ledger.md")

@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from chomp.variants.diff_rows import rows_html
+from chomp.variants.diff import line_hunks
+from chomp.variants.diff_page import rows_html
 
 # Tries to end a script, to add an element, to run a handler: whatever text reaches the page may.
 EVIL = (
@@ -195,7 +196,7 @@ def samples() -> list[dict[str, Any]]:
 def template() -> dict[str, Any]:
     old = ["def f(x):\n", "    return x\n"]
     new = ["def f(x):\n", "    return 2 * x  # doubled\n"]
-    rows = rows_html("model.py", old, new, 3)
+    rows = rows_html("model.py", old, new, line_hunks(old, new), 3)
     return {
         "name": "base",
         "files": [{"path": "model.py", "lines": 2}],

@@ -17,7 +17,7 @@ from chomp.report.run_payload import MAX_POINTS, run_payload
 from chomp.report.run_texts import MAX_SAMPLE_CHARACTERS
 from chomp.variants.archive import read_archive
 from chomp.variants.checkout import checkout_root
-from chomp.variants.compared_variants import lines_beyond_name
+from chomp.variants.lifecycle import lines_beyond_name
 from tests.report.recorded_run import CONFIG, RecordedRun
 
 

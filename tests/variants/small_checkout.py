@@ -6,51 +6,29 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
+from chomp.variants.archive import ARCHIVE, fill_in_commits
+
 ROOT = Path(__file__).resolve().parents[2]
-ARCHIVE = "docs/reports/grug-archive.md"
 CONTRACTS = "tests/test_grug_variant_contracts.py"
 
-PAGE = """\
-# The archive
+ENTRIES = """\
+# What became of every variant.
 
-```text
-### shown
+base:
+  introduced: {base}
+  status: active
+  purpose: What all
+    are copied from.
 
-- Path: not an entry, only what one looks like
-```
-
-## Active
-
-### base
-
-- Path: `experiments/grug/base`
-- Origin: none
-- Introduced: `{base}`
-- Status: active
-- Purpose: What all
-  are copied from.
-- Superseded by: none
-- Diff: none
-- Issue: none
-
-## Superseded
-
-## Deleted
-
-Tried and given up.
-
-### gone
-
-- Path: `experiments/grug/gone`
-- Origin: base
-- Introduced: `{base}`
-- Last known-good: `{base}`
-- Status: deleted
-- Purpose: To be here.
-- Reason: No better than base.
-- Superseded by: none
-- Diff: `git log`
-- Issue: none
+# Given up.
+gone:
+  origin: base
+  introduced: {base}
+  last_known_good: {base}
+  status: deleted
+  purpose: To be here.
+  reason: No better than base.
+  diff: '`git log`'
 """
 
 # Holds for every variant but one that says otherwise.
@@ -118,7 +96,8 @@ def small_checkout(root: Path) -> Checkout:
     made.write(".gitignore", "__pycache__/\noutputs/\n.pytest_cache/\n")
     made.write(CONTRACTS, QUICK_CONTRACTS)
     made.git("init", "--quiet")
-    made.write(ARCHIVE, PAGE.format(base=made.commit("start")))
+    made.write(ARCHIVE, ENTRIES.format(base=made.commit("start")))
     shutil.rmtree(root / "experiments/grug/gone")
+    fill_in_commits(root)
     made.commit("archive")
     return made

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from chomp.variants.diff_report import write_report
-from chomp.variants.file_changes import Content, FolderChanges, changed_files
+from chomp.variants.diff import Content, FolderChanges, changed_files
+from chomp.variants.diff_page import write_report
 from tests.chromium_pipe import MISSING, ChromiumPage, browser
 
 pytestmark = pytest.mark.skipif(browser() is None, reason=MISSING)

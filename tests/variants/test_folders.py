@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from chomp.variants.folders import variant_folders
+from chomp.variants.checkout import variant_folders
 
 ROOT = Path(__file__).parents[2]
 
@@ -25,7 +25,7 @@ def test_every_folder_with_python_in_it_is_a_variant_in_the_order_of_names(tmp_p
     (base, *_) = variant_folders(tmp_path)
     assert base.folder == tmp_path / "experiments/grug/base"
     assert base.root == tmp_path
-    assert base.told("train.py") == "experiments/grug/base/train.py"
+    assert base.file_path("train.py") == "experiments/grug/base/train.py"
     assert base.not_verified is None
 
 

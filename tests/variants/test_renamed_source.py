@@ -4,15 +4,14 @@ import ast
 
 import pytest
 
-from chomp.errors import ConfigError
-from chomp.variants.copied_variant import Renaming, is_variant_name, renamed_source
+from chomp.variants.lifecycle import Renaming, is_variant_name
 from tests.variants.small_checkout import ROOT
 
 BASE_FILES = ["__init__", "model", "train", "launch"]
 
 
 def renamed(source: str, origin: str = "base", name: str = "wide_mlp") -> str:
-    return renamed_source(source, Renaming(origin, name), where="here.py")
+    return Renaming(origin, name).source(source)
 
 
 CHANGED = {
@@ -74,12 +73,6 @@ def test_a_sentence_gives_way_where_the_longer_name_would_make_its_line_too_long
     assert renamed(said, "base", "a_name_that_is_very_long") == said
     assert renamed('"""Of the base model."""\n', "base", "array") == '"""Of the array model."""\n'
     assert renamed('"""Of a base run."""\n', "base", "array") == '"""Of an array run."""\n'
-
-
-def test_a_file_that_is_no_python_is_told():
-    with pytest.raises(ConfigError) as caught:
-        renamed("x = (\n")
-    assert "here.py" in caught.value.given
 
 
 @pytest.mark.parametrize(

@@ -17,12 +17,18 @@ from chomp.executor.status import StepInfo, StepStatus, write_info, write_status
 from chomp.ledger.pages import MARKDOWN, stale_pages
 from chomp.ledger.result_file import RESULTS
 from chomp.tracking import JsonlTracker
-from chomp.variants import folders
-from chomp.variants.archive import archive_of
-from chomp.variants.archive_lint import archive_problems, fill_in_commits
-from chomp.variants.copied_variant import copy_variant
+from chomp.variants import checkout as checkouts
+from chomp.variants.archive import (
+    ARCHIVE,
+    ARCHIVE_PAGE,
+    ArchiveEntry,
+    archive_problems,
+    fill_in_commits,
+    read_archive,
+)
+from chomp.variants.lifecycle import copy_variant
 from experiments.grug.base import launch as base_launch
-from tests.variants.small_checkout import ARCHIVE, ROOT, Checkout, small_checkout
+from tests.variants.small_checkout import ROOT, Checkout, small_checkout
 
 
 @dataclass(frozen=True)
@@ -90,9 +96,8 @@ def mine(mine_once: Path, place: Path, monkeypatch: pytest.MonkeyPatch) -> Check
     return Checkout(place)
 
 
-def entry(checkout: Checkout, name: str) -> dict[str, str]:
-    found = archive_of(checkout.read(ARCHIVE)).entry(name)
-    return {} if found is None else found.values
+def entry(checkout: Checkout, name: str) -> ArchiveEntry:
+    return read_archive(checkout.root)[name]
 
 
 def rows(told: Told) -> dict[str, list[str]]:
@@ -130,18 +135,15 @@ def test_a_new_variant_is_a_renamed_copy_with_an_entry_a_page_and_its_contracts_
     head = checkout.git("rev-parse", "--short=7", "HEAD~")
     page = (folder / "README.md").read_text()
     assert "To try something." in page
-    assert f"Origin: base at `{head}` and changes that were not committed" in page
+    assert f"Origin: base at `{head}` and uncommitted changes" in page
     assert "uv run experiments/grug/wide_mlp/launch.py" in page
-    assert entry(checkout, "wide_mlp") == {
-        "Path": "experiments/grug/wide_mlp",
-        "Origin": "base",
-        "Introduced": "not committed yet",
-        "Status": "active",
-        "Purpose": "To try something.",
-        "Superseded by": "none",
-        "Diff": "uv run chomp variant diff wide_mlp",
-        "Issue": "none",
-    }
+    assert entry(checkout, "wide_mlp") == ArchiveEntry(
+        origin="base",
+        status="active",
+        purpose="To try something.",
+        diff="`uv run chomp variant diff wide_mlp`",
+    )
+    assert "- Introduced: not committed yet\n" in checkout.read(ARCHIVE_PAGE)
     assert archive_problems(checkout.root) == []
     assert "1 passed" in told.out, "the contracts of the new one, and of no other"
     assert "uv run experiments/grug/wide_mlp/launch.py" in told.out
@@ -169,7 +171,7 @@ def test_without_a_purpose_the_archive_asks_for_one(checkout: Checkout, chomp: C
     assert "and its Purpose in the archive" in told.out
     assert "-k '[mine] or [mine-'" in told.out, "how to run the contracts that were left out"
     assert [found.what for found in archive_problems(checkout.root)] == [
-        "mine: Purpose is to be filled in"
+        "mine: no purpose. Allowed: one sentence"
     ]
 
 
@@ -178,7 +180,7 @@ def test_contracts_that_do_not_hold_end_the_command_but_leave_the_variant(
 ):
     told = chomp("new", "broken", *PURPOSE)
     assert told.code == 1
-    assert "contracts do not hold" in told.err
+    assert "contracts failed" in told.err
     assert (checkout.root / "experiments/grug/broken/model.py").is_file()
     told = chomp("new", "roke", *PURPOSE)
     assert told.code == 0, "the contracts of a variant whose name contains it are not run"
@@ -187,10 +189,10 @@ def test_contracts_that_do_not_hold_end_the_command_but_leave_the_variant(
 def test_without_pytest_the_command_says_how_to_run_the_contracts(
     checkout: Checkout, chomp: Chomp, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(folders.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(checkouts.importlib.util, "find_spec", lambda name: None)
     told = chomp("new", "mine", *PURPOSE)
     assert told.code == 1
-    assert "there is no pytest here" in told.err
+    assert "pytest is not installed" in told.err
     command = (
         "uv run --group test pytest tests/test_grug_variant_contracts.py -k '[mine] or [mine-'"
     )
@@ -330,9 +332,8 @@ def test_a_retired_variant_leaves_an_entry_from_which_it_can_be_compared_and_bro
     assert not (mine.root / "experiments/grug/mine").exists()
     assert not list((mine.root / "experiments/grug").glob(".*"))
     kept = entry(mine, "mine")
-    assert kept["Status"] == "deleted"
-    assert kept["Last known-good"] == last
-    assert kept["Reason"] == "No better than base."
+    assert (kept.status, kept.last_known_good) == ("deleted", last)
+    assert kept.reason == "No better than base."
     assert archive_problems(mine.root) == []
 
     # Base goes on; what the variant was stays what it was.
@@ -351,9 +352,8 @@ def test_a_retired_variant_leaves_an_entry_from_which_it_can_be_compared_and_bro
 def test_a_superseded_variant_names_its_successor(mine: Checkout, chomp: Chomp):
     told = chomp("retire", "mine", "--status", "superseded", "--superseded-by", "base")
     assert told.code == 0, told.err
-    kept = archive_of(mine.read(ARCHIVE)).entry("mine")
-    assert kept is not None
-    assert (kept.section, kept.get("Superseded by")) == ("superseded", "base")
+    kept = entry(mine, "mine")
+    assert (kept.status, kept.superseded_by) == ("superseded", "base")
 
 
 def unchanged(checkout: Checkout) -> None:
@@ -438,15 +438,15 @@ def test_retiring_is_refused_where_something_would_be_lost_or_break(
 def test_the_last_good_commit_is_one_that_holds_the_folder_not_its_deletion(
     mine: Checkout, chomp: Chomp
 ):
-    replaced = mine.read(ARCHIVE).replace("not committed yet", "`0123456`")
+    replaced = mine.read(ARCHIVE).replace("mine:\n", "mine:\n  introduced: '0123456'\n")
     mine.write(ARCHIVE, replaced)  # as a squash leaves it
     good = mine.git("rev-parse", "--short=7", "HEAD")
     mine.git("rm", "-r", "--quiet", "--cached", "experiments/grug/mine")
     mine.git("commit", "--quiet", "--message=taken away")
     told = chomp("retire", "mine", *DELETED, "--force")
     assert told.code == 0, told.err
-    assert entry(mine, "mine")["Last known-good"] == good
-    assert entry(mine, "mine")["Introduced"] == good
+    assert entry(mine, "mine").last_known_good == good
+    assert entry(mine, "mine").introduced == good
     assert archive_problems(mine.root) == []
 
 
@@ -532,7 +532,7 @@ def test_the_commands_of_the_recipe_do_what_it_says_in_their_order(
         fill_in_commits(checkout.root)  # what pre-commit's --fix does
         assert archive_problems(checkout.root) == []
         checkout.commit(f"[grug/wide_mlp] {words[0]}")
-    assert entry(checkout, "wide_mlp")["Superseded by"] == "base"
+    assert entry(checkout, "wide_mlp").superseded_by == "base"
 
 
 # --- where --------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from chomp.errors import ConfigError
-from chomp.variants.change_reports import MARKER, change_reports, comment_markdown
+from chomp.variants.ci_report import MARKER, change_reports, comment_markdown
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "scripts" / "ci" / "grug_variant_diff_ci.py"

@@ -30,9 +30,8 @@ from chomp.ledger.verdict import amount_text, best_of, p_text, share_text
 from chomp.storage import write_text_atomic
 from chomp.tracking.run_files import TEMPLATE
 from chomp.variants.checkout import checkout_root
-from chomp.variants.compared_variants import lines_beyond_renaming
-from chomp.variants.copied_variant import Renaming
-from chomp.variants.file_changes import folder_changes
+from chomp.variants.diff import folder_changes
+from chomp.variants.lifecycle import Renaming, lines_beyond_renaming
 
 _COLOURS = {"better": "green", "worse": "red", "no difference": "cyan", "cannot tell": "yellow"}
 _CHANGES_SHOWN = 12

@@ -2,7 +2,7 @@
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from chomp.cli.output import print_json, print_rows, say
 from chomp.config import fingerprint
@@ -18,6 +18,7 @@ from chomp.ledger.pages import (
     stale_pages,
     write_ledger,
 )
+from chomp.ledger.runs import last_runs
 from chomp.ledger.table import (
     LedgerRow,
     difference_text,
@@ -26,29 +27,35 @@ from chomp.ledger.table import (
     parameters_text,
 )
 from chomp.storage import join
-from chomp.variants import retired_variant
-from chomp.variants.archive import ARCHIVE, Archive, read_archive
-from chomp.variants.checkout import BASE, checkout_root, variant_path
-from chomp.variants.compared_variants import (
+from chomp.variants import lifecycle
+from chomp.variants.archive import ARCHIVE, ARCHIVE_PAGE, Archive, read_archive
+from chomp.variants.checkout import (
+    BASE,
+    checkout_root,
+    contract_command,
+    run_contracts,
+    variant_folders,
+    variant_path,
+)
+from chomp.variants.diff_page import write_report
+from chomp.variants.lifecycle import (
+    Renaming,
     lines_beyond_name,
     lines_beyond_renaming,
     origin_of,
     variant_changes,
 )
-from chomp.variants.copied_variant import Renaming, copy_variant
-from chomp.variants.diff_report import write_report
-from chomp.variants.folders import contract_command, run_contracts, variant_folders
-from chomp.variants.last_run import last_runs
 
 
 def new_variant(name: str, origin: str, purpose: str, *, is_checked: bool) -> int:
     """Copy a variant, run its contracts, and say what comes next."""
     root = checkout_root(Path.cwd())
     pages = _ledger_pages(root)
-    made = copy_variant(root, origin=origin, name=name, purpose=purpose)
+    files = lifecycle.copy_variant(root, origin=origin, name=name, purpose=purpose)
+    path = variant_path(name)
     if pages:
         write_ledger(root)
-    say(f"{made.path} is made from {origin}: {', '.join(made.files)}; {ARCHIVE} has it.")
+    say(f"{path} is a copy of {origin}: {', '.join(files)}; {ARCHIVE} lists it.")
     try:
         if is_checked:
             run_contracts(root, name)
@@ -57,11 +64,11 @@ def new_variant(name: str, origin: str, purpose: str, *, is_checked: bool) -> in
     finally:  # also where they do not hold: the variant is there
         asked = "" if purpose else " and its Purpose in the archive"
         say("Next:")
-        say(f"  edit {made.path}/model.py; say what differs in {made.path}/README.md{asked}")
-        say(f"  uv run {made.path}/launch.py")
-        say(f"  uv run chomp variant diff {made.name}")
+        say(f"  edit {path}/model.py; say what differs in {path}/README.md{asked}")
+        say(f"  uv run {path}/launch.py")
+        say(f"  uv run chomp variant diff {name}")
         say("  uv run --group test infra/pre-commit.py --fix")
-        say(f"  {_commit_command(made.path, ARCHIVE, *pages)}")
+        say(f"  {_commit_command(path, ARCHIVE, ARCHIVE_PAGE, *pages)}")
     return 0
 
 
@@ -107,25 +114,25 @@ def list_variants(prefix: str | None, *, is_all: bool, is_json: bool) -> int:
     archive = read_archive(root)
     found = sorted(variant_folders(root), key=lambda variant: variant.name != BASE)
     here = {variant.name: variant for variant in found}
-    gone = [entry.name for entry in archive.entries if entry.name not in here]
+    gone = [name for name in archive if name not in here]
     names = [*here, *(gone if is_all else [])]
     runs = last_runs(outputs_folder(prefix), names)
     rows: list[dict[str, Any]] = []
     for name in names:
-        entry = archive.entry(name)
-        status = entry.get("Status") if entry else "not in the archive"
+        entry = archive.get(name)
+        status: str = entry.status if entry else "not in the archive"
         mark = here[name].not_verified if name in here else None
         if mark is not None:
             status += f", not verified until {mark.until or 'some day'}"
-        origin = entry.get("Origin") if entry else ""
-        result = (entry.get("Result") or entry.get("Reason")) if entry else ""
+        origin = entry.origin if entry else None
+        result = (entry.result or entry.reason) if entry else None
         rows.append(
             {
                 "variant": name,
-                "origin": origin or None,
+                "origin": origin,
                 "lines changed": _lines_changed(root, archive, name) if origin else None,
                 "status": status,
-                "result": result or None,
+                "result": result,
                 "last run here": str(runs[name]) if name in runs else None,
             }
         )
@@ -139,12 +146,17 @@ def list_variants(prefix: str | None, *, is_all: bool, is_json: bool) -> int:
 
 
 def retire_variant(
-    name: str, status: str, *, superseded_by: str, reason: str, is_forced: bool
+    name: str,
+    status: Literal["superseded", "deleted"],
+    *,
+    superseded_by: str,
+    reason: str,
+    is_forced: bool,
 ) -> int:
     """Delete a variant's folder, keep its entry in the archive, and say how to undo it."""
     root = checkout_root(Path.cwd())
     pages = _ledger_pages(root)
-    retired = retired_variant.retire_variant(
+    last_good = lifecycle.retire_variant(
         root,
         name,
         status=status,
@@ -155,9 +167,9 @@ def retire_variant(
     if pages:
         write_ledger(root)
     path = variant_path(name)
-    say(f"{path} is deleted; {ARCHIVE} has it as {status}, last in {retired.last_good}.")
-    say(f"Commit all of it: {_commit_command(path, ARCHIVE, *pages)}")
-    say(f"To have it back: git checkout {retired.last_good} -- {path}")
+    say(f"{path} is deleted; {ARCHIVE} lists it as {status}, last in {last_good}.")
+    say(f"Commit all of it: {_commit_command(path, ARCHIVE, ARCHIVE_PAGE, *pages)}")
+    say(f"To have it back: git checkout {last_good} -- {path}")
     return 0
 
 

@@ -31,10 +31,7 @@ from chomp.ledger.table import (
 )
 from chomp.ledger.verdict import p_text
 from chomp.storage import read_text, write_text_atomic
-from chomp.variants.archive import ARCHIVE
-from chomp.variants.diff_page import page_style
-from chomp.variants.diff_report import code_text
-from chomp.variants.diff_rows import escaped
+from chomp.variants.diff_page import code_text, escaped, page_style
 
 _WIDTH = 31  # characters; odd, so that zero has one in the middle
 # Of the picture, in its own units.
@@ -149,7 +146,7 @@ def markdown_page(rows: Sequence[LedgerRow]) -> str:
     lines = ["# The ledger of variants", ""]
     lines += [
         "Made by `chomp variant ledger` from the files in `docs/reports/results`; do not edit by "
-        f"hand. The archive: [{Path(ARCHIVE).name}]({Path(ARCHIVE).name}). How to measure: "
+        "hand. The archive: [grug-archive.md](grug-archive.md). How to measure: "
         "[compare](../recipes/compare.md).",
         "",
     ]

@@ -15,7 +15,7 @@ from chomp.ledger.statistics import PairedStatistics
 from chomp.ledger.verdict import amount_text
 from chomp.variants.archive import read_archive
 from chomp.variants.checkout import BASE
-from chomp.variants.diff_report import code_text
+from chomp.variants.diff_page import code_text
 
 NOT_MEASURED = "not measured"
 NOT_LISTED = "not in the archive"
@@ -66,14 +66,14 @@ class LedgerRow:
 def ledger_rows(root: Path) -> list[LedgerRow]:
     """The rows of a checkout: variants in the archive's order, results of each newest first."""
     results = read_results(root)
-    entries = {entry.name: entry for entry in read_archive(root).entries}
+    entries = read_archive(root)
     # What is measured under a name that no entry has comes after those that have one.
     known = dict.fromkeys([*entries, *(result.variant.variant for result in results)])
     rows = []
     for name in known:
         entry = entries.get(name)
-        status = entry.get("Status") if entry else NOT_LISTED
-        purpose = entry.get("Purpose") if entry else ""
+        status = entry.status if entry else NOT_LISTED
+        purpose = (entry.purpose if entry else None) or ""
         own = [result for result in results if result.variant.variant == name]
         rows += [
             LedgerRow(name, status, _settings_changed(result) or purpose, result) for result in own

@@ -14,11 +14,9 @@ from chomp.storage.files import MAX_TEXT_BYTES
 from chomp.tracking import redacted
 from chomp.tracking.run_files import SAMPLE_MARK, TEMPLATE, samples_in
 from chomp.variants.checkout import BASE, checkout_root, variant_path
-from chomp.variants.compared_variants import lines_beyond_renaming
-from chomp.variants.copied_variant import Renaming
-from chomp.variants.diff_report import CONTEXT_LINES
-from chomp.variants.diff_rows import escaped, rows_html
-from chomp.variants.file_changes import FileChange, FolderChanges, folder_changes
+from chomp.variants.diff import FileChange, FolderChanges, folder_changes
+from chomp.variants.diff_page import CONTEXT_LINES, escaped, rows_html
+from chomp.variants.lifecycle import Renaming, lines_beyond_renaming
 
 # A page is for looking: more texts, or longer ones, are in the folder. Of each prompt and of each
 # continuation so many characters.
@@ -109,7 +107,7 @@ def _file_html(file: FileChange) -> str:
     # Secrets go before there is HTML, which may write them otherwise or put marks into them.
     left = [redacted(line) for line in file.left.lines] if file.left else []
     right = [redacted(line) for line in file.right.lines] if file.right else []
-    rows = rows_html(file.path, left, right, CONTEXT_LINES)
+    rows = rows_html(file.path, left, right, file.hunks, CONTEXT_LINES)
     return f'<h3>{escaped(redacted(file.path))}</h3><div class="code">{rows}</div>'
 
 

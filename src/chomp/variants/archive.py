@@ -1,279 +1,331 @@
-"""The archive of variants, `docs/reports/grug-archive.md`: read, and edited by whole entries.
+"""The archive: what became of every variant. Code may be deleted, its entry never is.
 
-    ### moe
+`docs/reports/archive.yaml` is the record; `docs/reports/grug-archive.md` is generated from it:
 
-    - Path: `experiments/grug/moe`
-    - Origin: base
-    ...
+    wide_mlp:
+      origin: base
+      introduced: 1a2b3c4
+      status: active
+      purpose: An MLP of twice the width.
 
-What became of every variant there ever was: code may be deleted, its entry never is. A field may go
-on over lines that are indented; what else stands in an entry is prose, kept and not read. The page
-is written by people too, so an edit changes the lines of its own entry and leaves all others as
-they are. `archive_lint` says what is wrong with a page.
+An edit replaces the lines of its own entry and keeps all others, comments included.
 """
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from textwrap import wrap
+from typing import Any, Literal
 
-from chomp.errors import ConfigError
+from chomp.config import Config, config_from_mapping, config_to_mapping
+from chomp.config.files import parse_yaml, to_yaml
+from chomp.errors import ConfigError, require
 from chomp.storage import read_text, write_text_atomic
+from chomp.variants import checkout
+from chomp.variants.checkout import variant_folders, variant_path
 
-# In the order in which they are written. All are needed but those of the two lists below.
-FIELDS = (
-    "Path",
-    "Origin",
-    "Introduced",
-    "Last known-good",
-    "Status",
-    "Purpose",
-    "Result",
-    "Reason",
-    "Superseded by",
-    "Diff",
-    "Issue",
-)
-OPTIONAL_FIELDS = ("Result", "Reason")
-RETIRED_FIELDS = ("Last known-good",)  # needed once the folder is gone, and wrong before
-STATUSES = ("active", "superseded", "deleted")
-NOT_COMMITTED = "not committed yet"
-TO_BE_FILLED_IN = "to be filled in"
-NONE = "none"
+ARCHIVE = "docs/reports/archive.yaml"
+ARCHIVE_PAGE = "docs/reports/grug-archive.md"
+Status = Literal["active", "superseded", "deleted"]
+_COMMIT = re.compile(r"[0-9a-f]{7,40}")
+_SECTIONS = {
+    "active": "",
+    "superseded": "Replaced by something better.",
+    "deleted": "Tried and given up. What was learned is the reason to keep them here.",
+}
+_INTRODUCTION = """\
+# The archive of variants
 
-# Some editors close headings with more signs, and set keys in bold; both are read.
-_HEADING = re.compile(r"### +(?P<name>.*?) *#* *$")
-_BULLET = re.compile(
-    r"- +(?:\*\*)?(?P<key>[A-Za-z][A-Za-z -]*?)(?:\*\*)?:(?:\*\*)? *(?P<value>.*)$"
-)
-_WIDTH = 100
-ARCHIVE = "docs/reports/grug-archive.md"
-_SECTION = re.compile(r"## +(?P<title>.*?) *#* *$")
-_HIGHER_HEADING = re.compile(r"##? ")
-_FENCE = re.compile(r" {0,3}(```|~~~)")
+What became of every variant under `experiments/grug`. Code is deleted when it is superseded or did
+not work; its entry stays, and a name is used once.
+
+This page is generated from [archive.yaml](archive.yaml); edit that file, then run
+`infra/pre-commit.py --only grug-archive --fix`. `chomp variant new` adds an entry and
+`chomp variant retire` changes it. The check fails if a folder has no active entry, an active entry
+no folder, or an entry lacks a field.
+
+A retired variant can be read and compared for as long as git has it: `chomp variant diff NAME`
+takes it from its last known-good commit, and `git checkout COMMIT -- PATH` restores it.
+"""
 
 
-@dataclass(frozen=True)
-class EntryField:
-    """What one bullet says, without the backticks around it, and the line it begins on."""
+@dataclass(frozen=True, kw_only=True)
+class ArchiveEntry(Config):
+    """What the archive says of one variant; texts are Markdown."""
 
-    key: str
-    value: str
-    line: int
+    origin: str | None = None  # the variant it was copied from
+    introduced: str | None = None  # commit; null while active: pre-commit --fix fills it in
+    last_known_good: str | None = None  # commit; of a retired variant
+    status: Status
+    purpose: str | None = None  # one sentence
+    result: str | None = None  # against its origin, with the command and the commit
+    reason: str | None = None  # why it was retired
+    superseded_by: str | None = None  # a variant; base if the change was merged into base
+    diff: str | None = None  # the link that CI posts on a pull request, or a command
+    issue: str | None = None  # a link
 
-
-@dataclass(frozen=True)
-class ArchiveEntry:
-    """What the archive says of one variant. Lines count from 1; `end` is the first one after it."""
-
-    name: str
-    section: str  # the heading above it, in lower case
-    line: int
-    end: int
-    fields: tuple[EntryField, ...]
-    prose: tuple[str, ...]  # its other lines, without blank ones at either end
-
-    def get(self, key: str) -> str:
-        """The value of a field; empty where the entry has no such field, or says none."""
-        value = next((field.value for field in self.fields if field.key == key), "")
-        return "" if value.lower() == NONE else value
-
-    def line_of(self, key: str) -> int:
-        """Where a field stands; the heading's line where it does not."""
-        return next((field.line for field in self.fields if field.key == key), self.line)
-
-    @property
-    def values(self) -> dict[str, str]:
-        """Every field as it is written, by key; of a doubled one, the first."""
-        return {field.key: field.value for field in reversed(self.fields)}
-
-
-def heading_name(line: str) -> str | None:
-    """The id in an entry's heading; None for any other line."""
-    found = _HEADING.match(line)
-    return found["name"].strip("`") if found else None
-
-
-def entry_of(lines: Sequence[str], section: str, start: int) -> ArchiveEntry:
-    """The entry that these lines are, of which the first is its heading, on line `start`."""
-    found: list[EntryField] = []
-    prose: list[str] = []
-    is_open = False  # whether an indented line would belong to the last field
-    for number, line in enumerate(lines[1:], start=start + 1):
-        bullet = _BULLET.match(line)
-        if bullet:
-            found.append(EntryField(bullet["key"], bullet["value"].strip(), number))
-        # Wrapped text goes on where a list item would, two columns in.
-        elif is_open and line.startswith("  ") and line.strip():
-            last = found.pop()
-            found.append(EntryField(last.key, f"{last.value} {line.strip()}", last.line))
-        else:
-            prose.append(line)
-        is_open = bullet is not None or (is_open and line.startswith("  "))
-    name = heading_name(lines[0]) or ""
-    fields = tuple(EntryField(field.key, _plain(field.value), field.line) for field in found)
-    kept = tuple("\n".join(prose).strip("\n").split("\n")) if any(prose) else ()
-    return ArchiveEntry(name, section, start, start + len(lines), fields, kept)
+    def __post_init__(self) -> None:
+        """Check the rules between fields."""
+        for key in ("introduced", "last_known_good"):
+            commit = getattr(self, key)
+            require(
+                commit is None or _COMMIT.fullmatch(commit) is not None,
+                f"{key}: {commit}",
+                allowed="a commit: 7 to 40 hexadecimal digits",
+                fix="find it with git log --format=%h -- PATH",
+            )
+        is_active = self.status == "active"
+        require(
+            is_active or self.introduced is not None,
+            f"status: {self.status} without introduced",
+            allowed="the commit that added the folder",
+            fix="find it with git log --format=%h --reverse -- PATH",
+        )
+        require(
+            is_active == (self.last_known_good is None),
+            f"status: {self.status} with last_known_good: {self.last_known_good or 'null'}",
+            allowed="the last commit that holds the folder, for retired variants only",
+            fix="delete the line" if is_active else "find it with git log --format=%h -- PATH",
+        )
+        require(
+            (self.status == "superseded") == (self.superseded_by is not None),
+            f"status: {self.status} with superseded_by: {self.superseded_by or 'null'}",
+            allowed="superseded_by together with status: superseded, and only then",
+            fix="name the variant that replaced it, or use status: deleted",
+        )
+        require(
+            self.status != "deleted" or bool(self.reason or self.result),
+            "status: deleted without a reason",
+            allowed="a reason or a result: negative results are worth keeping",
+            fix="add reason: what was tried and what came of it",
+        )
 
 
-def entry_text(name: str, values: Mapping[str, str]) -> str:
-    """An entry as it is written: known fields in their order, then any others; a line end last."""
-    keys = [key for key in FIELDS if key in values] + [key for key in values if key not in FIELDS]
-    bullets = [_bullet(key, values[key]) for key in keys]
-    return f"### {name}\n\n" + "".join(bullets)
+Archive = Mapping[str, ArchiveEntry]
 
 
-def _bullet(key: str, value: str) -> str:
-    # Paths, commits and commands are for copying; the rest is prose.
-    is_code = key == "Path" or re.fullmatch(r"[0-9a-f]{7,40}|(git|uv run|chomp) .*", value)
-    # Neither a line end nor a heading in the text may end the field, so it becomes one line first.
-    text = " ".join(value.split())
-    shown = f"`{text}`" if is_code else text
-    # A link or a command that is broken over lines can be neither followed nor copied.
-    lines = wrap(
-        f"- {key}: {shown}",
-        _WIDTH,
-        subsequent_indent="  ",
-        break_long_words=False,
-        break_on_hyphens=False,
+def read_archive(root: Path) -> dict[str, ArchiveEntry]:
+    """The entries of a checkout's archive by name, in the order of the file."""
+    return {name: _entry(name, values) for name, values in _read_values(root).items()}
+
+
+def write_entry(root: Path, name: str, entry: ArchiveEntry) -> None:
+    """Add an entry at the end of the archive, or replace the one of that name; write the page.
+
+    Raises `ConfigError` before anything is written if the file cannot be edited.
+    """
+    before, archive = read_text(root / ARCHIVE), read_archive(root) | {name: entry}
+    values = {key: value for key, value in config_to_mapping(entry).items() if value is not None}
+    block = to_yaml({name: values})
+    own_lines = re.compile(rf"^['\"]?{name}['\"]?:.*\n(?:[ \t].*\n|\n(?=[ \t\n]))*", re.MULTILINE)
+    if own_lines.search(before):
+        after = own_lines.sub(lambda _: block, before, count=1)
+    else:
+        after = f"{before.rstrip()}\n\n{block}".lstrip("\n")
+    require(
+        [*_entries_in(after).items()] == [*archive.items()],
+        f"{ARCHIVE} cannot be edited",
+        allowed="entries that begin at the start of a line, their fields indented below",
+        fix="write it in that form",
     )
-    return "\n".join(lines) + "\n"
+    write_text_atomic(root / ARCHIVE, after)
+    _write_page(root, archive)
 
 
-def _plain(value: str) -> str:
-    """A value without backticks around the whole of it."""
-    is_code = len(value) > 2 and value[0] == value[-1] == "`" and "`" not in value[1:-1]
-    return value[1:-1] if is_code else value
+def fill_in_commits(root: Path) -> None:
+    """Write the first commit of its folder into active entries without one, then the page.
+
+    A commit that the repository does not have, as after a squash, is replaced too.
+    """
+    if not (root / ARCHIVE).is_file():
+        return
+    archive = read_archive(root)
+    # In a shallow clone every folder seems to come from its oldest commit.
+    for name, entry in archive.items() if checkout.is_whole_history(root) else ():
+        if entry.status == "active" and needs_first_commit(root, entry):
+            commit = checkout.first_commit_of(root, variant_path(name))
+            if commit:
+                write_entry(root, name, replace(entry, introduced=checkout.short(root, commit)))
+    _write_page(root, read_archive(root))
+
+
+def needs_first_commit(root: Path, entry: ArchiveEntry) -> bool:
+    """Whether an entry names no commit, or one that the repository does not have."""
+    return entry.introduced is None or not checkout.has_commit(root, entry.introduced)
 
 
 @dataclass(frozen=True)
-class Archive:
-    """A page as text, its sections by lower-case title, and its entries in their order."""
+class ArchiveProblem:
+    """One fault: where it is (`file:line:`), what is wrong, how to fix it."""
 
-    text: str
-    sections: Mapping[str, int]  # the line of each heading, from 1
-    entries: tuple[ArchiveEntry, ...]
-
-    def entry(self, name: str) -> ArchiveEntry | None:
-        """The entry of a variant, the first where there are two; None where there is none."""
-        return next((entry for entry in self.entries if entry.name == name), None)
+    where: str
+    what: str
+    fix: str
 
 
-def archive_of(text: str) -> Archive:
-    """A page read. Code blocks are skipped: the page may show what an entry looks like."""
-    lines = _lines(text)
-    is_read = _outside_code(lines)
-    sections: dict[str, int] = {}
-    # First where entries begin, then where each ends: at the next one, or at a higher heading.
-    starts: list[tuple[int, str]] = []  # where an entry begins, and its section
-    ends = []  # lines that end the entry above them
-    section = ""
-    for index, line in enumerate(lines):
-        if not is_read[index]:
-            continue
-        title = _SECTION.match(line)
-        if title:
-            section = title["title"].lower()
-            # Of a section that is there twice the first counts, as for entries.
-            sections.setdefault(section, index + 1)
-        if _HIGHER_HEADING.match(line):
-            ends.append(index)
-        elif heading_name(line) is not None:
-            starts.append((index, section))
-            ends.append(index)
-    ends.append(len(lines))
-    entries = []
-    for start, section in starts:
-        end = next(index for index in ends if index > start)
-        entries.append(entry_of(lines[start:end], section, start + 1))
-    return Archive(text, sections, tuple(entries))
+def archive_problems(root: Path) -> list[ArchiveProblem]:
+    """Every fault of a checkout's archive, in the order of its lines.
 
-
-def read_archive(root: Path) -> Archive:
-    """The archive of a checkout; `ConfigError` where it has none."""
+    Commits are looked up only where the whole history is present.
+    """
+    folders = {folder.name for folder in variant_folders(root)}
     path = root / ARCHIVE
     if not path.is_file():
+        if not folders:
+            return []
+        what = f"no such file, but variants ({', '.join(sorted(folders))})"
+        return [ArchiveProblem(f"{ARCHIVE}:1:", what, "write one entry for each")]
+    text = path.read_text(encoding="utf-8")
+
+    def problem(name: str, error: ConfigError) -> ArchiveProblem:
+        place = re.search(rf"^['\"]?{re.escape(name)}['\"]?:", text, re.MULTILINE)
+        line = text.count("\n", 0, place.start()) + 1 if place else 1
+        allowed = f". Allowed: {error.allowed}" if error.allowed else ""
+        return ArchiveProblem(f"{ARCHIVE}:{line}:", f"{error.given}{allowed}", error.fix)
+
+    try:
+        values = _read_values(root)
+    except ConfigError as error:
+        return [problem("", error)]
+    archive, found = {}, []
+    for name, fields in values.items():
+        try:
+            archive[name] = _entry(name, fields)
+        except ConfigError as error:
+            found += [problem(name, each.within(name)) for each in error.problems or [error]]
+    can_look_up = checkout.is_whole_history(root)
+    for name, entry in archive.items():
+        faults = _faults(root, name, entry, values.keys(), name in folders, can_look_up)
+        found += [problem(name, fault.within(name)) for fault in faults]
+    for name in sorted(folders - values.keys()):
+        what = f"no entry for the variant {variant_path(name)}"
+        fix = f"add {name}: with its fields; chomp variant new does so"
+        found.append(ArchiveProblem(f"{ARCHIVE}:1:", what, fix))
+    if not found and not _has_page_of(root, archive):
+        what = f"not the page that {ARCHIVE} generates"
+        found.append(ArchiveProblem(f"{ARCHIVE_PAGE}:1:", what, "run infra/pre-commit.py --fix"))
+    return sorted(found, key=lambda problem: int(problem.where.split(":")[1]))
+
+
+def _faults(
+    root: Path,
+    name: str,
+    entry: ArchiveEntry,
+    names: Iterable[str],
+    has_folder: bool,
+    can_look_up: bool,
+) -> Iterator[ConfigError]:
+    """What is wrong with an entry besides its own fields."""
+    path, is_active = variant_path(name), entry.status == "active"
+    if not entry.purpose:
+        yield ConfigError("no purpose", allowed="one sentence", fix="write its purpose")
+    if is_active and not has_folder:
+        yield ConfigError(
+            f"active, but there is no variant {path}",
+            allowed="a folder for each active entry",
+            fix="restore the folder, or mark the entry deleted with its last good commit",
+        )
+    if not is_active and has_folder:
+        yield ConfigError(
+            f"{entry.status}, but {path} exists",
+            allowed="a folder for active entries only",
+            fix="delete the folder (chomp variant retire does both), or make the entry active",
+        )
+    for key in ("origin", "superseded_by"):
+        # Retired variants count: an origin stays what it was when it is deleted.
+        other = getattr(entry, key)
+        if other is not None and (other not in names or other == name):
+            yield ConfigError(
+                f"{key} is {other!r}, which is not another entry",
+                allowed=", ".join(sorted(set(names) - {name})) or "null",
+                fix="correct the name",
+            )
+    for key in ("introduced", "last_known_good") if can_look_up else ():
+        commit = getattr(entry, key)
+        if commit is None or checkout.holds(root, commit, path):
+            continue
+        is_known = checkout.has_commit(root, commit)
+        # A squash or a rebase loses the commit of an active entry; `fill_in_commits` replaces it.
+        if is_known or not is_active:
+            what = f"a commit without {path}" if is_known else "which this repository does not have"
+            yield ConfigError(
+                f"{key} is {commit}, {what}",
+                allowed="a commit that holds the folder",
+                fix=f"find one with git log --format=%h -- {path}",
+            )
+
+
+def _read_values(root: Path) -> dict[str, Any]:
+    if not (root / ARCHIVE).is_file():
         raise ConfigError(
             f"{root} has no {ARCHIVE}",
             allowed="a checkout with the variant archive",
             fix=f"run git checkout -- {ARCHIVE}",
         )
-    return archive_of(read_text(path))
+    return _values_in(read_text(root / ARCHIVE))
 
 
-def write_archive(root: Path, archive: Archive) -> None:
-    """The checkout's archive is this one, or what it was before if this raises."""
-    write_text_atomic(root / ARCHIVE, archive.text)
+def _values_in(text: str) -> dict[str, Any]:
+    content = parse_yaml(text, source=ARCHIVE) or {}
+    require(
+        isinstance(content, dict),
+        f"{ARCHIVE} holds {type(content).__name__}",
+        allowed="a mapping of variants by name",
+        fix="write NAME: with its fields indented below",
+    )
+    return {str(name): values for name, values in content.items()}
 
 
-def with_entry(
-    archive: Archive, name: str, values: Mapping[str, str], prose: Sequence[str] = ()
-) -> Archive:
-    """The page with one more entry, the last of the section that its status names."""
-    section = values["Status"]
-    if section not in archive.sections:
-        raise ConfigError(
-            f"{ARCHIVE} has no section '## {section.capitalize()}'",
-            allowed=f"a page with the sections {', '.join(STATUSES)}",
-            fix=f"add the line '## {section.capitalize()}' to it",
-        )
-    lines = _lines(archive.text)
-    after = archive.sections[section]
-    # The end of a section is where the next one begins, whichever that is.
-    later = [line for line in archive.sections.values() if line > after]
-    place = min(later, default=len(lines) + 1) - 1
-    before, rest = _stripped(lines[:place]), lines[place:]
-    added = [*_lines(entry_text(name, values)), *([""] if prose else []), *prose]
-    return archive_of("\n".join([*before, "", *added, *([""] if rest else []), *rest]) + "\n")
+def _entries_in(text: str) -> dict[str, ArchiveEntry]:
+    return {name: _entry(name, values) for name, values in _values_in(text).items()}
 
 
-def without_entry(archive: Archive, entry: ArchiveEntry) -> Archive:
-    """The page without the lines of one entry."""
-    lines = _lines(archive.text)
-    before, rest = _stripped(lines[: entry.line - 1]), lines[entry.end - 1 :]
-    return archive_of("\n".join([*before, *([""] if rest else []), *rest]) + "\n")
+def _entry(name: str, values: Any) -> ArchiveEntry:
+    return config_from_mapping(ArchiveEntry, values or {}, source=f"{ARCHIVE}: {name}")
 
 
-def moved_entry(archive: Archive, entry: ArchiveEntry, values: Mapping[str, str]) -> Archive:
-    """The page with an entry's fields changed to `values`, in the section of its new status."""
-    return with_entry(without_entry(archive, entry), entry.name, values, entry.prose)
+def _has_page_of(root: Path, archive: Archive) -> bool:
+    page = root / ARCHIVE_PAGE
+    return page.is_file() and page.read_text(encoding="utf-8") == _page(archive)
 
 
-def with_value(archive: Archive, entry: ArchiveEntry, key: str, value: str) -> Archive:
-    """The page with one field of an entry changed where it stands."""
-    lines = _lines(archive.text)
-    first = entry.line_of(key) - 1
-    last = first + 1
-    # A value may go on over indented lines, which go with it.
-    while last < entry.end - 1 and lines[last].startswith("  ") and lines[last].strip():
-        last += 1
-    written = _lines(entry_text("", {key: value}))[2:]
-    return archive_of("\n".join([*lines[:first], *written, *lines[last:]]) + "\n")
+def _write_page(root: Path, archive: Archive) -> None:
+    if not _has_page_of(root, archive):
+        write_text_atomic(root / ARCHIVE_PAGE, _page(archive))
 
 
-def _outside_code(lines: list[str]) -> list[bool]:
-    """For each line, whether it is text and not part of a fenced block."""
-    fence = ""
-    told = []
-    for line in lines:
-        mark = _FENCE.match(line)
-        told.append(not fence and not mark)
-        if mark and not fence:
-            fence = mark[1]
-        # A fence of the other kind is text inside of the block.
-        elif mark and mark[1] == fence:
-            fence = ""
-    return told
+def _page(archive: Archive) -> str:
+    parts = [_INTRODUCTION]
+    for status, words in _SECTIONS.items():
+        parts.append(f"## {status.capitalize()}\n")
+        parts += [f"{words}\n"] if words else []
+        parts += [
+            _page_entry(name, each) for name, each in archive.items() if each.status == status
+        ]
+    return "\n".join(parts)
 
 
-def _lines(text: str) -> list[str]:
-    # Not splitlines(), which also cuts at characters that an editor shows inside a line.
-    return text.removesuffix("\n").split("\n")
-
-
-def _stripped(lines: list[str]) -> list[str]:
-    """The lines without blank ones at their end."""
-    while lines and not lines[-1].strip():
-        lines = lines[:-1]
-    return lines
+def _page_entry(name: str, entry: ArchiveEntry) -> str:
+    fields = {
+        "Path": f"`{variant_path(name)}`",
+        "Origin": entry.origin or "none",
+        "Introduced": f"`{entry.introduced}`" if entry.introduced else "not committed yet",
+        "Last known-good": entry.last_known_good and f"`{entry.last_known_good}`",
+        "Status": entry.status,
+        "Purpose": entry.purpose or "to be filled in",
+        "Result": entry.result,
+        "Reason": entry.reason,
+        "Superseded by": entry.superseded_by or "none",
+        "Diff": entry.diff or "none",
+        "Issue": entry.issue or "none",
+    }
+    lines = [f"### {name}", ""]
+    for key, value in fields.items():
+        if value:
+            # A link or a command that is broken over lines can be neither followed nor copied.
+            text = " ".join(f"- {key}: {value}".split())
+            lines += wrap(
+                text, 100, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
+            )
+    return "\n".join([*lines, ""])

@@ -1,17 +1,55 @@
-"""What differs between two folders: which files are looked at, and what they count for."""
+"""What differs between two folders: which files are compared, and which lines count as changed."""
 
 import subprocess
 import sys
 import tempfile
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from chomp.errors import ConfigError
-from chomp.variants.change_reports import closest
-from chomp.variants.file_changes import FileChange, FolderChanges, folder_changes
+from chomp.variants.ci_report import closest
+from chomp.variants.diff import (
+    Content,
+    FileChange,
+    FolderChanges,
+    changed_files,
+    folder_changes,
+    line_hunks,
+)
 
 Tree = dict[str, str | bytes]
+FEW_KINDS = st.lists(st.sampled_from(["a\n", "b\n", "    c\n", "\n"]), max_size=12)
+
+# Bytes before and after, where programs that count lines are known to disagree.
+EDGES = {
+    "both empty": (b"", b""),
+    "from empty": (b"", b"a\nb\n"),
+    "to empty": (b"a\nb\n", b""),
+    "one empty line": (b"", b"\n"),
+    "newline at the end taken away": (b"a\nb\n", b"a\nb"),
+    "newline at the end added": (b"a\nb", b"a\nb\n"),
+    "no newline on either side": (b"a\nb", b"a\nc"),
+    "line added behind a last line without newline": (b"a", b"a\nb"),
+    "windows line ends": (b"a\r\nb\r\n", b"a\nb\n"),
+    "a form feed and a line separator end no line": (b"a\x0cb\n", "a\u2028b\nc\n".encode()),
+    "not UTF-8": (b"\xff\xfe\n\xff\n", b"\xff\xfe\n\xfe\n"),
+    "binary": (b"\x00\x01\n", b"\x00\x02\n\n"),
+    "one line of a million characters": (b"x" * 10**6 + b"\n", b"x" * 10**6 + b"y\n"),
+    "all lines alike": (b"a\n" * 900, b"a\n" * 400),
+    "alike with one change": (b"a\n" * 400 + b"b\n" + b"a\n" * 9, b"a\n" * 380),
+    "the longest run is not in the best answer": (
+        b"".join(b"%d\n" % i for i in [9, 1, 9, 2, 9, 3, 7, 7, 7]),
+        b"".join(b"%d\n" % i for i in [7, 7, 7, 9, 1, 9, 2, 9, 3]),
+    ),
+    "reversed": (
+        b"".join(b"%d\n" % i for i in range(99)),
+        b"".join(b"%d\n" % i for i in reversed(range(99))),
+    ),
+}
 
 
 def written(folder: Path, files: Tree) -> Path:
@@ -150,13 +188,73 @@ def test_what_is_no_folder_is_refused_by_name(tmp_path):
         assert "two folders" in caught.value.allowed
 
 
+# --- lines ----------------------------------------------------------------------------------------
+
+
+def longest_by_table(left: list[str], right: list[str]) -> int:
+    """The length of the longest common subsequence as textbooks have it."""
+    above = [0] * (len(right) + 1)
+    for item in left:
+        row = [0]
+        for index, other in enumerate(right):
+            row.append(above[index] + 1 if item == other else max(above[index + 1], row[index]))
+        above = row
+    return above[-1]
+
+
+def change_of(left: bytes, right: bytes) -> FileChange:
+    (change,) = changed_files({"a": Content(left)}, {"a": Content(right)})
+    return change
+
+
+@given(FEW_KINDS, FEW_KINDS)
+def test_as_many_lines_stay_as_possible_and_the_hunks_are_in_order(left, right):
+    change = change_of("".join(left).encode(), "".join(right).encode())
+    kept = longest_by_table(left, right)
+    assert (change.deleted_lines, change.added_lines) == (len(left) - kept, len(right) - kept)
+    i = j = 0
+    for hunk in [*change.hunks, (len(left), len(left), len(right), len(right))]:
+        assert left[i : hunk[0]] == right[j : hunk[2]]
+        _, i, _, j = hunk
+    assert all(a.left_end < b.left_start for a, b in pairwise(change.hunks))
+
+
+@pytest.mark.parametrize("name", EDGES)
+def test_lines_are_counted_as_git_counts_them(name: str, tmp_path: Path):
+    left, right = EDGES[name]
+    (tmp_path / "left").write_bytes(left)
+    (tmp_path / "right").write_bytes(right)
+    command = ["git", "diff", "--no-index", "--no-ext-diff", "--minimal", "--numstat"]
+    printed = subprocess.run(
+        [*command, "left", "right"], cwd=tmp_path, capture_output=True, text=True
+    ).stdout.split("\t")[:2]
+    counts = [int(number) for number in printed if number.isdigit()] or [0, 0]
+    change = change_of(left, right)
+    assert [change.added_lines, change.deleted_lines] == counts
+
+
+def test_an_added_function_is_shown_as_itself_and_not_across_its_neighbour():
+    first, second = b"def f():\n    return 1\n\n\n", b"def g():\n    return 1\n\n\n"
+    assert change_of(first + b"x = 1\n", first + second + b"x = 1\n").hunks == ((4, 4, 4, 8),)
+
+
+def test_two_long_texts_that_share_every_line_in_another_order_are_compared_exactly():
+    lines = [f"{i}\n" for i in range(5000)]
+    shifted = [*lines[1666:], *lines[:1666]]
+    assert sum(hunk.left_end - hunk.left_start for hunk in line_hunks(lines, shifted)) == 1666
+    assert sum(hunk.left_end - hunk.left_start for hunk in line_hunks(lines, lines[::-1])) == 4999
+
+
+# --- what cannot be read --------------------------------------------------------------------------
+
+
 # Compares a folder with itself as a user who may not read all of it. Root may, so it becomes
 # another once all is imported.
 READER = """
 import os, sys
 from pathlib import Path
 from chomp.errors import StorageError
-from chomp.variants.file_changes import folder_changes
+from chomp.variants.diff import folder_changes
 
 if os.geteuid() == 0:
     os.setgroups([])
@@ -191,6 +289,5 @@ def test_the_closest_candidate_has_the_fewest_lines_and_ties_go_to_the_first_nam
     }
     folder = written(tmp_path / "new", {"m.py": "x\ny\nv\n"})
     found = closest(folder, candidates, label="new")
-    assert (found.name, found.distance) == ("a", 2)
-    assert (found.changes.left_label, found.changes.right_label) == ("a", "new")
+    assert (found.left_label, found.right_label, found.distance) == ("a", "new", 2)
     assert closest(folder, {}) is None

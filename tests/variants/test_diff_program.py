@@ -61,12 +61,12 @@ def test_all_files_or_other_extensions_are_looked_at_when_asked_for(folders, tmp
     ("arguments", "told"),
     [
         (["base"], "required: RIGHT"),
-        (["base", "missing"], "missing is not there. Allowed: two folders"),
+        (["base", "missing"], "missing does not exist. Allowed: two folders"),
         (["base", "moe", "--context-lines=-1"], "context_lines=-1. Allowed: 0 or more"),
         (["base", "moe", "--context-lines=x"], "invalid int value: 'x'"),
         (["base", "moe", "--extensions=.py,,"], "'.py,,' holds an empty extension"),
         (["base", "moe", "--extensions=.py", "--all-files"], "not allowed with"),
-        (["base", "moe", "--out=moe/report"], "is inside of moe"),
+        (["base", "moe", "--out=moe/report"], "is inside moe"),
         (["base", "moe", "--colour"], "unrecognized arguments: --colour"),
     ],
 )

@@ -1,5 +1,6 @@
 """The page and its summaries: all of the source and nothing but the source, coloured and folded."""
 
+import html
 import json
 import re
 from datetime import UTC, datetime
@@ -10,9 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from chomp.errors import ConfigError
-from chomp.variants.diff_report import code_text, totals_text, write_report
-from chomp.variants.diff_rows import colours_of, line_html, rows_html
-from chomp.variants.file_changes import Content, FolderChanges, changed_files
+from chomp.variants.diff import Content, FolderChanges, changed_files, line_hunks
+from chomp.variants.diff_page import code_text, rows_html, totals_text, write_report
 
 NOON = datetime(2026, 1, 2, 12, 0, tzinfo=UTC)
 # Half of Python, and what HTML and tokenizers stumble over.
@@ -36,19 +36,27 @@ LINES = st.lists(st.lists(st.sampled_from(PIECES), max_size=4).map("".join), max
 class Cells(HTMLParser):
     """The text of every line of a page, by side; what is spelled out for a reader is left out."""
 
-    def __init__(self, html: str) -> None:
+    def __init__(self, page: str) -> None:
         super().__init__()
         self.lines: dict[str, list[str]] = {"l": [], "r": []}
+        self.cells: list[str] = []  # left and right in turn, empty ones included
         self.tags: list[str] = []
         self._open: list[str] = []
-        self.feed(html)
+        self.feed(page)
+
+    @property
+    def pairs(self) -> list[tuple[str, str]]:
+        """The cells that stand beside each other."""
+        return list(zip(self.cells[::2], self.cells[1::2], strict=True))
 
     def handle_starttag(self, tag, attrs):
         kind = dict(attrs).get("class") or ""
         self._open.append(kind)
         self.tags.append(tag)
-        if tag == "div" and kind[:1] in ("l", "r") and "none" not in kind:
-            self.lines[kind[0]].append("")
+        if tag == "div" and kind[:1] in ("l", "r"):
+            self.cells.append("")
+            if "none" not in kind:
+                self.lines[kind[0]].append("")
 
     def handle_endtag(self, tag):
         self._open.pop()
@@ -57,12 +65,18 @@ class Cells(HTMLParser):
         side = next((kind[0] for kind in self._open if kind.split()[:1] in (["l"], ["r"])), None)
         if side and "unseen" not in self._open:
             self.lines[side][-1] += data
+            self.cells[-1] += data
 
 
 def changes_of(left: dict[str, bytes], right: dict[str, bytes], **options) -> FolderChanges:
     sides = [{name: Content(data) for name, data in side.items()} for side in (left, right)]
     facts = {"left_label": "base", "right_label": "moe", "extensions": None} | options
     return FolderChanges(**facts, files=changed_files(*sides))
+
+
+def rows_of(path: str, left: list[str], right: list[str], context_lines: int = 3) -> str:
+    """The comparison of two texts, given as lines with their ends."""
+    return rows_html(path, left, right, line_hunks(left, right), context_lines)
 
 
 def page_of(tmp_path, left: dict[str, bytes], right: dict[str, bytes], **options) -> str:
@@ -73,7 +87,7 @@ def page_of(tmp_path, left: dict[str, bytes], right: dict[str, bytes], **options
 @given(LINES, LINES, st.integers(0, 2))
 def test_every_line_of_both_sides_is_on_the_page_as_it_is_in_the_file(left, right, context):
     sides = [[f"{line}\n" for line in side] for side in (left, right)]
-    cells = Cells(rows_html("a.py", *sides, context_lines=context))
+    cells = Cells(rows_of("a.py", *sides, context_lines=context))
     assert cells.lines == {"l": left, "r": right}
     assert set(cells.tags) <= {"div", "span", "mark", "details", "summary", "code"}
 
@@ -129,16 +143,16 @@ def test_nothing_is_loaded_from_anywhere_and_only_the_own_script_may_run(tmp_pat
 def test_unchanged_lines_beyond_the_context_are_folded(context, folded):
     left = [f"{i}\n" for i in range(20)]
     right = [*left[:17], "new\n", *left[18:]]
-    html = rows_html("a.md", left, right, context_lines=context)
-    found = [int(n) for n in re.findall(r"<span>(\d+) unchanged lines", html)]
+    shown = rows_of("a.md", left, right, context_lines=context)
+    found = [int(n) for n in re.findall(r"<span>(\d+) unchanged lines", shown)]
     assert found == folded
 
 
 def test_a_fold_names_the_definition_that_follows_it():
     body = [f"    x{i} = {i}\n" for i in range(20)]
     left = ["class A:\n", "  def f(self):\n", *body]
-    html = rows_html("a.py", left, [*left[:-1], "    y = 1\n"], context_lines=2)
-    assert "<code>def f</code>" in html
+    shown = rows_of("a.py", left, [*left[:-1], "    y = 1\n"], context_lines=2)
+    assert "<code>def f</code>" in shown
 
 
 def test_binary_empty_renamed_and_unended_files_are_told_in_words(tmp_path):
@@ -156,22 +170,25 @@ def test_binary_empty_renamed_and_unended_files_are_told_in_words(tmp_path):
 
 
 def test_what_a_browser_hides_is_spelled_out():
-    shown = line_html("a\r\x00\u202e\udcff\ufeffb\n")
+    shown = rows_of("a.md", ["a\r\x00\u202e\udcff\ufeffb\n"], [])
     names = re.findall(r'<span class="unseen">([^<]+)</span>', shown)
     assert names == ["CR", "NUL", "U+202E", "\\xff", "BOM"]
 
 
-def test_python_is_coloured_by_its_own_tokenizer():
+def coloured(path: str, lines: list[str]) -> list[list[tuple[str, str]]]:
+    """The coloured texts of each line and their classes, of a file that is new."""
+    cells = re.findall(r'<div class="r add"[^>]*>(.*?)</div>', rows_of(path, [], lines))
+    spans = (re.findall(r'<span class="(\w+)">(.*?)</span>', cell) for cell in cells)
+    return [[(html.unescape(text), name) for name, text in line] for line in spans]
+
+
+def test_python_is_coloured():
     source = (
         '@jit\ndef f(x: int) -> str:  # why\n    """Long\n    text."""\n    return "a" + 0x1F\n'
     )
     lines = source.splitlines(keepends=True)
-    seen = [
-        [(line[start:end], colour) for start, end, colour in colours]
-        for line, colours in zip(lines, colours_of("a.py", lines), strict=True)
-    ]
-    assert seen == [
-        [("@", "decorator"), ("jit", "decorator")],
+    assert coloured("a.py", lines) == [
+        [("@jit", "decorator")],
         [
             ("def", "keyword"),
             ("f", "definition"),
@@ -183,24 +200,68 @@ def test_python_is_coloured_by_its_own_tokenizer():
         [('    text."""', "string")],
         [("return", "keyword"), ('"a"', "string"), ("0x1F", "number")],
     ]
-    assert colours_of("a.md", lines) == [[]] * 5
+    assert coloured("a.md", lines) == [[]] * 5
 
 
-@pytest.mark.parametrize("broken", ["  x = (\n", "'''never ended\n", "a $ b\n", "x = 'half\n"])
-def test_broken_python_keeps_its_colours_where_the_tokenizer_gives_up(broken):
+@pytest.mark.parametrize("broken", ["  x = (\n", "a $ b\n", "x = 'half\n"])
+def test_broken_python_has_colours_too(broken):
     lines = ["if True:\n", "    pass\n", broken, "return 'text'  # why\n"]
-    colours = colours_of("a.py", lines)
-    assert colours[0][0] == (0, 2, "keyword")
-    assert len(colours) == len(lines)
-    if "'''" not in broken:
-        assert [colour for _, _, colour in colours[3]] == ["keyword", "string", "comment"]
+    colours = coloured("a.py", lines)
+    assert colours[0][0] == ("if", "keyword")
+    assert colours[3] == [("return", "keyword"), ("'text'", "string"), ("# why", "comment")]
+
+
+def test_an_edited_line_stands_beside_its_old_text():
+    page = Cells(
+        rows_of(
+            "a.md",
+            ["width = config.hidden_dim\n"],
+            ["# why\n", "depth = 3\n", "width = 2 * config.hidden_dim\n"],
+        )
+    )
+    assert page.pairs == [
+        ("", "# why"),
+        ("", "depth = 3"),
+        ("width = config.hidden_dim", "width = 2 * config.hidden_dim"),
+    ]
+
+
+def marked(old: str, new: str) -> list[list[str]]:
+    """The marked parts of an edited line, on the left and on the right."""
+    shown = rows_of("a.md", [f"{old}\n"], [f"{new}\n"])
+    cells = re.findall(r'<div class="[lr] (?:del|add)[^>]*>(.*?)</div>', shown)
+    return [[html.unescape(m) for m in re.findall("<mark>(.*?)</mark>", cell)] for cell in cells]
+
+
+def test_only_the_words_that_differ_are_marked_and_neighbours_are_one_mark():
+    assert marked("x = f(alpha, beta)", "x = g(alpha, beta + one more)") == [
+        ["f"],
+        ["g", " + one more"],
+    ]
+    assert marked("a b c = one two + 3", "a b c = three four + 3") == [["one two"], ["three four"]]
+
+
+def test_a_line_too_long_for_words_is_marked_between_its_common_ends():
+    middle = "1, " * 4000
+    assert marked(f"[{middle}0]", f"[9, {middle}0]") == [[], ["9, "]]
+
+
+@given(st.text("ab (,", min_size=1, max_size=20), st.text("ab (,", min_size=1, max_size=20))
+def test_what_is_not_marked_is_the_same_on_both_sides(old, new):
+    old, new = f"same {old}", f"same {new}"
+    shown = rows_of("a.md", [f"{old}\n"], [f"{new}\n"])
+    cells = re.findall(r'<div class="[lr] (?:del|add)[^>]*>(.*?)</div>', shown)
+    if len(cells) == 2 and "<mark>" in shown:  # else they are no pair
+        # Spaces between two marks are marked too.
+        left, right = (re.sub("<mark>.*?</mark>| ", "", cell) for cell in cells)
+        assert left == right
 
 
 def test_a_very_long_line_gets_a_window_of_its_own_and_no_colours():
     line = "x = [" + "1, " * 5000 + "]\n"
-    html = rows_html("a.py", [], [line], context_lines=3)
-    assert 'class="r add long"' in html
-    assert "number" not in html
+    shown = rows_of("a.py", [], [line])
+    assert 'class="r add long"' in shown
+    assert "number" not in shown
 
 
 def test_the_summaries_say_what_the_page_says(tmp_path):
