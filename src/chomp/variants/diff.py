@@ -233,15 +233,16 @@ def line_hunks(left: Sequence[str], right: Sequence[str]) -> tuple[Hunk, ...]:
         if (next_i, next_j) != (i, j):
             hunks.append(Hunk(i, next_i, j, next_j))
         i, j = next_i + 1, next_j + 1
-    for index, hunk in enumerate(hunks):
-        is_added, is_deleted = hunk.left_start == hunk.left_end, hunk.right_start == hunk.right_end
-        if is_added or is_deleted:  # a replacement cannot move
-            side = slice(2, 4) if is_added else slice(0, 2)
-            above = hunks[index - 1][side][1] if index else 0
-            below = hunks[index + 1][side][0] if index + 1 < len(hunks) else None
-            lines = right if is_added else left
-            shift = _best_shift(lines, *hunk[side], above, len(lines) if below is None else below)
-            hunks[index] = Hunk(*(line + shift for line in hunk))
+    none, end = Hunk(0, 0, 0, 0), Hunk(len(left), len(left), len(right), len(right))
+    for index, (i, i_end, j, j_end) in enumerate(hunks):
+        before = hunks[index - 1] if index else none
+        after = hunks[index + 1] if index + 1 < len(hunks) else end
+        shift = 0
+        if i == i_end:
+            shift = _best_shift(right, j, j_end, before.right_end, after.right_start)
+        elif j == j_end:
+            shift = _best_shift(left, i, i_end, before.left_end, after.left_start)
+        hunks[index] = Hunk(i + shift, i_end + shift, j + shift, j_end + shift)
     return tuple(hunks)
 
 
