@@ -33,7 +33,7 @@ from chomp.kernels.precision import Precision
 from chomp.mesh import compiler_options, create_mesh, prepare_devices
 from chomp.tokenize import bytes_per_token
 from chomp.training import open_data, row_limits
-from chomp.training.check import compile_step
+from chomp.training.dry_run import compile_step
 from chomp.training.setup import OpenData
 from experiments.grug.base import launch, train
 from experiments.grug.base.launch import GrugBaseLaunchConfig
@@ -158,10 +158,10 @@ def harness_figures(
     is_profiled: bool,
 ) -> list[Figure]:
     """What packing brings, and what lm-eval costs."""
-    model, mp = config.model, Precision.parse(config.trainer.precision)
+    mp = Precision.parse(config.trainer.precision)
 
     def make_scorer(batch_size: int, row_len: int, max_requests: int) -> RequestScorer:
-        limits = row_limits(model, config.data, seq_len=row_len, mp=mp, mesh=mesh)
+        limits = row_limits(config, mesh, seq_len=row_len)
         return RequestScorer(
             partial(train.scores_of, mp),
             mesh=mesh,

@@ -12,7 +12,8 @@ import pytest
 from chomp.kernels.attention import AttentionMask, attention
 from chomp.kernels.loss import linear_cross_entropy
 from chomp.report.trace.summary import TraceSummary, summary_of_run
-from chomp.training.profiler import Profiler, ProfilerConfig, TracedClock
+from chomp.training import LoopClock, ProfilerConfig
+from chomp.training.profiler import traced_steps
 
 STEPS = range(2, 5)
 
@@ -30,17 +31,15 @@ def run(tmp_path_factory) -> Path:
     """A run folder with a trace of three steps."""
     folder = tmp_path_factory.mktemp("run")
     config = ProfilerConfig(enabled=True, start_step=STEPS.start, num_steps=len(STEPS))
-    clock = TracedClock()
+    clock = LoopClock()
     trainer = SimpleNamespace(profiler=config, steps=6, log_dir=None)
     run = SimpleNamespace(trainer=trainer, output_path=str(folder), run_id="r")
     gradient = jax.jit(jax.grad(loss_of))
     weights = {"in": jnp.ones((16, 32)), "out": jnp.ones((32, 16)), "head": jnp.ones((16, 512))}
-    with Profiler(run, clock, start_step=0) as profiler:
-        for step in range(6):
-            with profiler.step(step):
-                with clock.phase("loading"):
-                    x, labels = jnp.ones((2, 64, 16)), jnp.zeros((2, 64), jnp.int32)
-                jax.block_until_ready(gradient(weights, x, labels))
+    for _ in traced_steps(run, clock, start_step=0):
+        with clock.phase("loading"):
+            x, labels = jnp.ones((2, 64, 16)), jnp.zeros((2, 64), jnp.int32)
+        jax.block_until_ready(gradient(weights, x, labels))
     return folder
 
 

@@ -24,7 +24,7 @@ from chomp.data import (
 from chomp.errors import ConfigError, DataError, StorageError
 from chomp.mesh import MeshConfig, abstract_arrays
 from chomp.training import dry_run
-from chomp.training.check import check_disk, disk_need
+from chomp.training.dry_run import check_disk, disk_need
 from experiments.grug.base.train import GrugRunConfig, fresh_state, train_step_of
 from tests import tiny
 

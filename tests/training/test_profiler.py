@@ -4,6 +4,7 @@ import gzip
 import json
 import logging
 from collections import Counter
+from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,7 +14,7 @@ import pytest
 
 from chomp.errors import ConfigError
 from chomp.training import LoopClock
-from chomp.training.profiler import Profiler, ProfilerConfig, TracedClock, profiler_folder
+from chomp.training.profiler import ProfilerConfig, profiler_folder, traced_steps
 
 WINDOW = ProfilerConfig(enabled=True, start_step=2, num_steps=2)
 
@@ -30,18 +31,19 @@ class Failure(Exception):
 
 def run(config, folder: Path, *, steps: range, total: int, fails_at: int | None = None) -> None:
     """A loop with the phases of a real one."""
-    clock = TracedClock() if config.enabled else LoopClock()
+    clock = LoopClock()
     run = run_config(config, folder, total=total)
-    with Profiler(run, clock, start_step=steps.start) as profiler:
-        for step in steps:
-            with profiler.step(step):
-                with clock.phase("loading"):
-                    batch = jnp.full((4, 4), step, jnp.float32)
-                if step == fails_at:
-                    raise Failure
-                jnp.tanh(batch)
-                with clock.phase("checkpoint"):
-                    pass
+    with closing(traced_steps(run, clock, start_step=steps.start)) as taken:
+        for step in taken:
+            with clock.phase("loading"):
+                batch = jnp.full((4, 4), step, jnp.float32)
+            if step == fails_at:
+                raise Failure
+            jnp.tanh(batch)
+            with clock.phase("checkpoint"):
+                pass
+            if step == steps[-1]:
+                break
 
 
 def events(folder: Path) -> list[dict]:
@@ -51,13 +53,13 @@ def events(folder: Path) -> list[dict]:
         return json.load(file)["traceEvents"]
 
 
-def traced_steps(folder: Path) -> list[int]:
+def steps_in_trace(folder: Path) -> list[int]:
     return [int(e["args"]["step_num"]) for e in events(folder) if e.get("name") == "train"]
 
 
 def test_the_trace_holds_the_steps_of_the_window_and_their_phases(tmp_path):
     run(WINDOW, tmp_path, steps=range(6), total=6)
-    assert traced_steps(tmp_path) == [2, 3]
+    assert steps_in_trace(tmp_path) == [2, 3]
     found = Counter(event.get("name") for event in events(tmp_path))
     assert (found["loading"], found["checkpoint"]) == (2, 2)
     assert any("tanh" in str(name) for name in found)  # what the device did
@@ -78,7 +80,7 @@ def test_a_trace_is_written_however_the_loop_ends(tmp_path, steps, total, fails_
     else:
         with pytest.raises(Failure):
             run(WINDOW, tmp_path, steps=steps, total=total, fails_at=fails_at)
-    assert traced_steps(tmp_path) == traced
+    assert steps_in_trace(tmp_path) == traced
 
 
 def test_without_a_profiler_a_loop_leaves_no_trace(tmp_path):
@@ -119,15 +121,14 @@ def test_a_trace_that_cannot_be_made_does_not_end_the_run(tmp_path, caplog):
     assert "the profiler did not start" in caplog.text
     assert not list((tmp_path / "mine").rglob("*.json.gz"))
     run(WINDOW, tmp_path / "mine", steps=range(6), total=6)
-    assert traced_steps(tmp_path / "mine") == [2, 3]
+    assert steps_in_trace(tmp_path / "mine") == [2, 3]
 
 
 def test_the_time_of_writing_a_trace_is_no_time_of_a_step(tmp_path):
     clock = LoopClock()
-    with Profiler(run_config(WINDOW, tmp_path, total=9), clock, start_step=0) as profiler:
-        for step in (2, 3):
-            with profiler.step(step):
-                pass
+    assert list(traced_steps(run_config(WINDOW, tmp_path, total=9), clock, start_step=0)) == [
+        *range(9)
+    ]
     assert clock.read()["hook"] > 0
 
 

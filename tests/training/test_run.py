@@ -135,6 +135,21 @@ def test_a_hook_may_end_the_run_on_purpose(data, tmp_path, stop: ChompError):
         loop(config_of(data, tmp_path), lambda run: run.every(2, end))
 
 
+def test_after_max_steps_the_state_is_saved_and_the_run_stops_wherever_it_began(
+    data, tmp_path, unbroken
+):
+    for start in (0, 2, 4):
+        if start < 4:
+            with pytest.raises(RunInterrupted, match=f"--max-steps: .*step-{start + 2}") as ended:
+                loop(config_of(data, tmp_path, max_steps=2))
+            assert ended.value.exit_code == 0
+        else:
+            loop(config_of(data, tmp_path, max_steps=2))  # the last piece ends as any run
+        found = list_checkpoints(str(tmp_path / "checkpoints"))
+        assert found[-1].metadata.step == start + 2
+    assert tiny.receipt(tmp_path, STEPS) == tiny.receipt(unbroken, STEPS)
+
+
 @pytest.mark.parametrize("steps", [0, -5])
 def test_a_period_that_is_no_number_of_steps_is_refused(data, tmp_path, steps: int):
     with pytest.raises(ConfigError) as refused:

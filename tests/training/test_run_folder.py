@@ -29,7 +29,7 @@ from chomp.tracking import (
 )
 from chomp.tracking.run_files import is_remembered, record_of, sources_hash, template_sources
 from chomp.training import RunFolder
-from chomp.training.metadata import environment, environment_summary
+from chomp.training.run_folder import environment, environment_summary
 from tests.tracking.wandb_files import offline_runs
 
 

@@ -24,7 +24,7 @@ from chomp.tokenize import ByteTokenizer
 from chomp.tracking import JsonlTracker, read_metrics
 from chomp.training import SamplesConfig
 from chomp.training.run_folder import RunFolder
-from chomp.training.samples import SampleLengths, Samples, prompt_of_step, prompt_texts
+from chomp.training.samples import Samples, prompt_of_step
 from experiments.grug.base.launch import GrugBaseLaunchConfig
 from experiments.grug.base.train import GrugRunConfig
 
@@ -161,17 +161,28 @@ TRAINED = Texts("rs", "tu", "uv")
 
 
 def samples_of(*datasets: Texts, folder: Path, mesh: Mesh, every: int | None = 2) -> Samples:
-    config = SamplesConfig(every=every, temperature=0.0)
-    return Samples(
-        config,
-        SampleLengths(2, 3),
-        prompt_texts(datasets, TRAINED),
-        ByteTokenizer(),
-        JsonlTracker(folder / "metrics.jsonl", attempt=1),
-        folder=RunFolder(str(folder), 1),
-        mesh=mesh,
-        mp=Precision(),
+    config = SimpleNamespace(
+        samples=SamplesConfig(every=every, temperature=0.0, prompt_tokens=2, max_tokens=3),
+        model=model(8),
+        trainer=SimpleNamespace(seq_len=4),
+        data=None,
     )
+    return Samples(
+        SimpleNamespace(
+            config=config,
+            eval_datasets=datasets,
+            tokenizer=ByteTokenizer(),
+            tracker=JsonlTracker(folder / "metrics.jsonl", attempt=1),
+            folder=RunFolder(str(folder), 1),
+            mesh=mesh,
+            mp=Precision(),
+        )
+    )
+
+
+@pytest.fixture(autouse=True)
+def _trained_texts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("chomp.training.samples.TrainedTexts", lambda data, tokenizer: TRAINED)
 
 
 def test_the_first_dataset_with_documents_begins_each_sample_by_its_step(tmp_path, one_device_mesh):

@@ -13,7 +13,6 @@ from jax.sharding import PartitionSpec as P
 
 from chomp.data import BatchSchedule, LmDataConfig, TrainLoader, build_train_dataset
 from chomp.errors import ConfigError
-from chomp.kernels.precision import Precision
 from chomp.optim import GrugOptimizerConfig
 from chomp.tracking import LoggingConfig, metric_of
 from chomp.training import row_limits
@@ -39,8 +38,9 @@ class Model:
 
 @dataclass(frozen=True)
 class Trainer:
-    """What the model is computed in."""
+    """What the model is computed in, and on."""
 
+    seq_len: int = SEQ_LEN
     precision: str = "params=float32,compute=float32"
 
 
@@ -49,7 +49,7 @@ class Told:
     """A run config, as far as it is reported."""
 
     trainer: Trainer = field(default_factory=Trainer)
-
+    data: LmDataConfig = field(default_factory=LmDataConfig)
     model: Model = field(default_factory=Model)
     optimizer: GrugOptimizerConfig = field(default_factory=GrugOptimizerConfig)
     logging: LoggingConfig = field(default_factory=LoggingConfig)
@@ -138,17 +138,15 @@ def test_a_run_that_is_done_has_no_batch_to_look_at(loader, one_device_mesh, cap
 def test_rows_are_limited_by_the_vocabulary_and_by_the_kernel_that_was_chosen(
     data, one_device_mesh
 ):
-    how = {"seq_len": SEQ_LEN, "mp": Precision(), "mesh": one_device_mesh}
-    limits = row_limits(Model(), data, **how)
+    limits = row_limits(Told(data=data), one_device_mesh)
     assert (limits.vocab_size, limits.counts_documents, limits.shards) == (258, False, 1)
     with pytest.raises(ConfigError, match=r"cudnn_packed, which cannot do this call.*chunked"):
-        row_limits(Model(attention="cudnn_packed"), data, **how)
+        row_limits(Told(data=data, model=Model(attention="cudnn_packed")), one_device_mesh)
 
 
 def test_a_mesh_that_cannot_cut_the_model_is_refused_before_anything_is_made(
     data, eight_device_mesh
 ):
-    how = {"seq_len": SEQ_LEN, "mp": Precision(), "mesh": eight_device_mesh}
-    assert row_limits(Model(), data, **how).shards == 4
+    assert row_limits(Told(data=data), eight_device_mesh).shards == 4
     with pytest.raises(ConfigError, match=r"model.vocab_size=257 with mesh.model=2"):
-        row_limits(Model(vocab_size=257), data, **how)
+        row_limits(Told(data=data, model=Model(vocab_size=257)), eight_device_mesh)

@@ -1,16 +1,18 @@
 """Rows of the record: none lost, none early, and their times add up to the clock on the wall."""
 
+import logging
 import math
 import time
 from pathlib import Path
 from types import SimpleNamespace
 
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from chomp.data import BatchSchedule, LmDataConfig, Mixture, TrainDataset, TrainLoader
 from chomp.errors import NonFiniteError
-from chomp.tracking import JsonlTracker, Row, read_metrics, summary_of
+from chomp.tracking import JsonlTracker, Row, metrics, read_metrics, summary_of
 from chomp.training import (
     TRAINED_TOKENS,
     LoopClock,
@@ -20,23 +22,25 @@ from chomp.training import (
     build_tagged_eval_callback,
 )
 
-SEQ_LEN, EXAMPLES = 8, 6
+SEQ_LEN, EXAMPLES, DEVICES = 8, 6, 4
 FLOPS_PER_TOKEN = 100.0
 PHASES = ("loading_time", "hook_time", "checkpoint_time", "compile_time")
 
 
 class NoTokens(TrainDataset):
-    """A dataset of which only the numbers are asked: 6 examples a step, all of one component."""
+    """A dataset of which only the numbers are asked, all of one component."""
 
-    def __init__(self) -> None:
+    def __init__(self, batches: BatchSchedule) -> None:
         self.config = LmDataConfig()
-        self.batches = BatchSchedule(3, grad_accum=2)
+        self.batches = batches
         self.mixture = Mixture({"only": 1.0})
         self.components = {}
         self.seq_len = SEQ_LEN
 
 
-def run_config(*, steps: int, log_every: int, watch: WatchConfig | None) -> SimpleNamespace:
+def run_config(
+    *, steps: int, log_every: int, watch: WatchConfig | None, dtype: str
+) -> SimpleNamespace:
     """The part of a run config that says what is logged."""
     rates = SimpleNamespace(
         hyperparameters=lambda _: lambda step: {"optim/learning_rate": 0.5 / (step + 1)}
@@ -47,7 +51,7 @@ def run_config(*, steps: int, log_every: int, watch: WatchConfig | None) -> Simp
         trainer=SimpleNamespace(
             steps=steps,
             seq_len=SEQ_LEN,
-            precision="params=float32,compute=float32",
+            precision=f"params=float32,compute={dtype}",
             log_every=log_every,
             watch=watch,
         ),
@@ -64,11 +68,19 @@ class Loop:
         given = {"start_step": 0, "total_steps": 7, "log_every": 1, "policy": "raise"} | settings
         self.guard = NonFiniteGuard(given["policy"])
         config = run_config(
-            steps=given["total_steps"], log_every=given["log_every"], watch=given.get("watch")
+            steps=given["total_steps"],
+            log_every=given["log_every"],
+            watch=given.get("watch"),
+            dtype=given.get("dtype", "float32"),
         )
+        batches = given.get("batches", BatchSchedule(3, grad_accum=2))  # 6 examples a step
+        loader = TrainLoader(NoTokens(batches), mesh)
+        if "device_kind" in given:  # hardware that no test has
+            device = SimpleNamespace(device_kind=given["device_kind"])
+            loader.mesh = SimpleNamespace(devices=np.full((1, DEVICES, 1, 1), device))
         self.log = StepLog(
             config,
-            TrainLoader(NoTokens(), mesh),
+            loader,
             self.tracker,
             clock=self.clock,
             guard=self.guard,
@@ -104,12 +116,18 @@ class Loop:
     def rows(self) -> list[Row]:
         return [row for row in read_metrics(self.path) if "kind" not in row]
 
+    def summary(self) -> Row:
+        return summary_of(read_metrics(self.path))
+
 
 @pytest.fixture
-def loop(tmp_path, one_device_mesh):
+def loop(tmp_path, one_device_mesh, monkeypatch):
     loops: list[Loop] = []
 
-    def start(**settings) -> Loop:
+    def start(*, measured: float | None = None, **settings) -> Loop:
+        if "device_kind" in settings:
+            name = "chomp.training.step_log.measured_flops_per_device"
+            monkeypatch.setattr(name, lambda devices, dtype: measured)
         loops.append(Loop(tmp_path, one_device_mesh, **settings))
         return loops[-1]
 
@@ -197,7 +215,7 @@ def test_the_closing_summary_has_the_speed_by_positions_and_by_trained_tokens(lo
         run.add(step)
     run.log.flush()
     run.log.close()
-    summary = summary_of(read_metrics(run.path))
+    summary = run.summary()
     seconds = summary["run/seconds"]
     assert summary["run/tokens_per_sec"] * seconds == pytest.approx(70)
     assert summary["run/tokens_per_second"] * seconds == pytest.approx(7 * EXAMPLES * SEQ_LEN)
@@ -271,9 +289,96 @@ def test_throughput_follows_from_the_duration_of_a_step(loop):
     assert row["throughput/tokens_per_second"] == pytest.approx(EXAMPLES * SEQ_LEN / duration)
     assert row["throughput/total_tokens"] == 7 * EXAMPLES * SEQ_LEN
     assert row["throughput/total_gflops"] == pytest.approx(7 * EXAMPLES * per_example / 1e9)
-    summary = summary_of(read_metrics(run.path))
+    summary = run.summary()
     assert summary["throughput/flops_per_token_analytic"] == pytest.approx(FLOPS_PER_TOKEN)
     assert summary["throughput/flops_per_example_analytic"] == pytest.approx(per_example)
+
+
+@pytest.mark.parametrize(("dtype", "peak"), [("bfloat16", 989.5e12), ("float32", 494.7e12)])
+def test_mfu_is_in_percent_of_the_peak_of_all_devices_for_the_dtype_in_use(loop, dtype, peak):
+    run = loop(device_kind="NVIDIA H200", dtype=dtype)
+    summary = run.summary()
+    assert summary["throughput/device_kind"] == "NVIDIA H200"
+    assert summary["throughput/theoretical_flops_per_device"] == peak
+    assert summary["throughput/theoretical_flops"] == peak * DEVICES
+    assert summary[metrics.PARAMETER_COUNT] == 12
+    run.add(0)
+    run.log.flush()
+    (row,) = run.rows()
+    flops = row["throughput/gflops_per_second"] * 1e9
+    assert row["throughput/mfu"] == pytest.approx(100 * flops / (peak * DEVICES))
+    rate = row["throughput/examples_per_second"]
+    assert flops == pytest.approx(3 * FLOPS_PER_TOKEN * SEQ_LEN * rate, rel=1e-9)
+
+
+def test_a_measured_ceiling_has_its_own_mfu(loop):
+    run = loop(device_kind="NVIDIA H200", dtype="bfloat16", measured=989.5e12 / 2)
+    run.add(0)
+    run.log.flush()
+    assert run.summary()["throughput/measured_flops_per_device"] == 989.5e12 / 2
+    (row,) = run.rows()
+    assert row["throughput/mfu_of_measured"] == pytest.approx(2 * row["throughput/mfu"])
+
+
+@pytest.mark.parametrize(
+    ("kind", "dtype", "reason"),
+    [
+        ("cpu", "bfloat16", "'cpu' has no known peak for bfloat16"),
+        ("TPU v4", "float32", "'TPU v4' has no known peak for float32, only for bfloat16"),
+    ],
+)
+def test_without_a_known_peak_the_log_says_why_and_nothing_is_made_up(
+    loop, caplog, kind, dtype, reason
+):
+    with caplog.at_level(logging.INFO, logger="chomp"):
+        run = loop(device_kind=kind, dtype=dtype, total_steps=2)
+        for step in range(2):
+            run.add(step)
+        run.log.flush()
+        run.log.close()
+    assert [record.message.endswith(reason) for record in caplog.records] == [True]
+    found = run.summary() | run.rows()[0] | run.rows()[1]
+    assert not any("mfu" in key or "theoretical" in key for key in found)
+    assert found["throughput/device_kind"] == kind
+    assert found["throughput/gflops_per_second"] > 0
+
+
+def test_tokens_per_wall_second_count_all_the_time_there_was(loop):
+    run = loop(log_every=3, total_steps=7, batches=BatchSchedule(((0, 2), (3, 6))))
+    for step in range(7):
+        with run.clock.phase("loading"):
+            work()
+        with run.clock.phase("compile"):
+            work()
+        run.add(step)
+    run.log.flush()
+    for row, steps, examples in zip(run.rows(), (3, 3, 1), (6, 18, 6), strict=True):
+        other = sum(row[f"throughput/{name}"] for name in PHASES)
+        wall = row["throughput/duration"] * steps + other
+        rate = row["throughput/tokens_per_second_wall"]
+        assert rate * wall == pytest.approx(examples * SEQ_LEN, rel=1e-6)
+        assert row["throughput/tokens_per_second"] > rate
+
+
+@pytest.mark.parametrize("rows", [1, 20, 600])
+def test_the_closing_percentiles_are_of_the_last_500_rows(loop, rows):
+    run = loop(device_kind="NVIDIA L4", dtype="bfloat16", total_steps=rows)
+    for step in range(rows):
+        run.add(step)
+    run.log.flush()
+    run.log.close()
+    seen = [row["throughput/mfu"] for row in run.rows()][-500:]
+    summary = run.summary()
+    closing = {key: summary[key] for key in summary if "mfu" in key}
+    low, middle, high = np.percentile(seen, (10, 50, 90))
+    assert closing == pytest.approx(
+        {
+            metrics.P10_MFU: low,
+            metrics.P50_MFU: middle,
+            metrics.P90_MFU: high,
+            metrics.MEAN_MFU: np.mean(seen),
+        }
+    )
 
 
 def work() -> None:

@@ -7,15 +7,12 @@ import os
 import signal
 import threading
 import time
-from pathlib import Path
 
 import pytest
 
-from chomp.checkpoint import CheckpointConfig, Checkpointer
 from chomp.errors import RunInterrupted
 from chomp.training import SaveStopSync, StopSignal
-from chomp.training.stopping import Decision, PlannedStop
-from tests.checkpoint.checkpoint_samples import about
+from chomp.training.stopping import Decision
 
 
 def send(number: signal.Signals) -> None:
@@ -39,7 +36,7 @@ def test_the_first_signal_is_a_wish_that_tells_who_asked(number, exit_code, capl
         assert stop.received is None
         send(number)
         assert stop.received == number
-    error = stop.interruption("runs/a/step-3")
+    error = stop.interruption("runs/a/step-3", number)
     assert error.exit_code == exit_code
     assert number.name in str(error)
     assert "runs/a/step-3" in str(error)
@@ -150,22 +147,7 @@ def test_a_process_alone_decides_at_once_and_saves_before_it_stops(wants_save, m
 def test_a_signal_that_another_process_received_ends_this_one_with_the_same_code():
     with StopSignal() as stop:
         pass
-    error = stop.interruption("runs/a/step-3", agreed=signal.SIGTERM)
+    error = stop.interruption("runs/a/step-3", signal.SIGTERM)
     assert error.exit_code == 75
     assert "SIGTERM in another process" in error.given
     assert "runs/a/step-3" in error.given
-
-
-@pytest.mark.parametrize("start", [0, 7])
-def test_after_max_steps_the_state_is_saved_and_the_run_stops_wherever_it_began(
-    tmp_path: Path, start: int
-):
-    saver = Checkpointer(str(tmp_path), CheckpointConfig(save_interval_s=None), about())
-    with StopSignal() as stop:
-        sync = SaveStopSync(max_steps=3)
-        decisions = [sync.after(start + step, saver, stop) for step in (1, 2, 3)]
-        ended = stop.interruption("runs/a/step-3", agreed=decisions[-1].stop)
-    assert [each.is_save_due for each in decisions] == [False, False, True]
-    assert [each.stop for each in decisions] == [None, None, PlannedStop.MAX_STEPS]
-    assert ended.exit_code == 0
-    assert "--max-steps" in ended.given

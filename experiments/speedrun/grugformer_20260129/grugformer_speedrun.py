@@ -39,8 +39,7 @@ from chomp.storage import (
     write_json_atomic,
 )
 from chomp.tracking import Row, latest_rows, metrics, read_metrics, summary_of
-from chomp.training import GrugEvalConfig, SamplesConfig
-from chomp.training.metadata import derived_values, environment
+from chomp.training import GrugEvalConfig, SamplesConfig, derived_values, environment
 from chomp.variants.checkout import head_commit, uncommitted
 from experiments.grug.base import launch as base
 from experiments.grug.base.model import GrugModelConfig

@@ -76,16 +76,7 @@ def harness(
     require_place(run, out)
     config = _config(run, tasks, asked)
     # Before the weights: an unknown task is refused before minutes of reading.
-    tester = Harness(
-        config,
-        run.from_template("scores_of"),
-        model=run.config.model,
-        data=run.config.data,
-        seq_len=run.config.trainer.seq_len,
-        mesh=run.mesh,
-        mp=run.mp,
-        tokenizer=run.tokenizer,
-    )
+    tester = Harness(config, run.from_template("scores_of"), run)
     choose = best_weights if weights is None else partial(these_weights, names=(weights,))
     read = run.weights(choose)
     about = _about(run, read, tester, config)

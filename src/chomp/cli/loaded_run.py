@@ -94,10 +94,7 @@ class LoadedRun:
 
     def limits(self) -> RowLimits:
         """What the model and its attention kernel take of rows, in this run's batches."""
-        config = self.config
-        return row_limits(
-            config.model, config.data, seq_len=config.trainer.seq_len, mp=self.mp, mesh=self.mesh
-        )
+        return row_limits(self.config, self.mesh)
 
     def has_template_of(self, found: StepFolder) -> bool:
         """Whether a checkpoint was saved by a run of this very template."""

@@ -37,7 +37,7 @@ from chomp.tracking import (
 from chomp.tracking.record import LateRows, is_step_row, strict_json
 from chomp.tracking.run_files import ARTIFACTS, resolved_config
 from chomp.training import HarnessConfig
-from chomp.training.metadata import result_header
+from chomp.training.run_folder import result_header
 
 TITLES = {"params": "weights", "ema": "averaged weights"}  # for people
 

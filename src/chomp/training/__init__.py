@@ -1,7 +1,6 @@
 """The run around a template's loop: open it, log, evaluate, save, stop, finish. See `run.Run`."""
 
-from chomp.training.check import check_run
-from chomp.training.dry_run import dry_run
+from chomp.training.dry_run import check_run, dry_run
 from chomp.training.evaluation import (
     EvalCallback,
     GrugEvalConfig,
@@ -12,7 +11,7 @@ from chomp.training.evaluation import (
 from chomp.training.nonfinite import NonFiniteGuard, NonFinitePolicy, are_finite, new_if_finite
 from chomp.training.profiler import ProfilerConfig
 from chomp.training.run import Hook, Run, open_run
-from chomp.training.run_folder import RunFolder, default_run_id
+from chomp.training.run_folder import RunFolder, default_run_id, derived_values, environment
 from chomp.training.samples import SamplesConfig
 from chomp.training.setup import (
     is_stochastic,
@@ -47,7 +46,9 @@ __all__ = [
     "build_tagged_eval_callback",
     "check_run",
     "default_run_id",
+    "derived_values",
     "dry_run",
+    "environment",
     "is_stochastic",
     "new_if_finite",
     "open_data",

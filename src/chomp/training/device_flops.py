@@ -7,9 +7,7 @@ theoretical peak, and a run on it no MFU: a guess would be read as a measurement
 import re
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cache, partial
-from typing import TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -21,9 +19,6 @@ from chomp.mesh import compiler_options
 
 # Axes: P devices of this process, N rows and columns of a square matrix.
 
-# FLOP/s by dtype, at JAX's default precision; a dtype that is absent has no figure.
-Figures: TypeAlias = dict[str, float]
-
 # Wide enough that arithmetic is the limit: 1.1 TFLOP from 400 MB of bfloat16. On cores, widths of
 # 512, 1024 and 1536 reach the same within 5 % (two cores, November 2026).
 WIDTH = 8192
@@ -33,77 +28,52 @@ _TIMED_RUNS = 3
 _BUDGET_S = 0.1  # no run is started after it
 _AXIS = "measured"
 
-
-@dataclass(frozen=True)
-class DevicePeak:
-    """The peak of one device in FLOP/s, or None and the reason why there is none."""
-
-    flops: float | None
-    reason: str = ""
-
-
-def _tensor_cores(half: float, tf32: float) -> Figures:
-    # JAX's default precision multiplies float32 in TF32 where there are tensor cores for it.
-    return {"bfloat16": half, "float16": half, "float32": tf32}
-
-
-def _without_bfloat16(half: float, single: float) -> Figures:
-    # Volta and Turing emulate bfloat16, so a peak of it would mean nothing; they have no TF32.
-    return {"float16": half, "float32": single}
-
-
-def _tpu(bfloat16: float) -> Figures:
-    # Float32 takes one to six passes of bfloat16, depending on the precision asked for.
-    return {"bfloat16": bfloat16}
-
-
-# The first pattern that is found in a device kind counts, so narrow ones stand above wide ones.
-# NVIDIA: data sheets and architecture white papers. They print most figures with the sparsity
-# that a dense product does not have, so those are halved here; the L4's 242 is such a figure, too.
+# Peak TFLOP/s of a device in bfloat16, float16 and float32, at JAX's default precision; None: no
+# figure. The first pattern that is found in a device kind counts: narrow above wide.
+# NVIDIA: data sheets and architecture white papers. They print most figures with the sparsity that
+# a dense product does not have, so those are halved here; the L4's 242 is such a figure, too.
 # GeForce: with float32 accumulation, which XLA asks for. TPU: Google's system architecture pages;
 # v2, v3 and 7x have two JAX devices on a chip.
-_TABLE: tuple[tuple[str, Figures], ...] = (
-    (r"\bGB200\b", _tensor_cores(2500e12, 1250e12)),
-    (r"\bB200\b", _tensor_cores(2250e12, 1100e12)),
-    (r"\bGB10\b", {"bfloat16": 100e12, "float16": 100e12}),
-    (r"\bH[12]00 NVL\b", _tensor_cores(835.5e12, 417.5e12)),
-    (r"\bH100 PCIe\b", _tensor_cores(756.5e12, 378e12)),
-    (r"\b(G?H200|H100|H800)\b", _tensor_cores(989.5e12, 494.7e12)),
-    (r"\bA[18]00\b", _tensor_cores(312e12, 156e12)),
-    # Amazon's A10G has fewer tensor operations than the A10: 70 by its own data sheet.
-    (r"\bA10G\b", _tensor_cores(70e12, 35e12)),
-    (r"\bA10\b", _tensor_cores(125e12, 62.5e12)),
-    (r"\bL40S\b", _tensor_cores(366.5e12, 183e12)),
-    (r"\bL4\b", _tensor_cores(121e12, 60e12)),
-    (r"\bRTX 5090\b", _tensor_cores(209.5e12, 104.8e12)),
-    (r"\bRTX 4090\b", _tensor_cores(165.2e12, 82.6e12)),
-    (r"\bRTX 3090\b", _tensor_cores(71e12, 35.6e12)),
-    (r"\bV100-SXM", _without_bfloat16(125e12, 15.7e12)),
-    (r"\bV100\b", _without_bfloat16(112e12, 14e12)),
-    (r"\bT4\b", _without_bfloat16(65e12, 8.1e12)),
-    (r"\bTPU ?7x\b", _tpu(1153.5e12)),
-    (r"\bTPU v6( lite|e)\b", _tpu(918e12)),
-    (r"\bTPU v5( lite|e)\b", _tpu(197e12)),
-    (r"\bTPU v5p?\b", _tpu(459e12)),
-    (r"\bTPU v4$", _tpu(275e12)),
-    (r"\bTPU v3\b", _tpu(61.5e12)),
-    (r"\bTPU v2\b", _tpu(23e12)),
+# Float32 on tensor cores is TF32. Volta and Turing emulate bfloat16, so a peak of it would mean
+# nothing. On a TPU float32 takes one to six passes of bfloat16, by the precision asked for.
+_PEAKS: tuple[tuple[str, float | None, float | None, float | None], ...] = (
+    (r"\bGB200\b", 2500, 2500, 1250),
+    (r"\bB200\b", 2250, 2250, 1100),
+    (r"\bGB10\b", 100, 100, None),
+    (r"\bH[12]00 NVL\b", 835.5, 835.5, 417.5),
+    (r"\bH100 PCIe\b", 756.5, 756.5, 378),
+    (r"\b(G?H200|H100|H800)\b", 989.5, 989.5, 494.7),
+    (r"\bA[18]00\b", 312, 312, 156),
+    (r"\bA10G\b", 70, 70, 35),  # Amazon's, with fewer tensor operations than the A10
+    (r"\bA10\b", 125, 125, 62.5),
+    (r"\bL40S\b", 366.5, 366.5, 183),
+    (r"\bL4\b", 121, 121, 60),
+    (r"\bRTX 5090\b", 209.5, 209.5, 104.8),
+    (r"\bRTX 4090\b", 165.2, 165.2, 82.6),
+    (r"\bRTX 3090\b", 71, 71, 35.6),
+    (r"\bV100-SXM", None, 125, 15.7),
+    (r"\bV100\b", None, 112, 14),
+    (r"\bT4\b", None, 65, 8.1),
+    (r"\bTPU ?7x\b", 1153.5, None, None),
+    (r"\bTPU v6( lite|e)\b", 918, None, None),
+    (r"\bTPU v5( lite|e)\b", 197, None, None),
+    (r"\bTPU v5p?\b", 459, None, None),
+    (r"\bTPU v4$", 275, None, None),
+    (r"\bTPU v3\b", 61.5, None, None),
+    (r"\bTPU v2\b", 23, None, None),
 )
 
 
-def device_peak(device_kind: str, dtype: str) -> DevicePeak:
-    """The peak of a device in FLOP/s for matrix products of `dtype`, such as "bfloat16".
+def peak_flops(device_kind: str) -> dict[str, float]:
+    """The peak of a device in FLOP/s by dtype; empty for an unknown device.
 
     `device_kind` is JAX's name for it (`jax.Device.device_kind`): "NVIDIA H200", "TPU v5 lite".
     """
-    figures = next((row for pattern, row in _TABLE if re.search(pattern, device_kind)), None)
-    if figures is None:
-        return DevicePeak(None, f"no theoretical peak is known for the device {device_kind!r}")
-    if dtype not in figures:
-        known = ", ".join(sorted(figures))
-        reason = f"{device_kind!r} has no theoretical peak for {dtype}, only for {known}"
-        return DevicePeak(None, reason)
-    return DevicePeak(figures[dtype])
+    for pattern, *peaks in _PEAKS:
+        if re.search(pattern, device_kind):
+            names = ("bfloat16", "float16", "float32")
+            return {name: peak * 1e12 for name, peak in zip(names, peaks, strict=True) if peak}
+    return {}
 
 
 def measured_flops_per_device(devices: Sequence[jax.Device], dtype: str) -> float | None:
@@ -113,16 +83,13 @@ def measured_flops_per_device(devices: Sequence[jax.Device], dtype: str) -> floa
     memory before it returns. A theoretical peak assumes a clock that no device holds under load.
     """
     local = tuple(device for device in devices if device.process_index == jax.process_index())
-    return _measure_once(local, dtype) if local else None
+    if not local:
+        return None
+    return matmul_flops(local, dtype, CPU_WIDTH if local[0].platform == "cpu" else WIDTH)
 
 
 @cache
-def _measure_once(devices: tuple[jax.Device, ...], dtype: str) -> float:
-    is_cpu = devices[0].platform == "cpu"
-    return matmul_flops(devices, dtype, width=CPU_WIDTH if is_cpu else WIDTH)
-
-
-def matmul_flops(devices: Sequence[jax.Device], dtype: str, *, width: int) -> float:
+def matmul_flops(devices: tuple[jax.Device, ...], dtype: str, width: int) -> float:
     """FLOP/s of one device in a product of two `width` x `width` matrices: the best of a few runs.
 
     At JAX's default precision, as a model's own products are.

@@ -1,49 +1,122 @@
-"""What a run would take, shown before it is started: nothing is trained and nothing is written.
+"""What would end a run later, found before any data is built; and what a run would take, shown.
 
-The step is compiled for the devices that are here, on the run's own first batch where its data is
-built; everything else comes from shapes.
+Nothing is trained and nothing is written. All but the inputs is judged by shapes, and a dry run
+compiles the step for the devices that are here.
 """
 
+import logging
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, closing
 from functools import partial
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import jax
+import numpy as np
+from jax.sharding import AbstractMesh, Mesh, NamedSharding
 from rich.console import Console
 from rich.table import Table
 
-from chomp.data import BatchSchedule, forecast_table
-from chomp.errors import ConfigError
-from chomp.kernels.precision import Precision
+from chomp.checkpoint import latest_checkpoint, list_checkpoints, require_space, require_weights
+from chomp.config import config_to_mapping
+from chomp.data import (
+    BatchSchedule,
+    GrugLmExample,
+    early_tokenizer,
+    forecast_table,
+    read_first_documents,
+    require_even_batches,
+)
+from chomp.errors import ConfigError, StorageError, require
+from chomp.kernels.attention import AttentionMask
+from chomp.kernels.kernel_shapes import KernelShapes
 from chomp.mesh import (
+    FIX_STATE,
     abstract_arrays,
+    batch_shards,
+    batch_spec,
     bytes_per_device,
+    compiler_options,
     create_mesh,
     format_bytes,
     memory_table,
     planned_mesh,
     prepare_devices,
+    require_divisible,
+    require_memory,
 )
+from chomp.mesh.memory import device_memory
 from chomp.optim import group_table
+from chomp.storage import join
 from chomp.storage.printable import PlainConsole
-from chomp.training.check import (
-    check_disk,
-    check_inputs,
-    check_mesh,
-    check_start,
-    check_state_memory,
-    compile_abstract,
-    disk_need,
-    empty_batch,
-    require_step_memory,
-    step_memory,
+from chomp.tracking import require_installed
+from chomp.tracking.run_files import CHECKPOINTS
+from chomp.training.resume import require_not_past
+from chomp.training.setup import (
+    kernel_report,
+    open_data,
+    parameter_count,
+    require_vocabulary,
+    row_limits,
+    state_parts,
 )
-from chomp.training.setup import kernel_report, open_data, parameter_count, row_limits, state_parts
+from chomp.training.step_log import require_metrics
 
 # Where along the run the learning rate is shown.
 _LANDMARKS = (0.0, 0.1, 0.25, 0.5, 0.75, 1.0)
+
+log = logging.getLogger(__name__)
+
+
+class DiskNeed(NamedTuple):
+    """Bytes of a checkpoint, and how many of each kind are on disk at once, at most."""
+
+    one: int
+    permanent: int
+    temporary: int
+
+    @property
+    def total(self) -> int:
+        """Bytes of all of them."""
+        return self.one * (self.permanent + self.temporary)
+
+
+def check_run(
+    config: Any,
+    fresh_state: Callable[[Any], Any],
+    train_step_of: Callable[[Any], Any],
+    *,
+    is_here: bool,
+) -> None:
+    """Raise what would end a run later: packages, tokenizer, tasks, documents, mesh, memory.
+
+    `config` is a template's run config; the template's `fresh_state(config)` and
+    `train_step_of(config)` are traced, and nothing is allocated. `is_here`: the run takes the
+    devices of this process. Elsewhere they are checked when it starts.
+    """
+    _check_inputs(config, is_hub_needed=True)
+    if not is_here:
+        return
+    prepare_devices()
+    state, mesh = abstract_arrays(partial(fresh_state, config)), create_mesh(config.mesh)
+    _check_state(config, state, mesh)
+    held = _check_room(config, state, mesh)
+    row_limits(config, mesh)
+    trainer = config.trainer
+    # Compiling takes seconds, so only where the step may not fit: what it takes beside the state,
+    # to a factor of ten. Activations are about a byte for every thousand operations of a forward
+    # pass (124M and 1B on an H200), and the loader makes a few batches ahead.
+    batches = BatchSchedule(trainer.batch_size, trainer.grad_accum)
+    tokens = batches.batch_size(0) * trainer.seq_len / batch_shards(mesh)
+    activations = tokens * config.model.flops_per_token(trainer.seq_len) / 1000
+    memory, rough = device_memory(), held + activations + 100 * tokens * trainer.grad_accum
+    if memory is not None and 2 * int(rough) > memory.total:
+        with jax.set_mesh(mesh):
+            state = jax.eval_shape(partial(fresh_state, config))  # on the mesh of the run
+            options = compiler_options(mesh, is_reproducible=trainer.reproducible)
+            batch = _first_batch(config, mesh)
+            compiled = compile_step(train_step_of(config), state, batch, options)
+            require_step_memory(compiled, is_state_held=False)
 
 
 def dry_run(
@@ -62,12 +135,11 @@ def dry_run(
     """
     console = console or PlainConsole(soft_wrap=True)
     show = partial(console.print, markup=False, highlight=False)
-    untried = check_inputs(config, is_hub_needed=False)
+    untried = _check_inputs(config, is_hub_needed=False)
     prepare_devices()
     state = abstract_arrays(partial(fresh_state, config))
     planned = planned_mesh(config.mesh)
-    check_mesh(config, state, planned)
-    check_start(config, state)
+    _check_state(config, state, planned)
     show(memory_table(state_parts(state), planned, listed=("params",)))
     show(group_table(state.params, state.params.param_groups(), config.optimizer))
     console.print(_fact_table(config, state, bytes_per_device(state, planned)))
@@ -81,10 +153,8 @@ def dry_run(
     except ConfigError as error:
         show(f"The step is not compiled: {error}")
         return
-    check_state_memory(state, mesh)
-    check_disk(config, state)
+    _check_room(config, state, mesh)
 
-    mp = Precision.parse(config.trainer.precision)
     with ExitStack() as stack:
         stack.enter_context(jax.set_mesh(mesh))
         if is_data_ready:
@@ -93,22 +163,159 @@ def dry_run(
                 show("The length of a stream is not known: no epochs are shown.")
             else:
                 console.print(forecast_table(loader.dataset.forecast(config.trainer.steps)))
-            show(kernel_report(config.model, loader, mp=mp, step=0).line())
+            show(kernel_report(config, loader, step=0).line())
             batch = loader.batch(0)
         else:
-            row_limits(config.model, config.data, seq_len=config.trainer.seq_len, mp=mp, mesh=mesh)
+            row_limits(config, mesh)
             show("The data is not built yet, so epochs are not known, and kernels are not checked.")
-            batch = empty_batch(config, mesh)
+            batch = _first_batch(config, mesh)
         started = time.perf_counter()
-        compiled = compile_abstract(config, fresh_state, train_step_of, batch, mesh)
+        state = jax.eval_shape(partial(fresh_state, config))  # on the mesh of the run
+        options = compiler_options(mesh, is_reproducible=config.trainer.reproducible)
+        compiled = compile_step(train_step_of(config), state, batch, options)
         text = f"The step compiles in {time.perf_counter() - started:.1f} s"
-        if (needed := step_memory(compiled)) is not None:
+        if (needed := _step_memory(compiled)) is not None:
             text += (
                 f" and takes {format_bytes(needed)} of each device, state, batch and activations "
                 "together"
             )
         show(f"{text}.")
         require_step_memory(compiled, is_state_held=False)
+
+
+def compile_step(train_step: Any, state: Any, batch: Any, options: Any) -> Any:
+    """The jitted step, compiled for a state and a batch (arrays or shapes).
+
+    Raises `ConfigError` for metrics that cannot be logged, before anything is compiled.
+    """
+    lowered = train_step.lower(state, batch)
+    require_metrics(lowered.out_info[1])
+    return lowered.compile(compiler_options=options)
+
+
+def require_step_memory(compiled: Any, *, is_state_held: bool) -> None:
+    """Raise `ConfigError` if a device has less memory than a compiled step takes of it.
+
+    `is_state_held`: the state and the batch are allocated already.
+    """
+    needed = _step_memory(compiled)
+    if needed is not None:
+        require_memory(
+            "a training step with its state, batch and activations",
+            needed,
+            held=int(compiled.memory_analysis().argument_size_in_bytes) if is_state_held else 0,
+            fix="lower train.batch_size and raise train.grad_accum by as much, use more devices "
+            "(mesh.data), set model.remat=block, or make the model smaller",
+        )
+
+
+def disk_need(config: Any, state: Any) -> DiskNeed:
+    """The disk that the checkpoints of a run with this state (shapes) take."""
+    one = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
+    return DiskNeed(one, *config.checkpoint.most_on_disk(config.trainer.steps))
+
+
+def check_disk(config: Any, state: Any) -> None:
+    """Raise `StorageError` if no checkpoint fits on the disk; warn if not all of them do."""
+    folder, need = join(config.output_path, CHECKPOINTS), disk_need(config, state)
+    free = require_space(folder, need.one)
+    # An earlier attempt may have written some of them.
+    missing = need.total - need.one * len(list_checkpoints(folder))
+    if free is not None and missing > free:
+        log.warning(
+            "%s has %s free, and the checkpoints of this run need up to %s more: raise "
+            "checkpoint.every, or lower checkpoint.keep_permanent or checkpoint.keep_temporary",
+            folder,
+            format_bytes(free),
+            format_bytes(missing),
+        )
+
+
+def _check_inputs(config: Any, *, is_hub_needed: bool) -> list[str]:
+    """Check what a run reads and imports; returns what was not tried, with the reason.
+
+    `is_hub_needed`: a hub that cannot be reached is an error.
+    """
+    model, trainer, data = config.model, config.trainer, config.data
+    require_installed(config.logging)
+    newest = latest_checkpoint(join(config.output_path, CHECKPOINTS))
+    # `load_checkpoint_path` is looked at when the run starts.
+    if newest is not None and trainer.load_checkpoint_path is None:
+        require_not_past(trainer.steps, newest)
+    if config.eval is not None:
+        config.eval.prefixes(has_average=trainer.ema_beta is not None)
+        if config.eval.harness is not None:
+            from chomp.training.harness import require_runnable_tasks  # noqa: PLC0415  # needs lm-eval
+
+            require_runnable_tasks(config.eval.harness, model, seq_len=trainer.seq_len)
+    untried, tokenizer = [], None
+    try:
+        tokenizer = early_tokenizer(data.tokenizer, is_patient=is_hub_needed)
+    except StorageError as error:
+        if is_hub_needed or data.tokenizer.kind != "hub":
+            raise
+        untried.append(f"whether the tokenizer's ids fit model.vocab_size: {error}")
+    if tokenizer is not None:
+        require_vocabulary(tokenizer.vocab_size, model)
+    streams = read_first_documents(data, tokenizer)
+    return untried + [f"a document of {name}, which is on a hub" for name in streams]
+
+
+def _check_state(config: Any, state: Any, mesh: Mesh | AbstractMesh) -> None:
+    """Raise for a state (shapes) or batches that the mesh cannot cut, and for what a new run
+    cannot begin with: first weights, a schedule that starts later.
+    """
+    trainer, start = config.trainer, config.optimizer.schedule_start
+    # First, since it names the fields of the config.
+    KernelShapes.of(config.model, seq_len=1).require_cut_by(mesh)
+    require_divisible(state, mesh)
+    require_even_batches(BatchSchedule(trainer.batch_size, trainer.grad_accum), mesh)
+    is_new = not list_checkpoints(join(config.output_path, CHECKPOINTS))
+    if is_new and trainer.initialize_from is not None:
+        name: Literal["params", "ema"] = "ema" if trainer.initialize_weights == "ema" else "params"
+        model = config_to_mapping(config.model)
+        require_weights(trainer.initialize_from, name, state.params, model=model)
+    require(
+        start == 0 or not is_new or trainer.load_checkpoint_path is not None,
+        f"optim.schedule_start={start} in a new run",
+        allowed="0, or the step of a checkpoint that the run continues from",
+        fix="leave it out, or name the folder of the run to continue",
+    )
+
+
+def _check_room(config: Any, state: Any, mesh: Mesh) -> int:
+    """Raise if no device or disk can hold the state; bytes per device with one gradient.
+
+    Activations come on top: only the compiled step knows them.
+    """
+    held = bytes_per_device(state_parts(state), mesh) + bytes_per_device(state.params, mesh)
+    require_memory("the train state with one gradient", held, fix=FIX_STATE)
+    check_disk(config, state)
+    return held
+
+
+def _first_batch(config: Any, mesh: Mesh) -> GrugLmExample:
+    """The shapes of the first step's batch, each row of one document; nothing is allocated."""
+    trainer = config.trainer
+    batches = BatchSchedule(trainer.batch_size, trainer.grad_accum)
+    shape = (trainer.grad_accum, batches.batch_size(0), trainer.seq_len)
+    sharding = NamedSharding(mesh, batch_spec(3, batch_axis=1))
+    rows = jax.ShapeDtypeStruct(shape, np.int32, sharding=sharding)
+    return GrugLmExample(
+        tokens=rows,
+        loss_weight=jax.ShapeDtypeStruct(shape, np.float32, sharding=sharding),
+        attn_mask=AttentionMask.causal(segment_ids=None if config.data.stream_semantics else rows),
+    )
+
+
+def _step_memory(compiled: Any) -> int | None:
+    """Bytes that a compiled step takes of each device; None where the compiler does not tell."""
+    used = compiled.memory_analysis()
+    if used is None:
+        return None
+    # The state is donated: the new one is written where the old one was.
+    outputs = max(used.output_size_in_bytes - used.alias_size_in_bytes, 0)
+    return int(used.argument_size_in_bytes + used.temp_size_in_bytes + outputs)
 
 
 def _fact_table(config: Any, state: Any, state_bytes: int) -> Table:

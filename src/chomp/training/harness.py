@@ -7,10 +7,7 @@ from collections.abc import Callable, Mapping
 from importlib.metadata import version
 from typing import Any
 
-from jax.sharding import Mesh
-
 from chomp.config import config_to_mapping
-from chomp.data import LmDataConfig
 from chomp.errors import require_at_most
 from chomp.evaluation.harness import (
     HarnessModel,
@@ -21,16 +18,14 @@ from chomp.evaluation.harness import (
     run_loaded_tasks,
     sampler,
 )
-from chomp.kernels.precision import Precision
 from chomp.mesh import is_first, raise_together
 from chomp.storage import join, make_folder, write_json_atomic
-from chomp.tokenize import Tokenizer
 from chomp.tracking import Tracker
 from chomp.tracking.metrics import LM_EVAL_TOTAL_TIME
 from chomp.tracking.record import strict_json
 from chomp.tracking.run_files import ARTIFACTS
 from chomp.training.evaluation import HarnessConfig
-from chomp.training.metadata import result_header
+from chomp.training.run_folder import result_header
 from chomp.training.setup import row_limits
 
 ARTIFACT_KIND = "lm_eval_output"  # what W&B is told of the file of results
@@ -56,30 +51,21 @@ class Harness:
     """The tasks of a config, loaded, for any weights of one model; compiled once."""
 
     def __init__(
-        self,
-        config: HarnessConfig,
-        scores_of: Callable[[Any, Any], Any],
-        *,
-        model: Any,
-        data: LmDataConfig,
-        seq_len: int,
-        mesh: Mesh,
-        mp: Precision,
-        tokenizer: Tokenizer,
+        self, config: HarnessConfig, scores_of: Callable[[Any, Any], Any], run: Any
     ) -> None:
-        """`scores_of` is the template's, `model` its config, `seq_len` its rows in training.
+        """`scores_of` is the template's, `run` has its config, mesh, mp and tokenizer.
 
         Raises here what can be wrong with a task: before hours of training.
         """
-        row_len = _row_len(config, model, seq_len)
-        limits = row_limits(model, data, seq_len=row_len, mp=mp, mesh=mesh)
-        self._config, self._mesh, self._mp, self._tokenizer = config, mesh, mp, tokenizer
+        self._config, self._run = config, run
+        row_len = _row_len(config, run.config.model, run.config.trainer.seq_len)
+        limits = row_limits(run.config, run.mesh, seq_len=row_len)
         self._scorer = RequestScorer(
             scores_of,
-            mesh=mesh,
+            mesh=run.mesh,
             batch_size=config.batch_size,
             row_len=row_len,
-            pad_id=tokenizer.eos_id,
+            pad_id=run.tokenizer.eos_id,
             counts_documents=limits.counts_documents,
         )
         self._tasks = None
@@ -96,37 +82,32 @@ class Harness:
 
     def results(self, weights: Any) -> HarnessResults:
         """The tasks' results on these weights. Every process calls it, and gets the same."""
+        run = self._run
         generate = sampler(
-            self._mp.for_compute(weights),
-            mesh=self._mesh,
-            tokenizer=self._tokenizer,
+            run.mp.for_compute(weights),
+            mesh=run.mesh,
+            tokenizer=run.tokenizer,
             batch_size=self._config.batch_size,
         )
-        model = HarnessModel(weights, self._scorer, tokenizer=self._tokenizer, generate=generate)
+        model = HarnessModel(weights, self._scorer, tokenizer=run.tokenizer, generate=generate)
         return run_loaded_tasks(model, self._tasks)
 
     def header(self, step: int, weights: str) -> dict[str, Any]:
         """What a file of results begins with: `weights` (`params` or `ema`) after `step` steps."""
+        run = self._run
         return {
-            **result_header(step, weights, tokenizer=self._tokenizer, mesh=self._mesh, mp=self._mp),
+            **result_header(step, weights, tokenizer=run.tokenizer, mesh=run.mesh, mp=run.mp),
             "harness": config_to_mapping(self._config),
             "lm_eval": version("lm_eval"),
         }
 
 
-def keep_results(
-    results: HarnessResults, header: Mapping[str, Any], tracker: Tracker, folder: str
-) -> str:
-    """Log the results at the last completed step, and write them to a file; returns its path.
-
-    `header` has the completed `step`s and the `seconds` that it took, among what the file begins
-    with. Of several processes, process 0 writes.
-    """
+def write_results(header: Mapping[str, Any], results: HarnessResults, folder: str) -> str:
+    """Write the results of a step into a run folder; returns the file's path."""
     path = join(folder, ARTIFACTS, f"{results_name(header['step'])}.json")
     if is_first():
         make_folder(join(folder, ARTIFACTS), inside=folder)
         write_json_atomic(path, strict_json({**header, **results.as_json()}))
-    log_results(results, header["seconds"], tracker, path, completed_steps=header["step"])
     return path
 
 
@@ -146,8 +127,6 @@ def log_results(
 
 
 def _row_len(config: HarnessConfig, model: Any, seq_len: int) -> int:
-    row_len = config.max_length or seq_len
-    require_at_most(
-        "harness.max_length (--max-length)", row_len, "model.max_seq_len", model.max_seq_len
-    )
+    row_len, limit = config.max_length or seq_len, model.max_seq_len
+    require_at_most("harness.max_length (--max-length)", row_len, "model.max_seq_len", limit)
     return row_len

@@ -47,42 +47,35 @@ class NonFiniteGuard:
 
     def __init__(self, policy: NonFinitePolicy, skipped_steps: int = 0) -> None:
         self.skipped_steps = skipped_steps  # of the whole run, earlier attempts included
+        self.stopped_by: str | None = None  # the bad step that ends the run under `stop`
         self._policy = policy
         self._in_a_row = 0
-        self._stopped_by: str | None = None
-
-    @property
-    def asks_to_stop(self) -> bool:
-        """Whether a bad step came under the policy `stop`."""
-        return self._stopped_by is not None
 
     def is_good(self, step: int, values: Mapping[str, float]) -> bool:
         """Whether a step was applied; raises `NonFiniteError` where the run is to end.
 
         Judges the loss and the gradient norm, as the device does, and no other metric.
         """
-        judged = (metrics.TRAIN_LOSS, metrics.GRAD_NORM)
-        judged_values = {name: values[name] for name in judged if name in values}
-        if all(math.isfinite(value) for value in judged_values.values()):
+        judged = {k: values[k] for k in (metrics.TRAIN_LOSS, metrics.GRAD_NORM) if k in values}
+        if all(map(math.isfinite, judged.values())):
             self._in_a_row = 0
             return True
         self.skipped_steps += 1
         self._in_a_row += 1
-        bad = ", ".join(f"{name}={value}" for name, value in judged_values.items())
-        bad = f"step {step} gave {bad}"
+        bad = f"step {step} gave {', '.join(f'{name}={value}' for name, value in judged.items())}"
         if self._policy == "raise":
             raise _error(bad, "; no checkpoint holds that step")
         if self._in_a_row >= MAX_SKIPS_IN_A_ROW:
             raise _error(f"{bad}, as did the {MAX_SKIPS_IN_A_ROW - 1} steps before it")
         if self._policy == "stop":
-            self._stopped_by = self._stopped_by or bad
+            self.stopped_by = self.stopped_by or bad
         log.warning("%s: the update was skipped (%d so far)", bad, self.skipped_steps)
         return False
 
-    def stop_error(self, saved_at: str) -> NonFiniteError:
-        """The error that ends a run under `stop`, once the last good state is saved."""
-        assert self._stopped_by is not None, "only a run that was asked to stop ends so"
-        return _error(self._stopped_by, f"; the state without that step is saved at {saved_at}")
+    def raise_if_stopped(self, saved_at: str) -> None:
+        """Raise `NonFiniteError` after a bad step under `stop`; the last good state is saved."""
+        if self.stopped_by is not None:
+            raise _error(self.stopped_by, f"; the state without that step is saved at {saved_at}")
 
 
 def _error(given: str, saved: str = "") -> NonFiniteError:

@@ -1,4 +1,4 @@
-"""Where a run begins: at a checkpoint that is proven to be its own, or at step 0.
+"""Whether a run may go on from a checkpoint: the same data, in the same order, on its schedule.
 
 The data's fingerprint proves that the stores are the same. Hashes of the next few batches prove
 that order, mixture and masks still come out of them as they did, whatever version of the code reads
@@ -6,76 +6,41 @@ them now. A stream cannot be read ahead: there its position is hashed.
 """
 
 import hashlib
-import logging
-from collections.abc import Callable, Mapping
-from functools import partial
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from jax.sharding import Mesh
 
-from chomp.checkpoint import (
-    CheckpointMetadata,
-    Resume,
-    StepFolder,
-    list_checkpoints,
-    restore_latest_or_initialize,
-)
+from chomp.checkpoint import CheckpointMetadata, StepFolder, list_checkpoints
 from chomp.config import fingerprint
 from chomp.data import BatchSchedule, Mixture, TrainLoader
 from chomp.data.mixture import first_difference
 from chomp.data.store.token_store import MANIFEST, read_manifest
 from chomp.errors import CheckpointError
-from chomp.storage import exists, join, parent_of
-from chomp.training.run_folder import RunFolder
+from chomp.executor.status import read_info
+from chomp.storage import exists, is_local, join, parent_of
 
 # Enough to notice another order, and cheap: a batch of 32 x 1024 tokens takes about 1 ms.
 _HASHED_BATCHES = 2
 
-log = logging.getLogger(__name__)
 
+def without_prefix(config: Any, folder: str) -> Any:
+    """The config with `train.initialize_from` relative to the output prefix that it lies in.
 
-def starting_point(
-    config: Any,
-    fresh_state: Callable[[], Any],
-    *,
-    metadata: CheckpointMetadata,
-    folder: RunFolder,
-    loader: TrainLoader,
-    mesh: Mesh,
-) -> Resume[Any]:
-    """The newest checkpoint that can be trusted, or what `fresh_state` makes; the loader follows.
-
-    `metadata` is the run as it is now. Raises `CheckpointError` for a checkpoint of another run,
-    other data, or other next batches; before `optim.schedule_start`; and past `train.steps`.
+    Moving all outputs to another prefix makes no run another one.
     """
-    schedule_start = config.optimizer.schedule_start
-
-    def prove(found: StepFolder) -> None:
-        _require_reached(schedule_start, found)
-        require_not_past(config.trainer.steps, found)
-        loader.restore_streams(found.metadata.stream_states)
-        require_same_batches(loader, found, total_steps=config.trainer.steps)
-
-    beginning = restore_latest_or_initialize(
-        folder.checkpoints,
-        fresh_state,
-        about=metadata,
-        mesh=mesh,
-        config=config,
-        settings=config.trainer,
-        data_offset_at=loader.batches.examples_before,
-        past_fingerprint=partial(past_fingerprint, loader),
-        proof=prove,
-    )
-    _require_reached(schedule_start, beginning.found)
-    if beginning.found is None and folder.attempt > 1:
-        path, attempt = folder.checkpoints, folder.attempt
-        log.warning("%s has no checkpoint: attempt %d starts at step 0", path, attempt)
-    else:
-        place = "step 0" if beginning.found is None else beginning.found.path
-        log.info("starting from %s (%s)", place, beginning.reason)
-    return beginning
+    source, info = config.trainer.initialize_from, read_info(folder)
+    if source is None or info is None or not is_local(source):
+        return config
+    prefix = re.fullmatch(rf"(.*)/{re.escape(info.name)}-[0-9a-f]{{12}}", os.path.abspath(folder))
+    path = os.path.abspath(source)
+    if prefix is None or not path.startswith(f"{prefix[1]}/"):
+        return config
+    inside = f"<prefix>{path.removeprefix(prefix[1])}"
+    return replace(config, trainer=replace(config.trainer, initialize_from=inside))
 
 
 def next_batch_hashes(
@@ -90,8 +55,16 @@ def next_batch_hashes(
     """
     if stream_states is not None:
         return [fingerprint(stream_states)]
-    steps = range(completed_steps, min(completed_steps + _HASHED_BATCHES, total_steps))
-    return [_batch_hash(loader, step) for step in steps]
+    hashes = []
+    for step in range(completed_steps, min(completed_steps + _HASHED_BATCHES, total_steps)):
+        batch, digest = loader.host_batch(step), hashlib.sha256()
+        for array in (batch.tokens, batch.loss_weight, batch.attn_mask.segment_ids):
+            if array is not None:
+                rows = np.ascontiguousarray(array).reshape(-1, array.shape[-1])
+                digest.update(f"{rows.dtype} {rows.shape}".encode())
+                digest.update(rows.data)
+        hashes.append(digest.hexdigest())
+    return hashes
 
 
 def past_fingerprint(loader: TrainLoader, saved: CheckpointMetadata) -> str:
@@ -167,7 +140,8 @@ def require_not_past(steps: int, found: StepFolder) -> None:
     )
 
 
-def _require_reached(schedule_start: int, found: StepFolder | None) -> None:
+def require_schedule_start(schedule_start: int, found: StepFolder | None) -> None:
+    """Raise `CheckpointError` for a start before the schedule's; None: a start at step 0."""
     step = 0 if found is None else found.metadata.step
     if schedule_start > step:
         begins = "a run that starts at step 0" if found is None else found.path
@@ -189,14 +163,3 @@ def _past_mixture(config: Mapping[str, Any]) -> Mixture:
         (batches.examples_before(stage["start_step"]), stage["weights"]) for stage in data["stages"]
     ]
     return Mixture(stages or {name: part["weight"] for name, part in data["components"].items()})
-
-
-def _batch_hash(loader: TrainLoader, step: int) -> str:
-    batch = loader.host_batch(step)
-    digest = hashlib.sha256()
-    for array in (batch.tokens, batch.loss_weight, batch.attn_mask.segment_ids):
-        if array is not None:
-            rows = np.ascontiguousarray(array).reshape(-1, array.shape[-1])
-            digest.update(f"{rows.dtype} {rows.shape}".encode())
-            digest.update(rows.data)
-    return digest.hexdigest()

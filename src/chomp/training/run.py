@@ -7,29 +7,32 @@ import logging
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 
-from chomp.checkpoint import Checkpointer
-from chomp.config import validated
-from chomp.data import GrugLmExample, TrainedTexts, iter_from_step
+from chomp.checkpoint import (
+    Checkpointer,
+    CheckpointMetadata,
+    StepFolder,
+    restore_latest_or_initialize,
+)
+from chomp.config import config_hash, config_to_mapping, validated
+from chomp.data import GrugLmExample, iter_from_step
 from chomp.errors import ChompError, HookError, NonFiniteError, RunInterrupted, require
 from chomp.kernels.precision import Precision
-from chomp.mesh import compiler_options, create_mesh, is_first, prepare_devices, require_fits_mesh
-from chomp.storage import join
-from chomp.tracking.run_files import TEMPLATE, sources_hash, template_sources
-from chomp.training.check import compile_step, require_step_memory
+from chomp.mesh import compiler_options, create_mesh, prepare_devices, require_fits_mesh
+from chomp.storage.secrets import without_secrets
+from chomp.training import resume
+from chomp.training.dry_run import compile_step, require_step_memory
 from chomp.training.evaluation import build_evaluators, build_tagged_eval_callback
-from chomp.training.metadata import checkpoint_metadata, derived_values
 from chomp.training.nonfinite import NonFiniteGuard
-from chomp.training.profiler import Profiler, TracedClock
-from chomp.training.resume import next_batch_hashes, starting_point
-from chomp.training.run_folder import RunFolder
-from chomp.training.samples import Samples, prompt_texts
+from chomp.training.profiler import traced_steps
+from chomp.training.run_folder import RunFolder, derived_values, environment
+from chomp.training.samples import Samples
 from chomp.training.setup import (
     open_data,
     parameter_count,
@@ -48,8 +51,7 @@ TrainStep = Callable[[Any, GrugLmExample], tuple[Any, Mapping[str, Any]]]
 """A template's step: the state and a batch give the next state and metrics."""
 
 
-@dataclass(frozen=True)
-class _ScheduledHook:
+class _ScheduledHook(NamedTuple):
     function: Hook
     every: int | None  # steps
     at_end: bool
@@ -82,67 +84,92 @@ class Run:
         self.mesh = create_mesh(config.mesh)
         self.config = config = with_reproducible_attention(config, self.mesh)
         self.mp = Precision.parse(config.trainer.precision)
-        self.folder = stack.enter_context(RunFolder.open(config.output_path, config.logging))
+        self.folder = folder = stack.enter_context(
+            RunFolder.open(config.output_path, config.logging)
+        )
         stack.enter_context(jax.set_mesh(self.mesh))
         self._signals = stack.enter_context(StopSignal())
         self._stack = stack
 
         # What the run reads.
-        data = open_data(config, self.mesh)
-        self.tokenizer, self.loader = data.tokenizer, stack.enter_context(closing(data.loader))
-        self.eval_datasets = data.eval_datasets
+        self.tokenizer, self.loader, self.eval_datasets = open_data(config, self.mesh)
+        loader = stack.enter_context(closing(self.loader))
         make_state = partial(fresh_state, config)
         require_fits_mesh(make_state, self.mesh)  # before anything is allocated
 
-        # The state to go on from.
-        metadata = checkpoint_metadata(
-            config,
-            self.folder.path,
-            attempt=self.folder.attempt,
-            loader=self.loader,
-            tokenizer=self.tokenizer,
-            mesh=self.mesh,
+        # The state to go on from: the newest checkpoint that can be trusted, or a fresh one.
+        self._total_steps = total_steps = config.trainer.steps
+        schedule_start = config.optimizer.schedule_start
+        compared = resume.without_prefix(config, folder.path)
+        metadata = CheckpointMetadata(
+            step=0,
+            run_id=config.run_id,
+            attempt=folder.attempt,
+            config_hash=config_hash(compared),
+            config=without_secrets(config_to_mapping(compared)),
+            data_fingerprint=loader.dataset.fingerprint(),
+            data_offset=0,
+            tokens_seen=0,
+            tokenizer_hash=self.tokenizer.content_hash,
+            mesh=dict(self.mesh.shape),
+            environment=environment(),
         )
-        beginning = starting_point(
-            config,
+
+        def prove(found: StepFolder) -> None:
+            resume.require_schedule_start(schedule_start, found)
+            resume.require_not_past(total_steps, found)
+            loader.restore_streams(found.metadata.stream_states)
+            resume.require_same_batches(loader, found, total_steps=total_steps)
+
+        beginning = restore_latest_or_initialize(
+            folder.checkpoints,
             make_state,
-            metadata=metadata,
-            folder=self.folder,
-            loader=self.loader,
+            about=metadata,
             mesh=self.mesh,
+            config=config,
+            settings=config.trainer,
+            data_offset_at=loader.batches.examples_before,
+            past_fingerprint=partial(resume.past_fingerprint, loader),
+            proof=prove,
         )
-        self.state = beginning.state
-        before = metadata if beginning.found is None else beginning.found.metadata
+        found, self.state = beginning.found, beginning.state
+        resume.require_schedule_start(schedule_start, found)
+        if found is None and folder.attempt > 1:
+            path, attempt = folder.checkpoints, folder.attempt
+            log.warning("%s has no checkpoint: attempt %d starts at step 0", path, attempt)
+        else:
+            place = "step 0" if found is None else found.path
+            log.info("starting from %s (%s)", place, beginning.reason)
+
         # Only now: a config that was refused must not describe what the folder holds.
-        self.folder.describe(
-            config, template=template, tokenizer=self.tokenizer, derived=derived_values(config)
-        )
-        # The hash of the copy: the original may be edited while the run trains.
-        copy = join(self.folder.path, TEMPLATE)
-        template_hash = sources_hash(template_sources(copy)) if is_first() else ""
-        metadata = replace(metadata, continues=beginning.continues, template_hash=template_hash)
+        derived = derived_values(config)
+        folder.describe(config, template=template, tokenizer=self.tokenizer, derived=derived)
         self._signals.raise_if_received()  # before minutes of compiling
 
         # What watches the loop and keeps its results.
         self._completed = int(self.state.step)
-        self._total_steps = config.trainer.steps
-        steps = range(self._completed, self._total_steps)
-        self.clock = TracedClock() if config.trainer.profiler.enabled else LoopClock()
+        steps = range(self._completed, total_steps)
+        max_steps = config.trainer.max_steps  # of this start, which ends then as by a signal
+        self._last_of_start = None if max_steps is None else steps.start + max_steps
+        before = metadata if found is None else found.metadata
+        self.clock = LoopClock()
         self._guard = NonFiniteGuard(config.trainer.nonfinite_policy, before.skipped_steps)
-        self._sync = SaveStopSync(max_steps=config.trainer.max_steps)
+        self._sync = SaveStopSync()
         self._hooks: list[_ScheduledHook] = []
-        report = start_report(config, self.loader, self.state, steps=steps)
-        self._checkpointer = Checkpointer(self.folder.checkpoints, config.checkpoint, metadata)
+        report = start_report(config, loader, self.state, steps=steps)
+        self._checkpointer = Checkpointer(
+            folder.checkpoints,
+            config.checkpoint,
+            replace(metadata, continues=beginning.continues, template_hash=folder.template_hash()),
+        )
         self.tracker = stack.enter_context(
-            self.folder.tracker(
-                config.logging, total_steps=self._total_steps, start_step=self._completed
-            )
+            folder.tracker(config.logging, total_steps=total_steps, start_step=steps.start)
         )
         stack.enter_context(self._checkpointer)
         self.tracker.log_summary(report)
         self._step_log = StepLog(
             config,
-            self.loader,
+            loader,
             self.tracker,
             clock=self.clock,
             guard=self._guard,
@@ -195,46 +222,27 @@ class Run:
         On the averaged weights, where there are any. `scores_of(params, batch)` gives losses, and
         whether each next token was the likeliest one.
         """
-        from chomp.training.harness import Harness, keep_results  # noqa: PLC0415  # needs lm-eval
+        from chomp.training import harness as room  # noqa: PLC0415  # needs lm-eval
 
-        tasks = Harness(
-            self.config.eval.harness,
-            scores_of,
-            model=self.config.model,
-            data=self.config.data,
-            seq_len=self.config.trainer.seq_len,
-            mesh=self.mesh,
-            mp=self.mp,
-            tokenizer=self.tokenizer,
-        )
+        tasks = room.Harness(self.config.eval.harness, scores_of, self)
 
         def harness(state: Any, completed: int) -> None:
             start = time.perf_counter()
             results = tasks.results(_best_weights(state))
             seconds = time.perf_counter() - start
-            name = "params" if state.ema_params is None else "ema"
-            header = {**tasks.header(completed, name), "seconds": seconds}
-            keep_results(results, header, self.tracker, self.folder.path)
+            weights = "params" if state.ema_params is None else "ema"
+            header = {**tasks.header(completed, weights), "seconds": seconds}
+            path = room.write_results(header, results, self.folder.path)
+            room.log_results(results, seconds, self.tracker, path, completed_steps=completed)
 
         return harness
 
     def sampling(self) -> Hook:
         """A hook that writes samples as `config.samples` says, into the run folder.
 
-        Prompts are held-out documents of the first component that has any; training documents if
-        none has, with a warning.
+        By the averaged weights, where there are any.
         """
-        config = self.config.samples
-        samples = Samples(
-            config,
-            config.lengths_for(self.config.model, seq_len=self.config.trainer.seq_len),
-            prompt_texts(self.eval_datasets, TrainedTexts(self.config.data, self.tokenizer)),
-            self.tokenizer,
-            self.tracker,
-            folder=self.folder,
-            mesh=self.mesh,
-            mp=self.mp,
-        )
+        samples = Samples(self)
 
         def sampling(state: Any, completed: int) -> None:
             samples.write(_best_weights(state), completed)
@@ -279,17 +287,15 @@ class Run:
 
     def _steps(self) -> Generator[tuple[int, GrugLmExample], None, None]:
         start = self._completed
-        profiler = Profiler(self.config, self.clock, start_step=start)
         self.clock.read()  # the time of setting up belongs to no step
         with (
             closing(iter_from_step(self.loader, start, self._total_steps)) as batches,
-            profiler,
+            closing(traced_steps(self.config, self.clock, start_step=start)) as steps,
         ):
-            for step in range(start, self._total_steps):
-                with profiler.step(step):
-                    with self.clock.phase("loading"):
-                        batch = next(batches)
-                    yield step, batch
+            for step in steps:
+                with self.clock.phase("loading"):
+                    batch = next(batches)
+                yield step, batch
                 if self._completed != step + 1:
                     raise ChompError(
                         f"a loop that took the batch of step {step + 1} without after_step({step})",
@@ -315,16 +321,21 @@ class Run:
                 with self.clock.phase("hook"):
                     self._call(hook.function)
         # By all processes together: a clock or a signal is one process's own.
-        decision = self._sync.after(completed, self._checkpointer, self._signals)
-        if decision.is_save_due or self._guard.asks_to_stop:
+        is_save_due, cause = self._sync.decide(
+            completed,
+            wants_save=self._checkpointer.is_due(completed),
+            must_save=self._checkpointer.is_permanent(completed),
+            stop=self._signals.received,
+        )
+        stops = cause is not None or completed == self._last_of_start
+        if is_save_due or stops or self._guard.stopped_by:
             self._step_log.flush()  # a step that ends the run ends it here, before it is saved
             with self.clock.phase("checkpoint"):
                 self._save()
-        if self._guard.asks_to_stop:
-            raise self._guard.stop_error(self._checkpointer.wait())
-        if decision.stop and not is_last:
-            saved_at = self._checkpointer.wait()
-            raise self._signals.interruption(saved_at, agreed=decision.stop)
+        if self._guard.stopped_by:
+            self._guard.raise_if_stopped(self._checkpointer.wait())
+        if stops and not is_last:
+            raise self._signals.interruption(self._checkpointer.wait(), cause)
 
     def finish(self, state: Any) -> None:
         """Save the last state for good, then call the hooks that are due at the end."""
@@ -332,8 +343,7 @@ class Run:
         self._step_log.flush()
         self._save()  # first: what follows may fail
         saved_at = self._checkpointer.wait()
-        if self._guard.asks_to_stop:  # the last step was bad
-            raise self._guard.stop_error(saved_at)
+        self._guard.raise_if_stopped(saved_at)  # the last step was bad
         for hook in self._hooks:
             if hook.at_end:
                 self._signals.raise_if_received(saved_at)  # the same command does what is left
@@ -366,12 +376,13 @@ class Run:
         """Begin to save the state: after the last step for good."""
         completed, loader = self._completed, self.loader
         streams = loader.stream_states(completed)  # where sources without random access stand
+        hashes = partial(resume.next_batch_hashes, loader, completed, self._total_steps, streams)
         self._checkpointer.save(
             self.state,
             step=completed,
             data_offset=loader.batches.examples_before(completed),
             stream_states=streams,
-            next_batches=partial(next_batch_hashes, loader, completed, self._total_steps, streams),
+            next_batches=hashes,
             tokens_seen=self._step_log.tokens_seen,
             skipped_steps=self._guard.skipped_steps,
             is_final=completed == self._total_steps,

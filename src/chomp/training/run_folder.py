@@ -1,4 +1,4 @@
-"""A run's folder: what it was made of, its record, samples and checkpoints.
+"""A run's folder: what the run was made of, its record, samples and checkpoints.
 
 config_original.yaml config_resolved.json template/ tokenizer/
 metrics.jsonl train.log tensorboard/ samples/ checkpoints/ report/
@@ -9,71 +9,35 @@ others show their warnings and write nothing.
 
 import logging
 import os
+import platform
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from chomp.checkpoint import CHECKPOINTS
+import jax
+from jax.sharding import Mesh
+
+import chomp
+from chomp import storage, tracking
 from chomp.config import config_to_mapping, config_to_yaml
-from chomp.errors import RunInterrupted, StorageError, require
+from chomp.data import BatchSchedule
+from chomp.data.store.token_store import read_manifest
+from chomp.errors import ConfigError, RunInterrupted, StorageError, require
+from chomp.kernels.precision import Precision
 from chomp.mesh import broadcast, is_first, leave_on_error, raise_together
 from chomp.report.payload import page_of_run, remove_run_page, write_run_page
-from chomp.storage import (
-    exists,
-    is_local,
-    join,
-    make_folder,
-    name_of,
-    read_text,
-    remove_tree,
-    write_bytes_atomic,
-    write_json_atomic,
-    write_text_atomic,
-)
+from chomp.storage import join
 from chomp.storage.files import MAX_TEXT_BYTES, require_links_inside
 from chomp.storage.paths import require_plain_path
 from chomp.tokenize import Tokenizer, save_tokenizer
-from chomp.tracking import (
-    CompositeTracker,
-    ConsoleTracker,
-    JsonlTracker,
-    LoggingConfig,
-    NoopTracker,
-    RunFacts,
-    Tracker,
-    last_attempt,
-    logged_to,
-    metrics,
-    new_wandb_id,
-    open_sinks,
-    recorded_rows,
-    recorded_summary,
-    redacted,
-    require_installed,
-    wants_wandb,
-    without_secrets,
-)
-from chomp.tracking.run_files import (
-    ARTIFACTS,
-    DERIVED,
-    FINISHED,
-    ORIGINAL_CONFIG,
-    PIECE_FINISHED,
-    PROFILER,
-    REPORT,
-    RESOLVED_CONFIG,
-    SAMPLES,
-    TEMPLATE,
-    TOKENIZER,
-    eval_prefix_in,
-    remember_template,
-    resolved_config,
-    sample_file,
-    sources_hash,
-    template_sources,
-)
+from chomp.tracking import LoggingConfig, Tracker, metrics, run_files
+from chomp.variants.checkout import checkout_root, described_head
+
+_LIBRARIES = ("jax", "jaxlib", "numpy", "optax", "equinox", "orbax-checkpoint")
 
 _logger = logging.getLogger(__name__)
 
@@ -83,6 +47,84 @@ def default_run_id(variant: str) -> str:
     run_id = os.environ.get("GRUG_RUN_ID") or variant
     ferry_date = os.environ.get("FERRY_DATE")
     return f"{run_id}-{ferry_date}" if ferry_date else run_id
+
+
+# ---- What files of a run say about it --------------------------------------------------------
+
+
+def environment() -> dict[str, Any]:
+    """Versions, and the core and device counts on which results depend bit for bit."""
+    # The cores that this process may use, where the system can tell (Linux).
+    has_affinity = hasattr(os, "sched_getaffinity")
+    return {
+        "python": platform.python_version(),
+        "chomp": chomp.__version__,  # not from an install: a checkout on the path has none
+        **{name: version(name) for name in _LIBRARIES},
+        "cores": len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1,
+        "devices": jax.device_count(),
+        "device_kind": jax.devices()[0].device_kind,
+        "processes": jax.process_count(),
+    }
+
+
+def environment_summary() -> dict[str, Any]:
+    """The environment of an attempt as values of its record, with the commit of the checkout."""
+    values = environment()
+    with suppress(ConfigError):  # an installed library has no checkout
+        values["commit"] = described_head(checkout_root(Path(chomp.__file__).parent))
+    known = {name: value for name, value in values.items() if value is not None}
+    return {metrics.name_from(metrics.ENVIRONMENT, name): known[name] for name in known}
+
+
+def result_header(
+    step: int, weights: str, *, tokenizer: Tokenizer, mesh: Mesh, mp: Precision
+) -> dict[str, Any]:
+    """What every file of results begins with: which weights, and what computed the results.
+
+    `step` counts completed steps; `weights` is `params`, `ema` or `both`. The loop and the commands
+    write it alike.
+    """
+    return {
+        "step": step,
+        "weights": weights,
+        "tokenizer_hash": tokenizer.content_hash,
+        "precision": asdict(mp),  # bfloat16 gives other digits than float32
+        "mesh": dict(mesh.shape),  # sums over more devices round differently, in the last digits
+        "time": time.time(),
+        "versions": environment(),
+    }
+
+
+def derived_values(config: Any) -> dict[str, Any]:
+    """What follows from a run's config, for `config_resolved.json`, by section.
+
+    The stores of the config must be built.
+    """
+    trainer, components = config.trainer, config.data.components
+    schedule = config.optimizer.schedule(trainer.steps)
+    batches = BatchSchedule(trainer.batch_size, trainer.grad_accum)
+    return {
+        "optim": {
+            "warmup_steps_effective": schedule.warmup_steps,
+            "decay_steps_effective": schedule.decay_steps,
+        },
+        "train": {
+            "data_seed_effective": trainer.seed if trainer.data_seed is None else trainer.data_seed,
+            "total_tokens": batches.examples_before(trainer.steps) * trainer.seq_len,
+            "flops_per_token": config.model.flops_per_token(trainer.seq_len),
+        },
+        # A path may hold other data by the time somebody evaluates the run again.
+        "data": {
+            "held_out_hashes": {
+                name: read_manifest(part.validation_store).fingerprint()
+                for name, part in sorted(components.items())
+                if part.validation_store is not None
+            }
+        },
+    }
+
+
+# ---- The folder ------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -104,18 +146,20 @@ class RunFolder:
         with leave_on_error():
             with raise_together("opening the run folder"):
                 if is_first():
-                    _prepare(path, config)
+                    _make(path, config)
             has_log = is_first() and config.log_file is not None
-            with logged_to(join(path, str(config.log_file)) if has_log else None, config.level):
+            log_file = join(path, str(config.log_file)) if has_log else None
+            with tracking.logged_to(log_file, config.level):
                 with raise_together("reading the record"):
-                    record = join(path, config.metrics_file)
-                    attempt = last_attempt(record) + 1 if is_first() else 0
+                    record, attempt = join(path, config.metrics_file), 0
+                    if is_first():
+                        attempt = tracking.last_attempt(record) + 1
                 yield RunFolder(path, broadcast("attempt", attempt))
 
     @property
     def checkpoints(self) -> str:
         """The folder of the run's checkpoints."""
-        return join(self.path, CHECKPOINTS)
+        return join(self.path, run_files.CHECKPOINTS)
 
     def describe(
         self,
@@ -128,42 +172,50 @@ class RunFolder:
         """Write what the run is made of: config, the template's own source, tokenizer.
 
         The original config is `logging.original_config`, the file that the run was started with,
-        or else `config` as YAML. `derived` follows from the config and is kept for readers.
+        or else `config` as YAML; one that was there before attempt 3 and differs is kept as
+        config_original.before-3.yaml. `derived` follows from the config and is kept for readers.
         """
         if not is_first():
             return
-        original = config.logging.original_config
-        self._write_original(redacted(original or config_to_yaml(config)))
+        text = tracking.redacted(config.logging.original_config or config_to_yaml(config))
+        path = join(self.path, run_files.ORIGINAL_CONFIG)
+        aside = join(self.path, f"config_original.before-{self.attempt}.yaml")
+        before = text
+        if storage.exists(path):
+            before = storage.read_text(path, max_bytes=MAX_TEXT_BYTES)
+        # A start that failed before its first row had this same number, and trained nothing.
+        if before != text and not storage.exists(aside):
+            storage.write_text_atomic(aside, before)
+        storage.write_text_atomic(path, text)
+
         resolved = config_to_mapping(config)
         resolved["logging"].pop("original_config")
-        resolved |= {} if derived is None else {DERIVED: dict(derived)}
-        write_json_atomic(join(self.path, RESOLVED_CONFIG), without_secrets(resolved))
-        copy = join(self.path, TEMPLATE)
-        make_folder(copy, inside=self.path)
-        sources = template_sources(template)
+        if derived is not None:
+            resolved[run_files.DERIVED] = dict(derived)
+        resolved_path = join(self.path, run_files.RESOLVED_CONFIG)
+        storage.write_json_atomic(resolved_path, tracking.without_secrets(resolved))
+
+        copy = join(self.path, run_files.TEMPLATE)
+        storage.make_folder(copy, inside=self.path)
+        sources = run_files.template_sources(template)
         # The copy is the template and nothing else, whatever an earlier attempt left there.
         for stale in Path(copy).glob("*.py"):
             if stale.is_dir() and not stale.is_symlink():
-                remove_tree(stale)
+                storage.remove_tree(stale)
             elif stale.stem not in sources:
                 stale.unlink()
         for name, source in sources.items():
-            write_bytes_atomic(join(copy, f"{name}.py"), source)
+            storage.write_bytes_atomic(join(copy, f"{name}.py"), source)
         # By the bytes that run now: others may write into the folder.
-        remember_template(sources_hash(sources))
-        save_tokenizer(tokenizer, join(self.path, TOKENIZER))
+        run_files.remember_template(run_files.sources_hash(sources))
+        save_tokenizer(tokenizer, join(self.path, run_files.TOKENIZER))
 
-    def _write_original(self, text: str) -> None:
-        """Write config_original.yaml; another one that was there before attempt 3 is kept as
-        config_original.before-3.yaml.
-        """
-        path = join(self.path, ORIGINAL_CONFIG)
-        before = read_text(path, max_bytes=MAX_TEXT_BYTES) if exists(path) else text
-        aside = join(self.path, f"config_original.before-{self.attempt}.yaml")
-        # A start that failed before its first row had this same number, and trained nothing.
-        if before != text and not exists(aside):
-            write_text_atomic(aside, before)
-        write_text_atomic(path, text)
+    def template_hash(self) -> str:
+        """The hash of the copied template; the original may be edited while the run trains."""
+        if not is_first():
+            return ""
+        copy = join(self.path, run_files.TEMPLATE)
+        return run_files.sources_hash(run_files.template_sources(copy))
 
     @contextmanager
     def tracker(
@@ -175,52 +227,62 @@ class RunFolder:
         removed: it would look like that of a run that has finished.
         """
         if not is_first():
-            yield NoopTracker()
+            yield tracking.NoopTracker()
             return
+        page = page_of_run(self.path)
         try:
             remove_run_page(self.path)
         except (OSError, StorageError) as error:
-            page = page_of_run(self.path)
             _logger.warning("%s is of an earlier attempt and could not be removed: %s", page, error)
-        record = JsonlTracker(join(self.path, config.metrics_file), attempt=self.attempt)
+        path = join(self.path, config.metrics_file)
+        record = tracking.JsonlTracker(path, attempt=self.attempt)
         sinks = self._remote_sinks(config, record)
         if config.console:  # making one draws its bar on a terminal
-            console = ConsoleTracker(
+            console = tracking.ConsoleTracker(
                 total_steps,
                 start_step=start_step,
                 has_bar=config.console_use_rich,
-                eval_prefix=eval_prefix_in(resolved_config(self.path)),
+                eval_prefix=run_files.eval_prefix_in(run_files.resolved_config(self.path)),
             )
             sinks.insert(0, console)  # its bar is gone while the others are waited for
-        tracker = CompositeTracker(record, sinks)
-        outcome = FINISHED
+        tracker = tracking.CompositeTracker(record, sinks)
+        outcome = run_files.FINISHED
         try:
             yield tracker
         except BaseException as error:
             is_planned = isinstance(error, RunInterrupted) and error.exit_code == 0
-            outcome = PIECE_FINISHED if is_planned else type(error).__name__
+            outcome = run_files.PIECE_FINISHED if is_planned else type(error).__name__
             raise
         finally:
             # If the record cannot be written, that is what ended the run.
             with suppress(StorageError):
                 tracker.log_summary({metrics.RUN_OUTCOME: outcome})
             tracker.finish()
-            if outcome == FINISHED:
-                _write_page(self.path)
+            if outcome == run_files.FINISHED:
+                try:
+                    write_run_page(self.path)
+                except Exception:  # the run is done: its page must not make it fail
+                    _logger.warning(
+                        "the run is done, but its page could not be written to %s; `chomp report "
+                        "%s` tries again",
+                        page,
+                        self.path,
+                        exc_info=True,
+                    )
 
     def _remote_sinks(self, config: LoggingConfig, record: Tracker) -> list[Tracker]:
-        settings = resolved_config(self.path)
+        settings = run_files.resolved_config(self.path)
         run_id = settings.get("run_id")
-        name = run_id if isinstance(run_id, str) and run_id else name_of(self.path)
+        name = run_id if isinstance(run_id, str) and run_id else storage.name_of(self.path)
         wandb_id, rows_before = None, 0
-        if wants_wandb(config.wandb):
+        if tracking.wants_wandb(config.wandb):
             path = join(self.path, config.metrics_file)
-            recorded_id = recorded_summary(path).get(metrics.WANDB_RUN_ID)
-            rows_before = recorded_rows(path)
-            wandb_id = recorded_id or new_wandb_id(name)
-            if recorded_id is None:  # in the record, so that the next attempt continues the same
+            rows_before = tracking.recorded_rows(path)
+            wandb_id = tracking.recorded_summary(path).get(metrics.WANDB_RUN_ID)
+            if wandb_id is None:  # into the record, so that the next attempt continues the same
+                wandb_id = tracking.new_wandb_id(name)
                 record.log_summary({metrics.WANDB_RUN_ID: wandb_id})
-        run = RunFacts(
+        run = tracking.RunFacts(
             folder=self.path,
             name=name,
             attempt=self.attempt,
@@ -233,45 +295,33 @@ class RunFolder:
             if address and config.console:
                 print(f"W&B: {address}", flush=True)  # not by rich, which would write into the bar
 
-        sinks = open_sinks(config, run, on_address=show_address)
-        original = join(self.path, ORIGINAL_CONFIG)
-        for sink in sinks if exists(original) else []:
+        sinks = tracking.open_sinks(config, run, on_address=show_address)
+        original = join(self.path, run_files.ORIGINAL_CONFIG)
+        for sink in sinks if storage.exists(original) else []:
             sink.log_artifact(original, name="config", kind="config")
         return sinks
 
     def write_sample(self, step: int, text: str) -> str:
         """Write generated text; returns the file's path."""
-        path = join(self.path, SAMPLES, sample_file(step))
+        path = join(self.path, run_files.SAMPLES, run_files.sample_file(step))
         if is_first():
-            make_folder(join(self.path, SAMPLES), inside=self.path)
-            write_text_atomic(path, text)
+            storage.make_folder(join(self.path, run_files.SAMPLES), inside=self.path)
+            storage.write_text_atomic(path, text)
         return path
 
 
-def _prepare(path: str, config: LoggingConfig) -> None:
+def _make(path: str, config: LoggingConfig) -> None:
     require(
-        is_local(path),
+        storage.is_local(path),
         f"output_path={path}",
         allowed="a folder on a mounted filesystem: the record is appended to line by line",
         fix="choose a local folder, and copy it when the run has ended",
     )
     require_plain_path(path)
-    require_installed(config)
-    make_folder(path)
+    tracking.require_installed(config)
+    storage.make_folder(path)
     # Before anything is written: a folder that was unpacked may hold links to anywhere.
-    folders = (TEMPLATE, TOKENIZER, SAMPLES, ARTIFACTS, REPORT, PROFILER, CHECKPOINTS)
-    files = (config.metrics_file, str(config.log_file or ""))
-    require_links_inside(path, [*folders, config.tensorboard.folder, *files])
-
-
-def _write_page(path: str) -> None:
-    try:
-        write_run_page(path)
-    except Exception:  # the run is done: its page must not make it fail
-        _logger.warning(
-            "the run is done, but its page could not be written to %s; `chomp report %s` tries "
-            "again",
-            page_of_run(path),
-            path,
-            exc_info=True,
-        )
+    names = [config.metrics_file, str(config.log_file or ""), config.tensorboard.folder]
+    names += [run_files.TEMPLATE, run_files.TOKENIZER, run_files.SAMPLES, run_files.ARTIFACTS]
+    names += [run_files.REPORT, run_files.PROFILER, run_files.CHECKPOINTS]
+    require_links_inside(path, names)

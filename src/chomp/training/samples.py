@@ -2,23 +2,18 @@
 
 import hashlib
 import logging
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple
 
 import jax
-from jax.sharding import Mesh
 
 from chomp.config import Config, setting
+from chomp.data import TrainedTexts
 from chomp.errors import require
 from chomp.evaluation import generate
-from chomp.kernels.precision import Precision
-from chomp.tokenize import Tokenizer
-from chomp.tracking import Tracker
 from chomp.tracking.run_files import SAMPLE_MARK
-from chomp.training.run_folder import RunFolder
 
-_logger = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 # Seed 004: a model that works in chunks is seen to go on after the first one. Any other writes as
 # much as one with chunks of 128.
@@ -31,15 +26,6 @@ class SampleLengths(NamedTuple):
 
     prompt_tokens: int
     max_tokens: int
-
-
-@runtime_checkable
-class Texts(Protocol):
-    """Where prompts come from: `chomp.data.EvalDataset` or `chomp.data.TrainedTexts`."""
-
-    def prompt(self, num_tokens: int, number: int, *, is_tail: bool) -> list[int]:
-        """The first or last tokens of document `number`, or as many as there are."""
-        ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,68 +90,53 @@ class SamplesConfig(Config):
         return SampleLengths(prompt, max_tokens)
 
 
-def prompt_texts(held_out: Sequence[Any], trained: Texts) -> Texts:
-    """The first of the held-out datasets that has a document, or `trained` with a warning."""
-    for dataset in held_out:
-        if dataset.num_rows > 0:
-            texts: Texts = dataset
-            return texts
-    _logger.warning(
-        "no document is held out, so samples go on from TRAINING documents: what is written well "
-        "may have been memorised (samples.max_tokens=0: no samples)"
-    )
-    return trained
-
-
-def prompt_of_step(texts: Texts, step: int, *, num_tokens: int, every: int | None) -> list[int]:
+def prompt_of_step(texts: Any, step: int, *, num_tokens: int, every: int | None) -> list[int]:
     """The prompt of a step's sample: the next document's head or tail, chosen by a hash.
 
-    The step alone decides, so that a resumed run writes the same samples.
+    `texts` is a dataset of `chomp.data` with documents. The step alone decides, so that a resumed
+    run writes the same samples.
     """
     number = 0 if every is None else step // every
     # Not the parity of steps, which the period would make the same for all samples.
     is_tail = hashlib.sha256(f"sample of step {step}".encode()).digest()[0] % 2 == 1
-    return texts.prompt(num_tokens, number, is_tail=is_tail)
+    prompt: list[int] = texts.prompt(num_tokens, number, is_tail=is_tail)
+    return prompt
 
 
 class Samples:
-    """Writes samples into the run folder, by the averaged weights where there are any.
+    """Writes samples into the run folder, as `config.samples` of a run says.
 
-    Each sample continues the next document of `texts`. All prompts have one length where documents
-    allow: another length costs another compile. A sample that fails is a warning, and the run goes
-    on without it. Not with several processes: those that did not fail would wait for ever.
+    Each continues the next held-out document of the first component that has any; a training
+    document if none has, with a warning. All prompts have one length where documents allow: another
+    length costs another compile. A sample that fails is a warning, and the run goes on without it.
+    Not with several processes: those that did not fail would wait for ever.
     """
 
-    def __init__(
-        self,
-        config: SamplesConfig,
-        lengths: SampleLengths,
-        texts: Texts,
-        tokenizer: Tokenizer,
-        tracker: Tracker,
-        *,
-        folder: RunFolder,
-        mesh: Mesh,
-        mp: Precision,
-    ) -> None:
-        """`lengths` are what `config` resolves to."""
-        self._config, self._lengths, self._texts = config, lengths, texts
-        self._tokenizer, self._tracker, self._folder = tokenizer, tracker, folder
-        self._mesh, self._mp = mesh, mp
+    def __init__(self, run: Any) -> None:
+        self._run, config = run, run.config
+        self._lengths = config.samples.lengths_for(config.model, seq_len=config.trainer.seq_len)
         self._failures = 0
+        held_out = [dataset for dataset in run.eval_datasets if dataset.num_rows > 0]
+        self._texts = held_out[0] if held_out else TrainedTexts(config.data, run.tokenizer)
+        if not held_out:
+            log.warning(
+                "no document is held out, so samples go on from TRAINING documents: what is "
+                "written well may have been memorised (samples.max_tokens=0: no samples)"
+            )
 
     def write(self, weights: Any, completed_steps: int) -> None:
         """Write a sample by these weights, and show it."""
+        run = self._run
         try:
-            text = self._generate(self._mp.for_compute(weights), completed_steps)
-            path = self._folder.write_sample(completed_steps, text)
+            text = self._generate(run.mp.for_compute(weights), completed_steps)
+            path = run.folder.write_sample(completed_steps, text)
             # The console prints it, and services keep it.
-            self._tracker.log_artifact(path, name=f"sample-step-{completed_steps}", kind="sample")
+            run.tracker.log_artifact(path, name=f"sample-step-{completed_steps}", kind="sample")
         except Exception as error:
             if jax.process_count() > 1:
                 raise
             self._failures += 1
-            _logger.warning(
+            log.warning(
                 "no sample of step %d (the run goes on without it; %d so far): %s: %s. Fix what it "
                 "says, ask for less (samples.max_tokens, samples.prompt_tokens), or turn samples "
                 "off: samples.max_tokens=0",
@@ -177,21 +148,18 @@ class Samples:
             )
 
     def _generate(self, model: Any, completed_steps: int) -> str:
-        config = self._config
+        config, tokenizer, lengths = self._run.config.samples, self._run.tokenizer, self._lengths
         prompt = prompt_of_step(
-            self._texts,
-            completed_steps,
-            num_tokens=self._lengths.prompt_tokens,
-            every=config.every,
+            self._texts, completed_steps, num_tokens=lengths.prompt_tokens, every=config.every
         )
         ids = generate(
             model,
             prompt,
-            mesh=self._mesh,
-            max_tokens=self._lengths.max_tokens,
-            eos_id=self._tokenizer.eos_id,
+            mesh=self._run.mesh,
+            max_tokens=lengths.max_tokens,
+            eos_id=tokenizer.eos_id,
             temperature=config.temperature,
             top_k=config.top_k,
             top_p=config.top_p,
         )
-        return f"{self._tokenizer.decode(prompt)}{SAMPLE_MARK}{self._tokenizer.decode(ids)}"
+        return f"{tokenizer.decode(prompt)}{SAMPLE_MARK}{tokenizer.decode(ids)}"

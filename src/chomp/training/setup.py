@@ -2,24 +2,14 @@
 
 import dataclasses
 import logging
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from chomp.data import (
-    BatchSchedule,
-    EvalDataset,
-    LmDataConfig,
-    RowLimits,
-    TrainLoader,
-    build_eval_datasets,
-    build_train_dataset,
-    build_train_loader,
-    mixture_of,
-)
+from chomp import data
+from chomp.data import BatchSchedule, EvalDataset, RowLimits, TrainLoader
 from chomp.data.rows import require_row_len
 from chomp.errors import require, require_at_most
 from chomp.kernels.attention import AttentionMask
@@ -38,7 +28,7 @@ from chomp.optim import group_table
 from chomp.storage.printable import PlainConsole
 from chomp.tokenize import Tokenizer
 from chomp.tracking import metrics
-from chomp.training.metadata import environment_summary
+from chomp.training.run_folder import environment_summary
 
 log = logging.getLogger(__name__)
 
@@ -47,8 +37,7 @@ _PACKING_TIMEOUT_S = 6 * 3600.0  # that processes wait for the packing plan of a
 _REPRODUCIBLE_ATTENTION = ("chunked", "reference")
 
 
-@dataclass(frozen=True)
-class OpenData:
+class OpenData(NamedTuple):
     """A run's tokenizer, its batches and its held-out rows."""
 
     tokenizer: Tokenizer
@@ -62,32 +51,32 @@ def open_data(config: Any, mesh: Mesh) -> OpenData:
     Refuses a tokenizer or rows that the model cannot take, an attention kernel that cannot run
     here, and a run that the data does not last for. If one process fails, all do.
     """
-    data: OpenData | None = None
+
+    def opened() -> OpenData:
+        trainer, tokenizer = config.trainer, config.data.tokenizer.load()
+        require_vocabulary(tokenizer.vocab_size, config.model)
+        limits = row_limits(config, mesh)
+        dataset = data.build_train_dataset(
+            config.data,
+            tokenizer,
+            seq_len=trainer.seq_len,
+            seed=trainer.seed if trainer.data_seed is None else trainer.data_seed,
+            batches=BatchSchedule(trainer.batch_size, trainer.grad_accum),
+            total_steps=trainer.steps,
+        )
+        loader = data.build_train_loader(dataset, mesh, limits)
+        held_out = data.build_eval_datasets(
+            config.data, tokenizer, seq_len=trainer.seq_len, limits=limits
+        )
+        return OpenData(tokenizer, loader, held_out)
+
+    of_first: OpenData | None = None
     if config.data.packing_mode == "packed":
         # Process 0 alone writes the plans of packed rows; the others find them.
         with raise_together("packing the documents", timeout_s=_PACKING_TIMEOUT_S):
-            data = _open_data(config, mesh) if is_first() else None
+            of_first = opened() if is_first() else None
     with raise_together("opening the data"):
-        return data or _open_data(config, mesh)
-
-
-def _open_data(config: Any, mesh: Mesh) -> OpenData:
-    model, data, trainer = config.model, config.data, config.trainer
-    tokenizer = data.tokenizer.load()
-    require_vocabulary(tokenizer.vocab_size, model)
-    mp = Precision.parse(trainer.precision)
-    limits = row_limits(model, data, seq_len=trainer.seq_len, mp=mp, mesh=mesh)
-    dataset = build_train_dataset(
-        data,
-        tokenizer,
-        seq_len=trainer.seq_len,
-        seed=trainer.seed if trainer.data_seed is None else trainer.data_seed,
-        batches=BatchSchedule(trainer.batch_size, trainer.grad_accum),
-        total_steps=trainer.steps,
-    )
-    loader = build_train_loader(dataset, mesh, limits)
-    held_out = build_eval_datasets(data, tokenizer, seq_len=trainer.seq_len, limits=limits)
-    return OpenData(tokenizer, loader, held_out)
+        return of_first or opened()
 
 
 def require_consistent(config: Any) -> None:
@@ -95,15 +84,15 @@ def require_consistent(config: Any) -> None:
 
     Rows, documents, samples, schedule and mixture.
     """
-    model, data, trainer = config.model, config.data, config.trainer
+    model, trainer = config.model, config.trainer
     require_row_len(trainer.seq_len)
     require_at_most("train.seq_len", trainer.seq_len, "model.max_seq_len", model.max_seq_len)
     if getattr(model, "document_positions", False):
-        data.require_documents_apart("model.document_positions")
+        config.data.require_documents_apart("model.document_positions")
     config.samples.lengths_for(model, seq_len=trainer.seq_len)
     config.optimizer.schedule(trainer.steps)  # refuses a warmup longer than the run
     batches = BatchSchedule(trainer.batch_size, trainer.grad_accum)
-    mixture_of(data, batches, total_steps=trainer.steps)  # refuses weights that are never used
+    data.mixture_of(config.data, batches, total_steps=trainer.steps)  # refuses unused weights
 
 
 def require_vocabulary(vocab_size: int | None, model: Any) -> None:
@@ -116,18 +105,18 @@ def require_vocabulary(vocab_size: int | None, model: Any) -> None:
     )
 
 
-def row_limits(
-    model: Any, data: LmDataConfig, *, seq_len: int, mp: Precision, mesh: Mesh
-) -> RowLimits:
-    """What a model (its config) and its attention kernel take of rows.
+def row_limits(config: Any, mesh: Mesh, *, seq_len: int | None = None) -> RowLimits:
+    """What the model of a run config and its attention kernel take of rows.
 
-    Raises `ConfigError` for a kernel that cannot run here, and for heads or a vocabulary that the
-    mesh cannot cut.
+    `seq_len` is that of training unless it is given. Raises `ConfigError` for a kernel that cannot
+    run here, and for heads or a vocabulary that the mesh cannot cut.
     """
-    segments = None if data.stream_semantics else np.zeros((1, 1), np.int32)
+    trainer, model = config.trainer, config.model
+    segments = None if config.data.stream_semantics else np.zeros((1, 1), np.int32)
     mask = AttentionMask.causal(segment_ids=segments)
-    shapes = KernelShapes.of(model, seq_len=seq_len)
-    choice = attention_choice(shapes, mask, dtype=mp.compute, mesh=mesh)
+    shapes = KernelShapes.of(model, seq_len=seq_len or trainer.seq_len)
+    dtype = Precision.parse(trainer.precision).compute
+    choice = attention_choice(shapes, mask, dtype=dtype, mesh=mesh)
     return RowLimits(
         vocab_size=model.vocab_size,
         # The other kernels have no tables: they take any number of documents.
@@ -164,15 +153,12 @@ def is_stochastic(deterministic: bool | None, model: Any) -> bool:
 
     None: if any number of the model's config with `dropout` in its name is above 0.
     """
-    rates = {
-        field.name: getattr(model, field.name)
-        for field in dataclasses.fields(model)
-        if "dropout" in field.name and isinstance(getattr(model, field.name), int | float)
-    }
-    has_dropout = any(rate for rate in rates.values())
-    if deterministic and has_dropout:
+    names = [field.name for field in dataclasses.fields(model) if "dropout" in field.name]
+    values = {name: getattr(model, name) for name in names}
+    rates = {name: value for name, value in values.items() if isinstance(value, int | float)}
+    if deterministic and any(rates.values()):
         log.warning("train.deterministic=true: the dropout of the model is off (%s)", rates)
-    return has_dropout if deterministic is None else not deterministic
+    return any(rates.values()) if deterministic is None else not deterministic
 
 
 def start_report(config: Any, loader: TrainLoader, state: Any, *, steps: range) -> dict[str, Any]:
@@ -186,18 +172,15 @@ def start_report(config: Any, loader: TrainLoader, state: Any, *, steps: range) 
     log.info("bytes per device\n%s", memory_table(parts, mesh, listed=("params",)))
     groups = group_table(state.params, state.params.param_groups(), config.optimizer)
     log.info("how weights are updated\n%s", groups)
-    lines = [
-        f"{format_bytes(state_bytes)} of state per device, {format_bytes(params_bytes)} of it "
-        "parameters"
-    ]
+    held, weights = format_bytes(state_bytes), format_bytes(params_bytes)
+    lines = [f"{held} of state per device, {weights} of it parameters"]
     summary: dict[str, Any] = {
         metrics.MEMORY_PARAMS_BYTES: params_bytes,
         metrics.MEMORY_STATE_BYTES: state_bytes,
         **environment_summary(),
     }
     if steps:  # a run that is done has no batch to look at
-        mp = Precision.parse(config.trainer.precision)
-        report = kernel_report(config.model, loader, mp=mp, step=steps.start)
+        report = kernel_report(config, loader, step=steps.start)
         level = logging.WARNING if report.choice.is_fallback else logging.INFO
         log.log(level, "%s\n%s", report.line(), report.table())
         lines.append(report.line())
@@ -207,13 +190,14 @@ def start_report(config: Any, loader: TrainLoader, state: Any, *, steps: range) 
     return summary
 
 
-def kernel_report(model: Any, loader: TrainLoader, *, mp: Precision, step: int) -> KernelReport:
-    """The kernels of a model tried on the masks of a step's batch; raises `KernelError`."""
+def kernel_report(config: Any, loader: TrainLoader, *, step: int) -> KernelReport:
+    """A run's kernels tried on the masks of a step's batch; raises `KernelError`."""
     mask, seq_len = loader.first_look(step).attn_mask, loader.dataset.seq_len
     if mask.segment_ids is not None:
         mask = mask.with_segment_ids(mask.segment_ids.reshape(-1, seq_len))
-    shapes = KernelShapes.of(model, seq_len=seq_len)
-    return check_kernels(shapes, mask, dtype=mp.compute, mesh=loader.mesh)
+    shapes = KernelShapes.of(config.model, seq_len=seq_len)
+    dtype = Precision.parse(config.trainer.precision).compute
+    return check_kernels(shapes, mask, dtype=dtype, mesh=loader.mesh)
 
 
 def state_parts(state: Any) -> dict[str, Any]:

@@ -1,18 +1,22 @@
-"""From the metrics a step returns to a row of the record, and where the wall-clock time went.
+"""From the metrics a step returns to a row of the record: its speed, and where the time went.
 
 Metrics stay on the device until they are ready or the next step is under way, so that logging
-never makes the device wait.
+never makes the device wait. Speed is compared with two ceilings, both for the dtype the run
+computes in: the device's theoretical peak (`throughput/mfu`), and what a large matrix product
+reached on it (`throughput/mfu_of_measured`). Where one is not known, its metrics are absent.
 """
 
+import logging
 import math
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal, get_args
 
 import jax
+import numpy as np
 import tensorstore as ts
 
 from chomp.checkpoint import SaveReport
@@ -21,9 +25,8 @@ from chomp.errors import ConfigError, require
 from chomp.kernels.precision import Precision
 from chomp.mesh import peak_memory_gb
 from chomp.tracking import Tracker, metrics, with_short_keys
-from chomp.training.device_flops import measured_flops_per_device
+from chomp.training.device_flops import measured_flops_per_device, peak_flops
 from chomp.training.nonfinite import NonFiniteGuard
-from chomp.training.throughput import Throughput
 from chomp.training.watch import is_watched, watched_row
 
 # What a step returns beside what is logged: the weight that its loss was divided by.
@@ -31,8 +34,13 @@ TRAINED_TOKENS = "trained_tokens"
 # What an evaluation's row says of its step, if no other row does.
 _STEP_KEYS = (metrics.TRAIN_LOSS, metrics.LEARNING_RATE, metrics.TOKENS_SEEN)
 _TENSORSTORE_EVERY = "LEVANTER_LOG_TENSORSTORE_METRICS_EVERY"
+# Closing percentiles look back on this many rows: a slow row is no tenth of them, and they still
+# show the run as it ended.
+_ROLLING_ROWS = 500
 
 Phase = Literal["step", "loading", "hook", "eval", "checkpoint", "compile"]
+
+log = logging.getLogger(__name__)
 
 
 class LoopClock:
@@ -44,32 +52,29 @@ class LoopClock:
     def __init__(self) -> None:
         self._phase: Phase = "step"
         self._since = time.perf_counter()
-        self._seconds = _zero_seconds()
+        self._seconds: dict[Phase, float] = dict.fromkeys(get_args(Phase), 0.0)
 
     @contextmanager
     def phase(self, name: Phase) -> Iterator[None]:
-        """Counts the time inside under `name`, and not under an outer phase."""
+        """Counts the time inside under `name`, and not under an outer phase; traces show it too."""
         outer = self._phase
-        self._switch(name)
-        try:
-            yield
-        finally:
-            self._switch(outer)
+        with jax.profiler.TraceAnnotation(name):  # costs nothing where no trace is made
+            self._switch(name)
+            try:
+                yield
+            finally:
+                self._switch(outer)
 
     def read(self) -> dict[Phase, float]:
         """Seconds of every phase since the last reading; they sum to the time in between."""
         self._switch(self._phase)
-        seconds, self._seconds = self._seconds, _zero_seconds()
+        seconds, self._seconds = self._seconds, dict.fromkeys(get_args(Phase), 0.0)
         return seconds
 
     def _switch(self, name: Phase) -> None:
         now = time.perf_counter()
         self._seconds[self._phase] += now - self._since
         self._phase, self._since = name, now
-
-
-def _zero_seconds() -> dict[Phase, float]:
-    return dict.fromkeys(get_args(Phase), 0.0)
 
 
 class StepLog:
@@ -86,42 +91,58 @@ class StepLog:
         steps: range,
         parameter_count: int,
         tokens_seen: int,
-        saves: Callable[[], Iterable[SaveReport]] = tuple,
+        saves: Callable[[], Sequence[SaveReport]] = tuple,
     ) -> None:
         """`config` is a template's run config and `steps` are those to be done.
 
         `saves` returns the reports of checkpoints that were completed since its last call.
         """
-        self.tokens_seen = tokens_seen
+        self.tokens_seen = self._tokens_at_start = self._tokens_at_row = tokens_seen
         self._trainer, self._loader, self._tracker = config.trainer, loader, tracker
         self._clock, self._guard, self._steps, self._saves = clock, guard, steps, saves
         self._hyperparameters = config.optimizer.hyperparameters(config.trainer.steps)
-        dtype = Precision.parse(config.trainer.precision).compute
-        devices = loader.mesh.devices.flatten().tolist()
-        self._throughput = Throughput(
-            loader,
-            start_step=steps.start,
-            flops_per_token=config.model.flops_per_token(config.trainer.seq_len),
-            compute_dtype=dtype,
-            measured_flops_per_device=measured_flops_per_device(devices, dtype),
-            parameter_count=parameter_count,
-        )
         self._started = time.perf_counter()
         self._counters = TensorStoreCounters()
         self._pending: deque[tuple[int, Mapping[str, jax.Array]]] = deque()
-        self._tokens_since_row = 0
-        self._tokens_at_start = tokens_seen
+        self._completed_at_row = steps.start
         self._unlogged: dict[str, float] = {}
-        tracker.log_summary(self._throughput.summary())
+        self._mfu: deque[float] = deque(maxlen=_ROLLING_ROWS)
+
+        # Operations of the run, and what its devices could do: of all of them, in FLOP/s.
+        dtype = Precision.parse(config.trainer.precision).compute
+        devices = loader.mesh.devices.flatten().tolist()
+        kind, peaks = devices[0].device_kind, peak_flops(devices[0].device_kind)
+        peak, measured = peaks.get(dtype), measured_flops_per_device(devices, dtype)
+        self._peak = peak and peak * len(devices)
+        self._measured = measured and measured * len(devices)
+        flops_per_token = config.model.flops_per_token(config.trainer.seq_len)
+        # The backward pass takes twice the forward pass.
+        self._flops_per_example = 3.0 * loader.dataset.seq_len * flops_per_token
+        if peak is None:
+            only = f", only for {', '.join(sorted(peaks))}" if peaks else ""
+            log.info("no throughput/mfu: %r has no known peak for %s%s", kind, dtype, only)
+        summary = {
+            metrics.FLOPS_PER_TOKEN_ANALYTIC: flops_per_token,
+            metrics.FLOPS_PER_EXAMPLE_ANALYTIC: self._flops_per_example,
+            metrics.FLOPS_PER_EXAMPLE: self._flops_per_example,
+            metrics.DEVICE_KIND: kind,
+            metrics.THEORETICAL_FLOPS_PER_DEVICE: peak,
+            metrics.THEORETICAL_FLOPS: self._peak,
+            metrics.MEASURED_FLOPS_PER_DEVICE: measured,
+            metrics.PARAMETER_COUNT: parameter_count,
+        }
+        tracker.log_summary({key: value for key, value in summary.items() if value is not None})
 
     def add(self, step: int, metrics: Mapping[str, jax.Array]) -> None:
         """Note the metrics of a step that was just started; log those that are ready."""
         self._pending.append((step, metrics))
         # With several processes, readiness differs, and all must judge a step after the same one.
         is_alone = jax.process_count() == 1
-        while len(self._pending) > 1 or (
-            is_alone and self._pending and _is_ready(self._pending[0][1])
-        ):
+        while self._pending:
+            values = self._pending[0][1].values()
+            is_ready = is_alone and all(value.is_ready() for value in values)  # type: ignore[attr-defined]
+            if not is_ready and len(self._pending) == 1:
+                return
             self._take(*self._pending.popleft())
 
     def flush(self) -> None:
@@ -140,18 +161,20 @@ class StepLog:
         """Log the speed of the whole run, and what the last checkpoint cost."""
         if row := _saves_row(self._saves()):
             self._tracker.log(row, step=self._steps.stop - 1)
-        examples_before = self._loader.batches.examples_before
-        examples = examples_before(self._steps.stop) - examples_before(self._steps.start)
+        examples = self._examples(self._steps.start, self._steps.stop)
         if examples == 0:  # the run was done already
             return
         seconds = time.perf_counter() - self._started
-        tokens = examples * self._loader.dataset.seq_len
-        speed = {
+        summary = {
             metrics.RUN_SECONDS: seconds,
-            metrics.RUN_TOKENS_PER_SECOND: tokens / seconds,
+            metrics.RUN_TOKENS_PER_SECOND: examples * self._loader.dataset.seq_len / seconds,
             metrics.RUN_TOKENS_PER_SEC: (self.tokens_seen - self._tokens_at_start) / seconds,
         }
-        self._tracker.log_summary({**speed, **self._throughput.closing_summary()})
+        if self._mfu:
+            p10, p50, p90 = np.percentile(self._mfu, (10, 50, 90)).tolist()
+            summary |= {metrics.P10_MFU: p10, metrics.P50_MFU: p50, metrics.P90_MFU: p90}
+            summary[metrics.MEAN_MFU] = float(np.mean(self._mfu))
+        self._tracker.log_summary(summary)
 
     def _take(self, step: int, step_metrics: Mapping[str, jax.Array]) -> None:
         own = {name: value for name, value in step_metrics.items() if not is_watched(name)}
@@ -161,12 +184,11 @@ class StepLog:
         update = step - self._guard.skipped_steps  # schedules count updates
         if self._guard.is_good(step, values):
             self.tokens_seen += round(trained_tokens)
-            self._tokens_since_row += round(trained_tokens)
         watched = watched_row(self._trainer.watch, step, step_metrics)
         values |= self._hyperparameters(update)
         if (step + 1) % self._trainer.log_every == 0 or step + 1 == self._steps.stop:
             self._unlogged = {}
-            self._log_row(step, {**values, **watched})
+            self._log_row(step + 1, {**values, **watched})
             return
         row = {**values, metrics.TOKENS_SEEN: self.tokens_seen}
         self._unlogged = {name: row[name] for name in _STEP_KEYS if name in row}
@@ -174,32 +196,65 @@ class StepLog:
             with self._clock.phase("hook"):
                 self._tracker.log(watched, step=step)
 
-    def _log_row(self, step: int, values: Mapping[str, float | str]) -> None:
-        row: dict[str, Any] = {
-            **values,
-            **self._throughput.metrics(step, self._tokens_since_row, self._clock.read()),
-        }
-        self._tokens_since_row = 0
+    def _log_row(self, completed: int, values: Mapping[str, float | str]) -> None:
+        row = {**values, **self._throughput(completed, self._clock.read())}
         with self._clock.phase("hook"):
-            row[metrics.RUN_PROGRESS] = (step + 1) / self._steps.stop
+            row[metrics.RUN_PROGRESS] = completed / self._steps.stop
             row[metrics.TOKENS_SEEN] = self.tokens_seen
             row[metrics.SKIPPED_STEPS] = self._guard.skipped_steps
             if (peak := peak_memory_gb()) is not None:
                 row[metrics.PEAK_MEMORY_GB] = peak
-            row |= data_metrics(self._loader, step) | self._counters.metrics(step)
-            row |= _saves_row(self._saves())
-            self._tracker.log(with_short_keys(row), step=step)
+            row |= data_metrics(self._loader, completed - 1)
+            row |= self._counters.metrics(completed - 1) | _saves_row(self._saves())
+            self._tracker.log(with_short_keys(row), step=completed - 1)
+
+    def _throughput(self, completed: int, seconds: Mapping[Phase, float]) -> dict[str, float]:
+        """Speed since the last row, which is `seconds` ago."""
+        steps = completed - self._completed_at_row
+        duration = max(seconds["step"] / steps, 1e-9)
+        examples = self._examples(self._completed_at_row, completed)
+        examples_per_second = examples / steps / duration
+        flops_per_second = examples_per_second * self._flops_per_example
+        total, seq_len = self._examples(0, completed), self._loader.dataset.seq_len
+        row = {
+            metrics.DURATION: duration,
+            metrics.EXAMPLES_PER_SECOND: examples_per_second,
+            metrics.TOKENS_PER_SECOND: examples_per_second * seq_len,
+            # Wall-clock time counts everything, compiling too: what a researcher waits for.
+            metrics.TOKENS_PER_SECOND_WALL: examples * seq_len / max(sum(seconds.values()), 1e-9),
+            metrics.TOTAL_TOKENS: float(total * seq_len),
+            metrics.TOTAL_GFLOPS: total * self._flops_per_example / 1e9,
+            metrics.TOKENS_PER_SEC: (self.tokens_seen - self._tokens_at_row) / duration / steps,
+            metrics.GFLOPS_PER_SECOND: flops_per_second / 1e9,
+            metrics.LOADING_TIME: seconds["loading"],
+            metrics.HOOK_TIME: seconds["hook"],
+            metrics.CHECKPOINT_TIME: seconds["checkpoint"],
+            metrics.COMPILE_TIME: seconds["compile"],
+        }
+        if self._peak is not None:
+            row[metrics.MFU] = 100.0 * flops_per_second / self._peak
+            self._mfu.append(row[metrics.MFU])
+        if self._measured is not None:
+            row[metrics.MFU_OF_MEASURED] = 100.0 * flops_per_second / self._measured
+        if self._completed_at_row == self._steps.start:
+            row[metrics.FIRST_STEP_COMPILE_TIME_S] = seconds["compile"]
+        self._completed_at_row, self._tokens_at_row = completed, self.tokens_seen
+        return row
+
+    def _examples(self, start: int, stop: int) -> int:
+        examples_before = self._loader.batches.examples_before
+        return examples_before(stop) - examples_before(start)
 
 
 def require_metrics(step_metrics: Mapping[str, Any]) -> None:
     """Raise `ConfigError` unless a train step's metrics can be logged: arrays or their shapes."""
     missing = [key for key in (metrics.TRAIN_LOSS, TRAINED_TOKENS) if key not in step_metrics]
-    require(
-        not missing,
-        f"a train step that returns the metrics {sorted(step_metrics)}",
-        allowed=f"any metrics, {' and '.join(missing)} among them",
-        fix=f"add {missing[0] if missing else ''!r} to the metrics that train_step returns",
-    )
+    if missing:
+        raise ConfigError(
+            f"a train step that returns the metrics {sorted(step_metrics)}",
+            allowed=f"any metrics, {' and '.join(missing)} among them",
+            fix=f"add {missing[0]!r} to the metrics that train_step returns",
+        )
     for name, value in step_metrics.items():
         if not is_watched(name) and math.prod(value.shape) != 1:
             raise ConfigError(
@@ -244,8 +299,7 @@ class TensorStoreCounters:
             allowed="a number of steps, or nothing",
             fix=f"set {_TENSORSTORE_EVERY}=100, or unset it",
         )
-        self._every = int(text)
-        self._periods = 0
+        self._every, self._periods = int(text), 0
 
     def metrics(self, step: int) -> dict[str, float]:
         """The counters, if a period has ended since the last row that carried them."""
@@ -254,26 +308,23 @@ class TensorStoreCounters:
         self._periods = (step + 1) // self._every
         row: dict[str, float] = {}
         for metric in ts.experimental_collect_matching_metrics("/tensorstore/"):
-            name = metric["name"].removeprefix("/tensorstore/")
+            key = metrics.name_from(
+                metrics.TENSORSTORE, metric["name"].removeprefix("/tensorstore/")
+            )
             for value in metric["values"]:
                 if isinstance(number := value.get("value", value.get("count")), int | float):
-                    key = metrics.name_from(metrics.TENSORSTORE, name)
                     row[key] = row.get(key, 0.0) + number
         return row
 
 
-def _saves_row(reports: Iterable[SaveReport]) -> dict[str, float | int]:
+def _saves_row(reports: Sequence[SaveReport]) -> dict[str, float | int]:
     """What the last of these saves cost."""
-    row: dict[str, float | int] = {}
-    for report in reports:
-        row = {
-            metrics.CHECKPOINT_STEP: report.step,
-            metrics.CHECKPOINT_BLOCKED_SECONDS: report.blocked_seconds,
-            metrics.CHECKPOINT_SECONDS: report.seconds,
-            metrics.CHECKPOINT_BYTES: report.num_bytes,
-        }
-    return row
-
-
-def _is_ready(step_metrics: Mapping[str, jax.Array]) -> bool:
-    return all(value.is_ready() for value in step_metrics.values())  # type: ignore[attr-defined]
+    if not reports:
+        return {}
+    last = reports[-1]
+    return {
+        metrics.CHECKPOINT_STEP: last.step,
+        metrics.CHECKPOINT_BLOCKED_SECONDS: last.blocked_seconds,
+        metrics.CHECKPOINT_SECONDS: last.seconds,
+        metrics.CHECKPOINT_BYTES: last.num_bytes,
+    }

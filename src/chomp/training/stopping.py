@@ -1,7 +1,6 @@
 """When a run saves and stops: by clock, by step, by signal, in all processes alike.
 
-Ctrl-C and SIGTERM are noted and honoured after the step. A start that may take only so many steps
-(`train.max_steps`) ends in the same way, without a signal.
+Ctrl-C and SIGTERM are noted and honoured after the step.
 """
 
 import itertools
@@ -9,15 +8,12 @@ import logging
 import signal
 import threading
 import time
-from dataclasses import dataclass
-from enum import Enum
-from types import FrameType, TracebackType
-from typing import Any
+from types import FrameType
+from typing import Any, NamedTuple
 
 import jax
 from jax.experimental import multihost_utils
 
-from chomp.checkpoint import Checkpointer
 from chomp.errors import RunInterrupted
 from chomp.mesh import broadcast, post, read_posts
 
@@ -30,15 +26,6 @@ _MAX_STEPS_BETWEEN_SYNCS = 1000
 _syncs = itertools.count()
 
 _log = logging.getLogger(__name__)
-
-
-class PlannedStop(Enum):
-    """A stop that was asked for by an option, not by a signal."""
-
-    MAX_STEPS = "--max-steps"
-
-
-StopCause = signal.Signals | PlannedStop
 
 
 class StopSignal:
@@ -62,13 +49,10 @@ class StopSignal:
             self._previous_handlers[number] = signal.signal(number, self._note) or signal.SIG_DFL
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._restore_handlers()
+    def __exit__(self, *error: object) -> None:
+        for number, handler in self._previous_handlers.items():
+            signal.signal(number, handler)
+        self._previous_handlers = {}
 
     def raise_if_received(self, saved_at: str | None = None) -> None:
         """Raise `RunInterrupted` if a signal came outside of the steps.
@@ -76,23 +60,19 @@ class StopSignal:
         With several processes the run goes on to the next step, where all of them decide.
         """
         if self.received is not None and jax.process_count() == 1:
-            raise self.interruption(saved_at)
+            raise self.interruption(saved_at, self.received)
 
-    def interruption(
-        self, saved_at: str | None, *, agreed: StopCause | None = None
-    ) -> RunInterrupted:
+    def interruption(self, saved_at: str | None, cause: signal.Signals | None) -> RunInterrupted:
         """The exception that ends the run; `saved_at` is None if no step was taken.
 
-        `agreed` is what all processes stop for: another one may have received the signal.
+        `cause` is what all processes stop for: another one may have received the signal. None: the
+        steps that `train.max_steps` allows are done.
         """
-        cause = agreed or self.received
-        assert cause is not None, "only a run that was asked to stop is interrupted"
-        state = "no step was taken yet" if saved_at is None else f"the state is saved at {saved_at}"
-        if isinstance(cause, PlannedStop):
-            who, code = cause.value, 0
-        else:
+        who, code = "--max-steps", 0
+        if cause is not None:
             who = cause.name if self.received else f"{cause.name} in another process"
             code = EXIT_CODES[cause]
+        state = "no step was taken yet" if saved_at is None else f"the state is saved at {saved_at}"
         return RunInterrupted(f"{who}: {state}. The same command continues.", exit_code=code)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
@@ -100,21 +80,15 @@ class StopSignal:
             self.received, self._received_at = signal.Signals(number), time.monotonic()
             _log.warning("%s: saving after this step; once more stops at once", self.received.name)
         elif number == self.received and time.monotonic() - self._received_at >= _SAME_REQUEST_S:
-            self._restore_handlers()
+            self.__exit__()
             signal.raise_signal(number)
 
-    def _restore_handlers(self) -> None:
-        for number, handler in self._previous_handlers.items():
-            signal.signal(number, handler)
-        self._previous_handlers = {}
 
-
-@dataclass(frozen=True)
-class Decision:
+class Decision(NamedTuple):
     """What all processes do after a step."""
 
     is_save_due: bool  # always true where they stop
-    stop: StopCause | None
+    stop: signal.Signals | None
 
 
 class SaveStopSync:
@@ -125,43 +99,22 @@ class SaveStopSync:
     names. They talk about once a second, over the key-value store: no device waits.
     """
 
-    def __init__(self, *, max_steps: int | None = None, sync_every_s: float = _SYNC_EVERY_S):
-        """`max_steps`: steps this start may take; None for no bound."""
-        self._steps_left = max_steps
+    def __init__(self, *, sync_every_s: float = _SYNC_EVERY_S) -> None:
         self._sync_every_s = sync_every_s
         self._name = f"save-stop-{next(_syncs)}"
         self._has_posted = False
         self._next_sync = 0
-        self._span = 1
+        self._span = 1  # steps between the last sync and the next
         self._last_sync = (0, time.monotonic())  # of process 0: step and time
 
-    def after(self, step: int, checkpointer: Checkpointer, signals: StopSignal) -> Decision:
-        """The decision after `step` completed steps. Ask once after every step."""
-        decision = self.decide(
-            step,
-            wants_save=checkpointer.is_due(step),
-            must_save=checkpointer.is_permanent(step),
-            stop=signals.received,
-        )
-        if self._steps_left is not None:
-            self._steps_left -= 1  # all processes count alike
-            if self._steps_left <= 0 and decision.stop is None:
-                return Decision(True, PlannedStop.MAX_STEPS)
-        return decision
-
     def decide(
-        self,
-        step: int,
-        *,
-        wants_save: bool,
-        stop: signal.Signals | None,
-        must_save: bool = False,
+        self, step: int, *, wants_save: bool, stop: signal.Signals | None, must_save: bool = False
     ) -> Decision:
-        """The decision from this process's `wants_save` (by the clock; only process 0's counts),
-        `must_save` (by the step, alike in all) and `stop` (a signal this process received).
+        """The decision after `step` completed steps; ask once after every step.
+
+        From this process's `wants_save` (by the clock; only process 0's counts), `must_save` (by
+        the step, alike in all) and `stop` (a signal this process received).
         """
-        # `jax.distributed.initialize` takes SIGTERM over until `StopSignal` is entered. JAX then
-        # names a step that no process has reached yet, and has to be asked after each one.
         preempted = signal.SIGTERM if _is_preempted(step) else None
         if jax.process_count() == 1:
             cause = stop or preempted
@@ -171,23 +124,19 @@ class SaveStopSync:
             self._has_posted = True
         if step < self._next_sync:
             return Decision(must_save or preempted is not None, preempted)
-        told = self._sync(step, wants_save)
-        self._next_sync = told["next_sync"]
-        cause = preempted if told["stop"] is None else signal.Signals(told["stop"])
-        return Decision(must_save or told["save"] or cause is not None, cause)
-
-    def _sync(self, step: int, wants_save: bool) -> Any:
-        decision: dict[str, Any] = {}
+        agreed: dict[str, Any] = {}
         if jax.process_index() == 0:
             signals = read_posts(self._name)
-            stop = signals[min(signals)] if signals else None
+            first = signals[min(signals)] if signals else None
             next_sync = step + self._steps_until_sync(step)
-            decision = {"save": wants_save, "stop": stop, "next_sync": next_sync}
-        return broadcast(self._name, decision)
+            agreed = {"save": wants_save, "stop": first, "next_sync": next_sync}
+        agreed = broadcast(self._name, agreed)
+        self._next_sync = agreed["next_sync"]
+        cause = preempted if agreed["stop"] is None else signal.Signals(agreed["stop"])
+        return Decision(must_save or agreed["save"] or cause is not None, cause)
 
     def _steps_until_sync(self, step: int) -> int:
-        last_step, last_time = self._last_sync
-        now = time.monotonic()
+        (last_step, last_time), now = self._last_sync, time.monotonic()
         self._last_sync = (step, now)
         seconds_per_step = max(now - last_time, 1e-6) / max(step - last_step, 1)
         fitting = int(min(self._sync_every_s / seconds_per_step, _MAX_STEPS_BETWEEN_SYNCS))
@@ -197,7 +146,11 @@ class SaveStopSync:
 
 
 def _is_preempted(step: int) -> bool:
-    # Without jax.distributed or its preemption service there is no notice, and asking is an error.
+    """Whether `jax.distributed` names this step as the one to save at after a SIGTERM.
+
+    It takes the signal over until `StopSignal` is entered, names a step that no process has reached
+    yet, and has to be asked after each one. Without its service, asking is an error.
+    """
     if not jax.distributed.is_initialized():
         return False
     is_service_on: bool = jax.config.jax_enable_preemption_service  # type: ignore[attr-defined]

@@ -8,31 +8,23 @@ that begin with `watch/`; the host fetches those of a watched step alone.
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Float, Int
 
 from chomp.config import Config, setting
 from chomp.errors import require
 
-# Axes: E inner edges of the bins, H bins, M moments of a tensor.
+# Axes: E inner edges of the bins, H bins.
 
 Target = Literal["grads", "params", "updates", "opt_state"]
 
 NUM_BINS = 31
-# Of a tensor whose histogram is taken, in the order in which they leave the step.
+# Of a tensor whose histogram is taken, in this order as one array.
 MOMENTS = ("min", "max", "mean", "rms")
 _TRACED = "watch/"
-# What the keys of a target begin with, as seed 000 names them.
-_PREFIX: dict[Target, str] = {
-    "grads": "grad",
-    "params": "params",
-    "updates": "updates",
-    "opt_state": "opt_state",
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +42,7 @@ class WatchConfig(Config):
         require(
             0 < len(self.targets) == len(set(self.targets)),
             f"watch.targets={list(self.targets)}",
-            allowed=f"one or more of {list(_PREFIX)}, each once",
+            allowed=f"one or more of {list(get_args(Target))}, each once",
             fix="name the targets, or set watch to null",
         )
         require(
@@ -83,19 +75,28 @@ def watch_metrics(
     """
     if config is None:
         return {}
-    given = {"grads": grads, "params": params, "updates": updates, "opt_state": opt_state}
-    watched = {_PREFIX[target]: _named_floats(given[target]) for target in config.targets}
+    trees = {"grads": grads, "params": params, "updates": updates, "opt_state": opt_state}
 
     def numbers() -> dict[str, Array]:
         found: dict[str, Array] = {}
-        for prefix, leaves in watched.items():
-            found |= _numbers_of(config, f"{_TRACED}{prefix}", leaves)
+        for target in config.targets:
+            prefix = "grad" if target == "grads" else target  # as seed 000 names the keys
+            name, total = f"{_TRACED}{prefix}", jnp.float32(0)
+            for path, x in _named_floats(trees[target]).items():
+                square = jnp.sum(jnp.square(x))
+                total = total + square
+                if config.include_per_parameter_norms:
+                    found[f"{name}/norm/{path}"] = jnp.sqrt(square)
+                if config.include_histograms:
+                    low, high, rms = jnp.min(x), jnp.max(x), jnp.sqrt(square / x.size)
+                    found[f"{name}/moments/{path}"] = jnp.stack([low, high, jnp.mean(x), rms])
+                    found[f"{name}/hist/{path}"] = _bin_counts(x, low, high)
+            if config.include_norms:
+                found[f"{name}/norm/total"] = jnp.sqrt(total)
         return found
 
-    shapes = jax.eval_shape(numbers)
-
     def zeros() -> dict[str, Array]:
-        return {name: jnp.zeros(like.shape, like.dtype) for name, like in shapes.items()}
+        return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(numbers))
 
     return jax.lax.cond((step + 1) % config.interval == 0, numbers, zeros)
 
@@ -121,7 +122,14 @@ def watched_row(
     arrays = jax.device_get({key: value for key, value in fetched.items() if is_watched(key)})
     row: dict[str, float | str] = {}
     for traced, array in arrays.items():
-        row |= _entries(traced.removeprefix(_TRACED), np.asarray(array))
+        prefix, kind, path = traced.removeprefix(_TRACED).split("/", 2)
+        key = f"{prefix}/hist/{path}"
+        if kind == "norm":
+            row[f"{prefix}/norm/{path}"] = float(array)
+        elif kind == "hist":
+            row[key] = json.dumps(array.tolist(), separators=(",", ":"))
+        else:
+            row |= {f"{key}/{name}": float(x) for name, x in zip(MOMENTS, array, strict=True)}
     return row
 
 
@@ -135,26 +143,7 @@ def _named_floats(tree: Any) -> dict[str, Array]:
     }
 
 
-def _numbers_of(config: WatchConfig, prefix: str, leaves: Mapping[str, Array]) -> dict[str, Array]:
-    squares = {path: jnp.sum(jnp.square(leaf)) for path, leaf in leaves.items()}
-    found: dict[str, Array] = {}
-    if config.include_per_parameter_norms:
-        found |= {f"{prefix}/norm/{path}": jnp.sqrt(square) for path, square in squares.items()}
-    if config.include_norms:
-        found[f"{prefix}/norm/total"] = jnp.sqrt(sum(squares.values(), start=jnp.float32(0)))
-    if config.include_histograms:
-        for path, leaf in leaves.items():
-            moments = _moments(leaf, squares[path])
-            found[f"{prefix}/moments/{path}"] = moments
-            found[f"{prefix}/hist/{path}"] = _counts(leaf, moments[0], moments[1])
-    return found
-
-
-def _moments(x: Float[Array, "..."], squares: Float[Array, ""]) -> Float[Array, " M"]:
-    return jnp.stack([jnp.min(x), jnp.max(x), jnp.mean(x), jnp.sqrt(squares / x.size)])
-
-
-def _counts(
+def _bin_counts(
     x: Float[Array, "..."], low: Float[Array, ""], high: Float[Array, ""]
 ) -> Int[Array, " H"]:
     """Numbers of `x` in each bin; a number on an edge belongs to the bin above it.
@@ -168,14 +157,3 @@ def _counts(
     above: Int[Array, " E"] = jax.lax.map(lambda edge: jnp.sum(x >= edge, dtype=jnp.int32), edges)
     bounds = (jnp.full((1,), x.size, jnp.int32), above, jnp.zeros((1,), jnp.int32))
     return -jnp.diff(jnp.concatenate(bounds))
-
-
-def _entries(name: str, array: np.ndarray) -> dict[str, float | str]:
-    """The keys and plain values of one watched array, whose name is `<prefix>/<kind>/<path>`."""
-    prefix, kind, path = name.split("/", 2)
-    if kind == "norm":
-        return {name: float(array)}
-    key = f"{prefix}/hist/{path}"
-    if kind == "hist":
-        return {key: json.dumps(array.tolist(), separators=(",", ":"))}
-    return {f"{key}/{moment}": float(value) for moment, value in zip(MOMENTS, array, strict=True)}
