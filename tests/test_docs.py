@@ -24,7 +24,7 @@ RUN_ELSEWHERE = {
         "tests/test_quickstart.py, with other values"
     ),
     "uv run experiments/grug/base/launch.py --on process --max-concurrent 2": (
-        "tests/launch/test_process_runner.py and tests/cli/test_train_runners.py, on smaller runs"
+        "tests/launch/test_process_runner.py and tests/cli/test_train_command.py, on smaller runs"
     ),
     "uv run chomp launch local --processes 2 --devices-per-process 2 -- "
     "python experiments/grug/base/launch.py": "tests/launch/test_launch_local.py, on a smaller run",

@@ -28,7 +28,8 @@ Chomp = Callable[..., Told]
 def _markers_for_values(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let configs hold markers where their annotations promise what the executor puts there."""
     monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
-    monkeypatch.delenv("CHOMP_PREFIX", raising=False)
+    for name in ("CHOMP_PREFIX", "COLUMNS"):
+        monkeypatch.delenv(name, raising=False)
 
 
 @pytest.fixture

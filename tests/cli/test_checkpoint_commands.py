@@ -93,8 +93,9 @@ def step(run: Path, number: int) -> Path:
 
 def row(told: Told, name: str) -> list[str]:
     """The cells of the line of a table that begins with a name."""
-    (line,) = [line for line in told.out.splitlines() if line.split()[:1] == [name]]
-    return line.split()
+    lines = [line.replace("│", " ").split() for line in told.out.splitlines()]
+    (cells,) = [cells for cells in lines if cells[:1] == [name]]
+    return cells
 
 
 def assert_three_parts(told: Told, fault: str, code: int) -> None:
@@ -109,7 +110,10 @@ def assert_three_parts(told: Told, fault: str, code: int) -> None:
 # list
 
 
-def test_list_tells_kind_size_tokens_and_lineage_of_each_checkpoint(chomp: Chomp, saved: Path):
+def test_list_tells_kind_size_tokens_and_lineage_of_each_checkpoint(
+    chomp: Chomp, saved: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("COLUMNS", "80")
     told = chomp("checkpoint", "list", str(saved))
     assert told.code == 0
     first, second = row(told, "6"), row(told, "12")
@@ -310,7 +314,8 @@ def test_diff_tells_how_far_each_array_moved(chomp: Chomp, saved: Path):
     told = chomp("checkpoint", "diff", str(step(saved, 6)), str(saved))
     assert told.code == 0
     assert "2 of 7 arrays are equal" in told.out.splitlines()[2]
-    names = [line.split()[0] for line in told.out.splitlines() if line.startswith("params/")]
+    lines = [line.lstrip("│ ") for line in told.out.splitlines()]
+    names = [line.split()[0] for line in lines if line.startswith("params/")]
     changes = []
     for name in names:
         old, new = (numbers(n)[name].astype(np.float64) for n in (6, 12))
@@ -353,7 +358,7 @@ def test_diff_puts_what_only_one_has_first(chomp: Chomp, run: Path, eight_device
     assert " ".join(row(told, "ema_params/embed")).endswith("only in A")
     assert "uint8 [6, 8] -> uint8 [2, 8]" in " ".join(row(told, "params/bins"))
     tables = told.out[told.out.index("dtype and shape") :]
-    assert tables.index("extra") < tables.index("\nparams/bins") < tables.index("\nparams/embed")
+    assert tables.index("extra") < tables.index("│ params/bins") < tables.index("│ params/embed")
 
 
 def test_diff_refuses_to_compare_with_a_damaged_array(chomp: Chomp, run: Path):

@@ -216,7 +216,7 @@ def test_a_terminal_is_shown_what_it_would_obey_and_a_file_has_it_as_it_is(
         (["a", "--top-p", "1.5"], ["--top-p 1.5", "at most 1"]),
         (["a", "--interactive"], ["--interactive with a prompt"]),
         (["--json", "-i"], ["--interactive with --json"]),
-        (["a", "-o", "eval.eval_batch_size=2"], ["without effect"]),
+        (["a", "-o", "eval.eval_batch_size=2"], ["has no effect"]),
         (["a", "--seed", str(2**32)], ["--seed", "4294967295"]),
     ],
 )

@@ -115,7 +115,7 @@ def test_the_tasks_of_the_runs_own_config_need_not_be_named(chomp: Chomp, traine
     assert "record      left as it is: another num_fewshot" in told.out
     assert read_metrics(trained / "metrics.jsonl") == record
     off = chomp("harness", "run", "-o", "eval.harness=null")
-    refused(off, "eval.harness=None, which is without effect")
+    refused(off, "eval.harness=None, which has no effect")
 
 
 def test_what_cannot_be_run_is_refused(

@@ -386,3 +386,20 @@ def test_megalodon_smoke_learns_resumes_and_writes(base_launches: ForkedCommands
     words = ("generate", str(folder), "--prompt", "def ", "--max-tokens", "40", "--seed")
     first, again, other = (chomp(*words, seed).stdout for seed in ("1", "1", "2"))
     assert first == again != other
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--on", "moon"], "--on moon. Allowed: one of local, process, ray"),
+        (["--max-concurrent", "0"], "--max-concurrent 0. Allowed: 1 or more"),
+        (["--on", "local", "--max-concurrent", "2"], "Fix: use --on process"),
+    ],
+)
+def test_options_that_nothing_can_obey_are_refused_before_the_launch_file_is_loaded(
+    chomp: Chomp, folder: Path, options: list[str], words: str
+):
+    (folder / "launch.py").write_text("raise AssertionError('it was loaded')\n")
+    told = chomp("train", "launch.py", *options)
+    assert (told.code, told.out) == (2, "")
+    assert words in told.err

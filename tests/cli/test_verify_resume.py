@@ -12,8 +12,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chomp.cli.verify_lives import Life, RunFacts, draw_instant, kinds_of
-from chomp.cli.verify_verdict import Outcome, Spread, first_difference, widest_spread
+from chomp.cli.verify_resume import (
+    Life,
+    Outcome,
+    RunFacts,
+    Spread,
+    draw_instant,
+    first_difference,
+    kinds_of,
+    widest_spread,
+)
 from tests import tiny
 from tests.cli.conftest import Chomp
 
@@ -239,7 +247,6 @@ FACTS = RunFacts(
     steps=4,
     has_keep_policies=False,
     record="metrics.jsonl",
-    can_fork=True,
 )
 
 
@@ -278,8 +285,8 @@ def test_an_instant_is_ahead_within_the_run_and_no_longer_off_than_what_it_is_in
     kind = data.draw(st.sampled_from(["save", "step", "start"]))
     instant = draw_instant(
         kind,
-        done=done,
-        steps=steps,
+        done,
+        steps,
         kills_left=kills_left,
         pace=life(),
         chance=random.Random(seed),

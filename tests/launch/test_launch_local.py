@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from chomp.cli.commands import launch_app
+from chomp.cli.main import parse, run
 from chomp.errors import ConfigError
 from chomp.launch.multi_process import launch_locally
 from chomp.mesh.distributed import CoordinatorAddressTaken
@@ -67,13 +67,13 @@ def launched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Launched:
     file = tmp_path / "command.py"
     file.write_text(COMMAND)
 
-    def run(wish: str, *options: str) -> int:
+    def launch(wish: str, *options: str) -> int:
         words = ["local", *options, "--", "python", str(file), str(tmp_path), wish]
-        code = launch_app(words, standalone_mode=False)()
-        assert isinstance(code, int)
-        return code
+        asked = parse(["launch", *words])
+        assert asked is not None
+        return run(asked)
 
-    return run
+    return launch
 
 
 def test_each_process_knows_the_others_and_its_lines_bear_its_number(launched, capsys):

@@ -13,7 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from chomp.cli.commands import pin
+from chomp.cli.commands import Pin
+from chomp.cli.steps import pin
 from chomp.errors import ConfigError, LaunchError, StorageError
 from chomp.executor import ExecutorStep, output_path_of, plan_steps, run_plan, versioned
 from chomp.executor.pins import PINS, add_pin, identities_at, read_pins, remove_pin
@@ -167,14 +168,14 @@ def test_whatever_is_pinned_every_identity_ends_at_one_that_counts_as_itself(
 
 def test_the_command_pins_lists_and_removes(prefix: str, capsys: pytest.CaptureFixture[str]):
     kept, other = titles(own(1), own(2))
-    assert pin(is_list=True, prefix=prefix)() == 0
+    assert pin(Pin(is_list=True, prefix=prefix)) == 0
     assert capsys.readouterr().out == f"Nothing is pinned in {prefix}.\n"
-    assert pin(kept, other, prefix=prefix)() == 0
+    assert pin(Pin(kept=kept, other=other, prefix=prefix)) == 0
     said = f"{other} counts as {kept} from now on. Undo: chomp pin --remove {other}\n"
     assert capsys.readouterr().out == said
-    pin(is_list=True, prefix=prefix)()
+    pin(Pin(is_list=True, prefix=prefix))
     assert capsys.readouterr().out == f"{other} counts as {kept}\n"
-    pin(remove=other, prefix=prefix)()
+    pin(Pin(remove=other, prefix=prefix))
     assert capsys.readouterr().out == f"{other} counts as itself again.\n"
 
 
@@ -184,7 +185,7 @@ def test_the_command_pins_lists_and_removes(prefix: str, capsys: pytest.CaptureF
 )
 def test_a_command_that_asks_for_nothing_or_for_two_things_is_refused(wrong: dict[str, Any]):
     with pytest.raises(ConfigError, match="Allowed: chomp pin A B, chomp pin --list"):
-        pin(**wrong)()
+        Pin(**wrong)
 
 
 def test_a_launch_file_obeys_the_pins_of_its_prefix(launch: Run, tmp_path: Path):

@@ -25,12 +25,18 @@ from chomp.checkpoint import (
     read_step_folder,
     require_checkpoints_at,
 )
-from chomp.checkpoint.export import FloatType, Weights, export_weights, weight_bytes
+from chomp.checkpoint.export import export_weights, weight_bytes
 from chomp.checkpoint.inspect import (
     ArrayDifference,
     array_differences,
     bytes_to_compare,
     problems_of,
+)
+from chomp.cli.commands import (
+    CheckpointDiff,
+    CheckpointExport,
+    CheckpointList,
+    CheckpointVerify,
 )
 from chomp.cli.output import byte_bar, print_json, print_rows, say, shorten
 from chomp.cli.templates import require_same_template
@@ -63,9 +69,9 @@ _KINDS = {"only before": "only in A", "only after": "only in B", "equal": "equal
 # --- list ---------------------------------------------------------------------------------------
 
 
-def list_checkpoints(path: str, *, is_json: bool) -> int:
+def list_checkpoints(asked: CheckpointList) -> int:
     """Print a line for each checkpoint, oldest first, then for what is no checkpoint any more."""
-    place = place_of(path)
+    place = place_of(asked.place)
     rows = [
         _complete(item) if isinstance(item, StepFolder) else _other(item.path, item.reason)
         for item in reversed(checkpoints_at(place))
@@ -73,13 +79,13 @@ def list_checkpoints(path: str, *, is_json: bool) -> int:
     if place.step is None:
         rows += [_other(each, "moved aside") for each in moved_aside(place.folder)]
         rows += [_other(each, "unfinished") for each in leftovers(place.folder)]
-    if is_json:
+    if asked.as_json:
         print_json(rows)
         return 0
     say(place.folder)
     if rows:
         shown = [_shown(row, time.time()) for row in rows]
-        print_rows(shown, right=("size", "attempt", "tokens"), is_narrow=True)
+        print_rows(shown, right=("size", "attempt", "tokens"))
     else:
         say("no checkpoints yet")
     return 0
@@ -149,12 +155,12 @@ def _shown(row: Row, now: float) -> Row:
 # --- verify -------------------------------------------------------------------------------------
 
 
-def verify_checkpoints(path: str, *, every: bool) -> int:
+def verify_checkpoints(asked: CheckpointVerify) -> int:
     """Print a verdict for each checkpoint; `CheckpointError` at the end if any is damaged."""
     _use_the_cpu()
     for _ in range(_LOOKS):
-        newest_first = require_checkpoints_at(place_of(path))
-        found = newest_first[::-1] if every else newest_first[:1]
+        newest_first = require_checkpoints_at(place_of(asked.place))
+        found = newest_first[::-1] if asked.every else newest_first[:1]
         verdicts = {item.path: _verify(item) for item in found}
         if set(verdicts.values()) != {"gone"}:
             break
@@ -207,10 +213,10 @@ def _verify(item: StepFolder | Unreadable) -> Literal["whole", "damaged", "gone"
 # --- diff ---------------------------------------------------------------------------------------
 
 
-def diff_checkpoints(before: str, after: str, *, every: bool, is_json: bool) -> int:
+def diff_checkpoints(asked: CheckpointDiff) -> int:
     """Print a summary, then metadata, config and arrays that differ; 0 whether any do or not."""
     _use_the_cpu()
-    sides = _chosen(before), _chosen(after)
+    sides = _chosen(asked.before), _chosen(asked.after)
     with byte_bar("comparing", bytes_to_compare(*sides)) as on_bytes:
         arrays = array_differences(*sides, on_bytes=on_bytes)
     one, other = (found.metadata for found in sides)
@@ -220,8 +226,8 @@ def diff_checkpoints(before: str, after: str, *, every: bool, is_json: bool) -> 
         if getattr(one, name) != getattr(other, name)
     ]
     settings = config_difference(one.config, other.config)
-    shown = [item for item in arrays if every or item.kind != "equal"]
-    if is_json:
+    shown = [item for item in arrays if asked.every or item.kind != "equal"]
+    if asked.as_json:
         print_json(
             {
                 "A": sides[0].path,
@@ -248,7 +254,7 @@ def diff_checkpoints(before: str, after: str, *, every: bool, is_json: bool) -> 
         [_array_row(item) for item in shown],
     )
     for rows in filter(None, tables):
-        print_rows(rows, right=("differing", "max abs", "relative"), is_narrow=True)
+        print_rows(rows, right=("differing", "max abs", "relative"))
     return 0
 
 
@@ -286,10 +292,9 @@ def _array_row(item: ArrayDifference) -> Row:
 # --- export -------------------------------------------------------------------------------------
 
 
-def export_checkpoint(
-    path: str, out: str, *, weights: Weights, dtype: FloatType | None, allows_changed: bool
-) -> int:
+def export_checkpoint(asked: CheckpointExport) -> int:
     """Write the folder and say what is in it, and what is not."""
+    path, weights = asked.place, asked.weights
     _use_the_cpu()
     found, run = _chosen(path), place_of(path).run
     # The config is the checkpoint's own; the template is copied from the run folder.
@@ -300,10 +305,12 @@ def export_checkpoint(
             Path(run, TEMPLATE),
             saved=found.metadata.template_hash,
             checkpoint=found.path,
-            allows_changed=allows_changed,
+            allows_changed=asked.allow_changed,
         )
     with byte_bar("exporting", weight_bytes(found, weights)) as on_bytes:
-        made = export_weights(found, out, run=run, weights=weights, dtype=dtype, on_bytes=on_bytes)
+        made = export_weights(
+            found, asked.out, run=run, weights=weights, dtype=asked.dtype, on_bytes=on_bytes
+        )
     say(
         f"{made.path}: {made.num_arrays} arrays, {decimal(made.num_bytes)}, "
         f"{weights} of step {found.metadata.step}"

@@ -1,20 +1,28 @@
 """`chomp compare`: find or make the runs of two sides, compare them, and keep the result."""
 
 import math
+import re
 import shlex
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
 from rich.table import Table
 
+from chomp.cli.commands import Compare
+from chomp.cli.load_config import GivenConfig, load_launch
 from chomp.cli.output import print_table, say, shorten
-from chomp.errors import ConfigError
-from chomp.launch.run import LaunchOptions, outputs_folder
+from chomp.cli.templates import LAUNCH_FILE, known_template
+from chomp.errors import ConfigError, require
+from chomp.executor import ExecutorStep, PlannedStep, plan_steps
+from chomp.executor.pins import identities_at
+from chomp.executor.status import read_info
+from chomp.launch.run import LaunchOptions, launch_plan, outputs_folder
+from chomp.launch.sweep import sweep_of
 from chomp.ledger.comparison import AtBudget, Comparison, Question
 from chomp.ledger.comparison import compare as compare_sides
-from chomp.ledger.curves import BUDGETS
 from chomp.ledger.pages import interval_bar
 from chomp.ledger.result_file import (
     Circumstances,
@@ -27,7 +35,8 @@ from chomp.ledger.result_file import (
 )
 from chomp.ledger.runs import found_side, side_of
 from chomp.ledger.verdict import amount_text, best_of, p_text, share_text
-from chomp.storage import write_text_atomic
+from chomp.screen import outliving_the_screen
+from chomp.storage import join, write_text_atomic
 from chomp.tracking.run_files import TEMPLATE
 from chomp.variants.checkout import checkout_root
 from chomp.variants.diff import folder_changes
@@ -37,52 +46,44 @@ _COLOURS = {"better": "green", "worse": "red", "no difference": "cyan", "cannot 
 _CHANGES_SHOWN = 12
 
 
-def compare(
-    base: str,
-    variant: str,
-    *,
-    metric: str,
-    at: str,
-    best: str | None,  # None: by the metric's name
-    smallest_percent: float,
-    is_other_data: bool,
-    seeds: Sequence[int],  # none: compare what is there
-    both: Sequence[str],  # overrides, as are the next two
-    only_base: Sequence[str],
-    only_variant: Sequence[str],
-    on: str | None,
-    max_concurrent: int | None,
-    is_plan: bool,
-    is_forced: bool,
-    prefix: str | None,
-    json: str | None,
-    is_saved: bool,
-    note: str,
-) -> int:
+def compare(asked: Compare) -> int:
     """Compare two sides and print the verdict; the exit code, which a failed run decides."""
-    root = checkout_root(Path.cwd()) if is_saved else _checkout_if_any()  # raises before any run
-    [budget] = [each for each in BUDGETS if each == at]
-    question = Question(
-        metric=metric,
-        at=budget,
-        best=best_of(metric, best),
-        smallest_percent=smallest_percent,
-        is_other_data=is_other_data,
-    )
-    outputs, code = outputs_folder(prefix), 0
-    if seeds:
-        from chomp.cli.compare_pairs import run_pairs  # noqa: PLC0415  # it imports JAX
+    does_run = asked.seeds is not None and not asked.plan
+    with outliving_the_screen() if does_run else nullcontext():
+        return _compare(asked)
 
+
+def _compare(asked: Compare) -> int:
+    base, variant = asked.base, asked.variant
+    both, only_base, only_variant = (
+        asked.both or [],
+        asked.only_base or [],
+        asked.only_variant or [],
+    )
+    seeds = range(asked.first_seed, asked.first_seed + (asked.seeds or 0))
+    root = checkout_root(Path.cwd()) if asked.save else _checkout_if_any()  # raises before any run
+    question = Question(
+        metric=asked.metric,
+        at=asked.at,
+        best=best_of(asked.metric, asked.best),
+        smallest_percent=asked.smallest,
+        is_other_data=asked.other_data,
+    )
+    outputs, code = outputs_folder(asked.prefix), 0
+    if seeds:
         options = LaunchOptions(
-            prefix=outputs, is_plan=is_plan, on=on, max_concurrent=max_concurrent
+            prefix=outputs,
+            is_plan=asked.plan,
+            on=asked.on,
+            max_concurrent=asked.max_concurrent,
         )
         folders, code = run_pairs(
             [(base, [*both, *only_base]), (variant, [*both, *only_variant])],
             seeds,
             options,
-            is_forced=is_forced,
+            is_forced=asked.force,
         )
-        if is_plan:
+        if asked.plan:
             return 0
         if code:
             say("Not every run has ended well; what there is of both sides is compared.", "yellow")
@@ -96,7 +97,7 @@ def compare(
         looks = tuple(earlier_looks(results, comparison))
         comparison = replace(comparison, looks=looks, notes=(*comparison.notes, *problems))
     print_comparison(comparison)
-    if json is None and not is_saved:
+    if asked.json is None and not asked.save:
         return code
     command = ["chomp", "compare", side_name(base), side_name(variant)]
     if seeds:
@@ -109,29 +110,29 @@ def compare(
         ):
             command += [word for value in values for word in (option, value)]
     for option, value, usual in (
-        ("--metric", metric, "eval/loss"),
-        ("--at", at, "tokens"),
-        ("--best", best or "lowest", "lowest"),
-        ("--smallest", f"{smallest_percent:g}", "0.1"),
+        ("--metric", asked.metric, "eval/loss"),
+        ("--at", asked.at, "tokens"),
+        ("--best", asked.best or "lowest", "lowest"),
+        ("--smallest", f"{asked.smallest:g}", "0.1"),
     ):
         command += [option, value] if value != usual else []
-    command += ["--other-data"] if is_other_data else []
+    command += ["--other-data"] if asked.other_data else []
     result = result_of(
         comparison,
         Circumstances(
             made=f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S}",
             # Without what is of this machine or makes no difference to the result.
             command=shlex.join(command),
-            note=note,
+            note=asked.note,
             base_overrides=tuple(only_base),
             variant_overrides=tuple(only_variant),
             lines=_changed_lines(comparison),
         ),
     )
-    if json is not None:
-        write_text_atomic(json, result_text(result))
-        say(f"Written: {json}")
-    if is_saved and root is not None:
+    if asked.json is not None:
+        write_text_atomic(asked.json, result_text(result))
+        say(f"Written: {asked.json}")
+    if asked.save and root is not None:
         say(f"Saved: {save_result(root, result).relative_to(root)}")
         say("Next: chomp variant ledger, and commit both")
     return code
@@ -153,6 +154,76 @@ def _changed_lines(comparison: Comparison) -> tuple[int, int] | None:
         return None
     changes = folder_changes(*folders, extensions=(".py",))
     return lines_beyond_renaming(changes, Renaming(*(side.variant for side in sides)))
+
+
+# --- making the runs ----------------------------------------------------------------------------
+
+
+def run_pairs(
+    sides: Sequence[tuple[str, Sequence[str]]],  # a variant or config, and overrides
+    seeds: Sequence[int],
+    options: LaunchOptions,
+    *,
+    is_forced: bool,
+) -> tuple[list[list[str]], int]:
+    """The run folders of base and variant by seed, and the exit code of making what is missing.
+
+    What is there already is not run again, unless `is_forced`, or its template was edited since:
+    runs are compared as those of the source that is there now. Base and variant take turns, so that
+    a machine that gets slower or busier does so to both.
+    """
+    launches = []
+    for path, overrides in sides:
+        is_file = path.endswith((".py", ".yaml", ".yml"))
+        file = path if is_file else str(known_template(path) / LAUNCH_FILE)
+        given = GivenConfig(path=file, overrides=tuple(overrides), prefix=options.prefix)
+        launches.append(load_launch(given))
+    steps: list[ExecutorStep] = []
+    runs: tuple[list[ExecutorStep], list[ExecutorStep]] = ([], [])
+    for seed in seeds:
+        for launch, own in zip(launches, runs, strict=True):
+            # As a sweep of one point: it refuses what has no folder of its own.
+            point = sweep_of(launch.steps_of, launch.config, [(f"train.seed={seed}",)])
+            steps += point.steps
+            own.append(point.steps[-1])
+    identities = identities_at(options.prefix)
+    folders = [
+        [join(options.prefix, f"{run.name}-{identities.of(run).hash}") for run in own]
+        for own in runs
+    ]
+    require(
+        not set(folders[0]) & set(folders[1]),
+        given=f"{sides[0][0]} and {sides[1][0]}, which are the same run at the same seed",
+        allowed="two sides that differ",
+        fix="name another variant, or change a field of one: --set-variant optim.lr=1e-3",
+    )
+    names = dict.fromkeys(run.name for own in runs for run in own)
+    planned = plan_steps(
+        steps,
+        prefix=options.prefix,
+        force=[f"^{re.escape(name)}$" for name in names] if is_forced else [],
+        is_source_identity=True,
+    )
+    code = launch_plan(planned, options)
+    if not options.is_plan:
+        _require_planned_source(planned, [*folders[0], *folders[1]])
+    return folders, code
+
+
+def _require_planned_source(planned: Sequence[PlannedStep], folders: Sequence[str]) -> None:
+    """Raise `ConfigError` if an earlier run is still where one of the present source should be.
+
+    As after a failure of a step that the run needs: it was not begun, and nothing was moved.
+    """
+    sources = {item.path: item.sources for item in planned}
+    infos = {path: read_info(path) for path in folders}
+    stale = [path for path, info in infos.items() if info and info.sources != sources[path]]
+    require(
+        not stale,
+        given=f"runs of a template that was edited since: {', '.join(stale)}",
+        allowed="runs of the source that the template has now",
+        fix="read above why they were not run again, and run the same command again",
+    )
 
 
 # --- the comparison in the terminal -------------------------------------------------------------

@@ -10,6 +10,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
+from chomp.cli.commands import ConfigDiff, ConfigSchema, ConfigShow
 from chomp.cli.load_config import (
     ALIASES,
     NULL_IS_DEFAULT,
@@ -23,7 +24,6 @@ from chomp.cli.load_config import (
 from chomp.cli.output import print_json, print_rows, say, shorten
 from chomp.cli.templates import LAUNCH_FILE, known_template, load_template, template_name
 from chomp.config import (
-    Difference,
     Mark,
     config_difference,
     config_from_mapping,
@@ -61,8 +61,11 @@ _REFERENCE = "Reference"
 _ANNOTATIONS = ("title", "description", "default", "aliases", "also", "mark")
 
 
-def show_config(given: GivenConfig) -> int:
+def show_config(asked: ConfigShow) -> int:
     """Print a config with every field; of a file with its template, so that it can be run again."""
+    given = GivenConfig(
+        path=asked.config, overrides=tuple(asked.overrides or ()), template=asked.template
+    )
     if given.kind() in ("YAML file", "launch file"):
         launch = load_launch(given)
         launch.steps()  # refuses what no run could be made of
@@ -75,24 +78,47 @@ def show_config(given: GivenConfig) -> int:
     return 0
 
 
-def show_schema(template: str | None) -> int:
+def show_schema(asked: ConfigSchema) -> int:
     """Print the JSON schema of YAML files for a template."""
-    path = str(known_template(template) / LAUNCH_FILE)
+    path = str(known_template(asked.template) / LAUNCH_FILE)
     schema = file_schema(launch_class(load_module(path), path))
     print(json.dumps(schema, indent=2, ensure_ascii=False))
     return 0
 
 
-def diff_configs(
-    before: GivenConfig, after: GivenConfig, *, is_trusted: bool, is_json: bool
-) -> int:
+def diff_configs(asked: ConfigDiff) -> int:
     """Print the fields that differ, each with its mark; 0 whether any do or not."""
-    found = _differences(before, after, is_trusted=is_trusted)
-    if is_json:
+    paths = asked.before, asked.after
+    # --template is for files: a run has its own. Beside one, that of a launch file is refused.
+    is_yaml = [GivenConfig(path=path).kind() == "YAML file" for path in paths]
+    sides = [
+        GivenConfig(path=path, template=asked.template if is_file or not any(is_yaml) else None)
+        for path, is_file in zip(paths, is_yaml, strict=True)
+    ]
+    (one, marks), (other, more_marks) = (_config_of(side, asked.trust) for side in sides)
+    found = []
+    for item in config_difference(one, other):
+        of_section = (marks | more_marks).get(item.path.partition(".")[0], item.mark)
+        found.append(
+            replace(
+                item,
+                mark=max(item.mark, of_section, key=MARKS.index),
+                # Marks come from the configs themselves, so the values are cleaned only now.
+                before=without_secrets(item.before),
+                after=without_secrets(item.after),
+            )
+        )
+    if len({side.kind() == "run folder" for side in sides}) > 1:
+        # Only what a file can have.
+        patterns = [pattern for each in _FILLED_IN for pattern in (each, f"{each}.*")]
+        found = [
+            item for item in found if not any(fnmatchcase(item.path, each) for each in patterns)
+        ]
+    if asked.as_json:
         print_json([asdict(item) for item in found])
         return 0
-    for side, given in zip("AB", (before, after), strict=True):
-        say(f"{side}: {given.path}")
+    for name, path in zip("AB", paths, strict=True):
+        say(f"{name}: {path}")
     counts = {mark: sum(item.mark == mark for item in found) for mark in _MEANINGS}
     parts = [f"{count} {mark} ({_MEANINGS[mark]})" for mark, count in counts.items() if count]
     differ = "field differs" if len(found) == 1 else "fields differ"
@@ -112,30 +138,7 @@ def diff_configs(
     return 0
 
 
-def _differences(before: GivenConfig, after: GivenConfig, *, is_trusted: bool) -> list[Difference]:
-    """The fields that differ; between a file and a run, only those that a file can have."""
-    sides = [before, after]
-    is_yaml = [given.kind() == "YAML file" for given in sides]
-    if any(is_yaml):  # --template is for files: a run has its own
-        sides = [
-            given if is_file else replace(given, template=None)
-            for given, is_file in zip(sides, is_yaml, strict=True)
-        ]
-    (one, marks), (other, more_marks) = (_config_of(side, is_trusted=is_trusted) for side in sides)
-    found = []
-    for item in config_difference(one, other):
-        of_section = (marks | more_marks).get(item.path.partition(".")[0], item.mark)
-        found.append(replace(item, mark=max(item.mark, of_section, key=MARKS.index)))
-    if len({given.kind() == "run folder" for given in sides}) > 1:
-        found = [item for item in found if not _is_filled_in(item.path)]
-    # Marks come from the configs themselves, so the values are cleaned only now.
-    return [
-        replace(item, before=without_secrets(item.before), after=without_secrets(item.after))
-        for item in found
-    ]
-
-
-def _config_of(given: GivenConfig, *, is_trusted: bool) -> tuple[Any, dict[str, Mark]]:
+def _config_of(given: GivenConfig, is_trusted: bool) -> tuple[Any, dict[str, Mark]]:
     """The typed config of a file or a run, and the marks that a run has for its sections.
 
     A launch file may leave those out: to it, all that it does not version is no part of a run.
@@ -148,10 +151,6 @@ def _config_of(given: GivenConfig, *, is_trusted: bool) -> tuple[Any, dict[str, 
     content = _recorded_config(given)
     template = load_template(Path(given.path, TEMPLATE), is_trusted=is_trusted)
     return config_from_mapping(template.part(RUN_CLASS), content, source=given.path), {}
-
-
-def _is_filled_in(path: str) -> bool:
-    return any(fnmatchcase(path, each) or path.startswith(f"{each}.") for each in _FILLED_IN)
 
 
 def _recorded_config(given: GivenConfig) -> dict[str, Any]:

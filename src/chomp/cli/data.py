@@ -17,6 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from chomp.checkpoint import CHECKPOINTS, latest_checkpoint
+from chomp.cli.commands import DataBuild, DataForecast, DataInspect, DataVerify
 from chomp.cli.load_config import GivenConfig, load_launch
 from chomp.cli.output import print_json, print_rows, print_table, say, shorten
 from chomp.config import config_from_mapping
@@ -35,7 +36,7 @@ from chomp.data import (
 from chomp.data.store.token_store import MANIFEST, read_manifest
 from chomp.data.store.verify import verify_store
 from chomp.errors import ChompError, ConfigError, DataError, require
-from chomp.executor import ExecutorStep, PlannedStep, plan_steps
+from chomp.executor import ExecutorStep, plan_steps
 from chomp.executor.identity import dependencies_of
 from chomp.executor.status import read_info
 from chomp.launch.console import print_differences
@@ -189,17 +190,13 @@ def _data_of_run_folder(given: GivenConfig) -> RunData:
     if exists(join(copy, DESCRIPTION)):  # it outlives the tokenizer that it was copied from
         data = replace(data, tokenizer=replace(data.tokenizer, path=copy))
     run = _run_data(given, _with_reached_stores(data, given.path), facts)
-    return replace(run, completed_steps=_completed_steps(given.path))
-
-
-def _completed_steps(run_folder: str) -> int:
-    """How many steps of a run were completed, by its checkpoints and its record."""
-    newest = latest_checkpoint(join(run_folder, CHECKPOINTS))
-    record = record_of(run_folder)
+    newest = latest_checkpoint(join(given.path, CHECKPOINTS))
+    record = record_of(given.path)
     rows = read_metrics(record) if exists(record) else []
     # A row has the index of a completed step. Record and checkpoints may be ahead of each other.
     logged = [row["step"] + 1 for row in rows if isinstance(row.get("step"), int)]
-    return max([0 if newest is None else newest.metadata.step, *logged])
+    completed = max([0 if newest is None else newest.metadata.step, *logged])
+    return replace(run, completed_steps=completed)
 
 
 def _run_data(given: GivenConfig, data: LmDataConfig, trainer: TrainerFacts) -> RunData:
@@ -250,8 +247,9 @@ def _places_of(given: GivenConfig) -> tuple[list[StorePlace], RunData | None]:
 # --- build --------------------------------------------------------------------------------------
 
 
-def build_data(given: GivenConfig, only: Sequence[str], *, is_json: bool) -> int:
+def build_data(asked: DataBuild) -> int:
     """Build what is not there yet, then list the stores; the exit code."""
+    given, only, is_json = GivenConfig.of(asked.config, asked), asked.only or [], asked.as_json
     if given.kind() in ("run folder", "token store"):
         # What it was built from may have changed since; what it uses is there or it is not.
         run = run_data(given)
@@ -261,7 +259,16 @@ def build_data(given: GivenConfig, only: Sequence[str], *, is_json: bool) -> int
         steps = load_launch(given).steps()
         run = _data_of_steps(given, steps)
         _require_components(run, only)
-        planned = _data_steps(steps, given.outputs, only)
+        # What the steps need of data, whether they are done themselves or not.
+        needed = dict.fromkeys(each for step in steps for each in dependencies_of(step))
+        planned = [
+            item
+            for item in plan_steps(needed, prefix=given.outputs)
+            if isinstance(item.config, TokenizerBuildConfig)
+            or (
+                isinstance(item.config, StoreBuildConfig) and (not only or item.config.name in only)
+            )
+        ]
         with outliving_the_screen(), contextlib.ExitStack() as stack:
             if is_json:
                 stack.enter_context(contextlib.redirect_stdout(sys.stderr))
@@ -290,19 +297,6 @@ def build_data(given: GivenConfig, only: Sequence[str], *, is_json: bool) -> int
     return 0
 
 
-def _data_steps(
-    steps: Sequence[ExecutorStep], prefix: str, only: Sequence[str]
-) -> list[PlannedStep]:
-    """The plan for what the steps need of data, whether they are done themselves or not."""
-    needed = dict.fromkeys(each for step in steps for each in dependencies_of(step))
-    return [
-        item
-        for item in plan_steps(needed, prefix=prefix)
-        if isinstance(item.config, TokenizerBuildConfig)
-        or (isinstance(item.config, StoreBuildConfig) and (not only or item.config.name in only))
-    ]
-
-
 def _require_components(run: RunData, only: Sequence[str]) -> None:
     known = run.data.components
     for name in only:
@@ -317,8 +311,9 @@ def _require_components(run: RunData, only: Sequence[str]) -> None:
 # --- verify -------------------------------------------------------------------------------------
 
 
-def verify_data(targets: Sequence[GivenConfig]) -> int:
+def verify_data(asked: DataVerify) -> int:
     """Verify all stores of all targets; `DataError` at the end if any is damaged."""
+    targets = [GivenConfig.of(path, asked) for path in asked.targets]
     found: dict[str, StorePlace] = {}
     for given in targets:
         places, _ = _places_of(given)
@@ -362,19 +357,31 @@ class LengthBin:
     documents: int
 
 
-def inspect_data(given: GivenConfig, num_documents: int, *, is_json: bool) -> int:
+def inspect_data(asked: DataInspect) -> int:
     """Print what each store of a CONFIG holds, or the store that was given."""
-    places, run = _places_of(given)
+    places, run = _places_of(GivenConfig.of(asked.target, asked))
     contents = []
     for place in places:
         store = TokenStore.open(place.path)
         facts, bins = _facts(store), length_bins(store)
-        tokenizer = _tokenizer_of(store, run) if num_documents else None
-        documents = _first_documents(store, num_documents, tokenizer)
+        tokenizer = _tokenizer_of(store, run) if asked.documents else None
+        documents = []
+        for document in range(min(asked.documents, len(store.documents))):
+            begin, end = store.documents.span(document)
+            length = min(end - begin, SHOWN_TOKENS)
+            ids = store.read(np.asarray([begin]), np.asarray([length])).tolist()
+            text = tokenizer.decode(ids) if tokenizer else " ".join(map(str, ids))
+            documents.append(
+                {
+                    "document": store.locations.document_id(document),
+                    "tokens": end - begin,
+                    "begins with" if tokenizer else "begins with the ids": shorten(text),
+                }
+            )
         contents.append(
             {**facts, "lengths": [asdict(item) for item in bins], "first_documents": documents}
         )
-        if is_json:
+        if asked.as_json:
             continue
         table = Table(show_header=False)
         for name, value in facts.items():
@@ -384,7 +391,7 @@ def inspect_data(given: GivenConfig, num_documents: int, *, is_json: bool) -> in
             say(line)
         if documents:
             print_rows(documents)
-    if is_json:
+    if asked.as_json:
         print_json(contents)
     return 0
 
@@ -444,26 +451,6 @@ def _facts(store: TokenStore) -> dict[str, str]:
     }
 
 
-def _first_documents(
-    store: TokenStore, count: int, tokenizer: Tokenizer | None
-) -> list[dict[str, Any]]:
-    heading = "begins with" if tokenizer else "begins with the ids"
-    rows = []
-    for document in range(min(count, len(store.documents))):
-        begin, end = store.documents.span(document)
-        length = min(end - begin, SHOWN_TOKENS)
-        ids = store.read(np.asarray([begin]), np.asarray([length])).tolist()
-        text = tokenizer.decode(ids) if tokenizer else " ".join(map(str, ids))
-        rows.append(
-            {
-                "document": store.locations.document_id(document),
-                "tokens": end - begin,
-                heading: shorten(text),
-            }
-        )
-    return rows
-
-
 def _tokenizer_of(store: TokenStore, run: RunData | None) -> Tokenizer | None:
     """The tokenizer a store was made with, if it can be found; never another one."""
     info = read_info(store.path)
@@ -483,16 +470,16 @@ def _tokenizer_of(store: TokenStore, run: RunData | None) -> Tokenizer | None:
 # --- forecast -----------------------------------------------------------------------------------
 
 
-def forecast_data(given: GivenConfig, *, is_json: bool) -> int:
+def forecast_data(asked: DataForecast) -> int:
     """Print examples, tokens and epochs of every component and stage.
 
     Opening the data as training does also warns as training does, and refuses the same.
     """
-    run = run_data(given)
+    run = run_data(GivenConfig.of(asked.config, asked))
     require_built(run, ["train"])
     with closing(run.dataset(must_last=True)) as dataset:
         forecast = dataset.forecast(run.total_steps)
-    if is_json:
+    if asked.as_json:
         print_json(asdict(forecast))
     else:
         print_table(forecast_table(forecast))

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from chomp.cli.commands import DataWhere
 from chomp.cli.data import SHOWN_TOKENS, RunData, require_built, run_data, store_places
 from chomp.cli.load_config import GivenConfig
 from chomp.cli.output import print_json, print_rows, say, shorten
@@ -24,6 +25,15 @@ TextOf = Callable[[RowOrigin, DocumentPart], str]
 
 # Names that a misspelt id is compared with; more would take seconds.
 _COMPARED_PARTS = 10_000
+
+
+def where(asked: DataWhere) -> int:
+    """Trace a batch or a document."""
+    given = GivenConfig.of(asked.config, asked)
+    if asked.doc is not None:
+        return where_document(given, asked.doc, is_json=asked.as_json)
+    assert asked.step is not None, "one of the two was given"
+    return where_step(given, asked.step, asked.row, with_text=asked.text, is_json=asked.as_json)
 
 
 def where_step(

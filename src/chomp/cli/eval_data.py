@@ -142,14 +142,45 @@ def store_folders(
     run: LoadedRun, data: Sequence[NamedData], *, prefix: str, text_key: str
 ) -> dict[str, str]:
     """The folder of each store by name, with those built that are not there yet."""
-    steps = {item.name: _build_step(item, run, text_key) for item in data if item.files}
+    steps = {}
+    for item in data:
+        if not item.files:
+            continue
+        source = _source(item)
+        steps[item.name] = ExecutorStep(
+            name=f"tokens/{item.name}-evaluated",
+            description=f"tokenize {item.path}",
+            fn=build_store,
+            config=StoreBuildConfig(
+                output_path=this_output_path(),
+                name=versioned(item.name),
+                source=source,  # where it is does not count, what it holds does
+                source_fingerprint=versioned(named_fingerprint(item.name, source)),
+                format=versioned(TextFormat(text_key=text_key)),
+                split=versioned("validation"),
+                validation_fraction=versioned(1.0),  # all of a file is evaluated
+                tokenizer_path=run.tokenizer_folder,
+                tokenizer_hash=versioned(run.tokenizer.content_hash),
+            ),
+        )
     # One by one: equal files under two names are one step, and then one line of a plan.
     planned = {name: plan_steps([step], prefix=prefix)[-1] for name, step in steps.items()}
     with raise_together("building the data to evaluate"):
         if planned and is_first():
-            _build(list(steps.values()), prefix)
-    built = {name: step.path for name, step in planned.items()}
-    folders = {item.name: built.get(item.name, item.path) for item in data}
+            require_writable_folder(prefix)  # before an hour of tokenizing
+            # What building prints is no part of the results, which another program may read.
+            with contextlib.redirect_stdout(sys.stderr):
+                failures = run_plan(
+                    plan_steps(steps.values(), prefix=prefix),
+                    lambda planned: planned.step.fn(planned.config),
+                    on_start=print_start,
+                    on_wait=print_wait,
+                )
+            for failure in failures:
+                assert failure.error is not None, "no step here depends on another"
+                raise failure.error
+    folders = {item.name: item.path for item in data}
+    folders |= {name: step.path for name, step in planned.items()}
     for item in data:
         if read_manifest(folders[item.name]).num_documents == 0:
             raise DataError(
@@ -177,7 +208,14 @@ def _named(text: str) -> NamedData:
             "that matches some",
             fix="correct the path; it is read relative to the current folder",
         )
-    return NamedData(name=name or _usual_name(path), path=path, files=files)
+    # The name of a file without its suffixes, or of the last folder that a pattern names.
+    parts = [part for part in normalise(path).split("/") if part]
+    plain = [part for part in parts if not glob.has_magic(part)]
+    if len(plain) == len(parts):
+        usual = name_of(path).lstrip(".").partition(".")[0] or "data"
+    else:
+        usual = next(reversed(plain), "data")
+    return NamedData(name=name or usual, path=path, files=files)
 
 
 def _files(path: str) -> tuple[str, ...]:
@@ -185,50 +223,6 @@ def _files(path: str) -> tuple[str, ...]:
         return tuple(glob_files(join(glob.escape(path), "**/*")))
     # Written out, a name may hold what a pattern would understand otherwise.
     return tuple(glob_files(glob.escape(path) if exists(path) else path))
-
-
-def _usual_name(path: str) -> str:
-    """The name of a file without its suffixes, or of the last folder that a pattern names."""
-    parts = [part for part in normalise(path).split("/") if part]
-    plain = [part for part in parts if not glob.has_magic(part)]
-    if len(plain) == len(parts):
-        return name_of(path).lstrip(".").partition(".")[0] or "data"
-    return next(reversed(plain), "data")
-
-
-def _build(steps: Sequence[ExecutorStep], prefix: str) -> None:
-    require_writable_folder(prefix)  # before an hour of tokenizing
-    # What building prints is no part of the results, which another program may read.
-    with contextlib.redirect_stdout(sys.stderr):
-        failures = run_plan(
-            plan_steps(steps, prefix=prefix),
-            lambda planned: planned.step.fn(planned.config),
-            on_start=print_start,
-            on_wait=print_wait,
-        )
-    for failure in failures:
-        assert failure.error is not None, "no step here depends on another"
-        raise failure.error
-
-
-def _build_step(item: NamedData, run: LoadedRun, text_key: str) -> ExecutorStep:
-    source = _source(item)
-    return ExecutorStep(
-        name=f"tokens/{item.name}-evaluated",
-        description=f"tokenize {item.path}",
-        fn=build_store,
-        config=StoreBuildConfig(
-            output_path=this_output_path(),
-            name=versioned(item.name),
-            source=source,  # where it is does not count, what it holds does
-            source_fingerprint=versioned(named_fingerprint(item.name, source)),
-            format=versioned(TextFormat(text_key=text_key)),
-            split=versioned("validation"),
-            validation_fraction=versioned(1.0),  # all of a file is evaluated
-            tokenizer_path=run.tokenizer_folder,
-            tokenizer_hash=versioned(run.tokenizer.content_hash),
-        ),
-    )
 
 
 def _source(item: NamedData) -> Source:

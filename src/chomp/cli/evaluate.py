@@ -4,7 +4,7 @@ With the run's own data and evaluation config the numbers are those that the loo
 bit on the same devices.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -13,16 +13,16 @@ import jax
 from rich.table import Table
 from rich.text import Text
 
-from chomp.checkpoint import LoadedWeights, WeightsName, all_weights, these_weights
+from chomp.checkpoint import LoadedWeights, StepFolder, WeightsName, all_weights, these_weights
+from chomp.cli.commands import Evaluate
 from chomp.cli.eval_data import (
-    NamedData,
     held_out_datasets,
     held_out_stores,
     known_stores,
     named_data,
     store_folders,
 )
-from chomp.cli.loaded_run import GivenRun, LoadedRun, load_run
+from chomp.cli.loaded_run import LoadedRun, leaving_together, load_run
 from chomp.cli.output import print_json, print_table, progress_bar, say
 from chomp.cli.results import (
     TITLES,
@@ -38,6 +38,7 @@ from chomp.config import config_to_mapping
 from chomp.data import EvalDataset, LmComponentConfig, TokenStore
 from chomp.data.store.token_store import read_manifest
 from chomp.errors import require
+from chomp.launch.run import outputs_folder
 from chomp.mesh import is_first
 from chomp.tracking import with_short_keys
 from chomp.training import GrugEvalConfig, build_evaluators
@@ -67,22 +68,14 @@ _OTHER_NUMBERS = ("model", "eval", "data")
 _WEIGHTS: dict[str, WeightsName] = {"current": "params", "ema": "ema"}
 
 
-def evaluate(
-    given: GivenRun,
-    *,
-    data: Sequence[str],
-    weights: Sequence[WeightsName] | None,
-    text_key: str,
-    prefix: str,
-    out: str | None,
-    is_json: bool,
-) -> int:
-    """Evaluate, show, and keep the results; the exit code. No `weights`: those of the config."""
-    named = named_data(data)  # a path that is not there shows before anything is loaded
-    run = load_run(given, may_change=MAY_CHANGE)
+@leaving_together()
+def evaluate(asked: Evaluate) -> int:
+    """Evaluate, show, and keep the results; the exit code."""
+    named = named_data(asked.data or [])  # a path that is not there shows before a run is loaded
+    run = load_run(asked, may_change=MAY_CHANGE)
     for option, is_given, fields in (
         ("--data", bool(named), ("data.",)),
-        ("--weights", weights is not None, ("eval.eval_current", "eval.eval_ema")),
+        ("--weights", asked.weights is not None, ("eval.eval_current", "eval.eval_ema")),
     ):
         for field in run.changed:
             require(
@@ -91,49 +84,62 @@ def evaluate(
                 allowed="one of them",
                 fix="leave one out",
             )
-    require_place(run, out)
-    folders = store_folders(run, named, prefix=prefix, text_key=text_key)
+    require_place(run, asked.out)
+    prefix = outputs_folder(asked.prefix)
+    folders = store_folders(run, named, prefix=prefix, text_key=asked.text_key)
     datasets = _datasets(run, folders)  # a store that is gone shows before weights are read
-    choose = all_weights if weights is None else partial(these_weights, names=tuple(weights))
-    read = run.weights(choose)
-    other = _differences(run, read, named)
     config: GrugEvalConfig = run.config.eval or GrugEvalConfig()
-    if weights is not None:
-        config = replace(config, eval_current="params" in weights, eval_ema="ema" in weights)
+    choose: Callable[[StepFolder], Sequence[WeightsName]] = all_weights
+    if asked.weights is not None:
+        names: tuple[WeightsName, ...] = ("params", "ema")
+        names = names if asked.weights == "both" else (asked.weights,)
+        choose = partial(these_weights, names=names)
+        config = replace(config, eval_current="params" in names, eval_ema="ema" in names)
+    read = run.weights(choose)
     metrics = _metrics(run, read, config, datasets)
     stores = folders or held_out_stores(run)
-    content = {
-        **about_checkpoint(
-            run, read.found, "both" if len(metrics) > 1 else _WEIGHTS[next(iter(metrics))]
-        ),
+    weights = "both" if len(metrics) > 1 else _WEIGHTS[next(iter(metrics))]
+    other = result_differences(
+        run, read.found, _OTHER_NUMBERS, None if named else known_stores(run)
+    )
+    other += ["other data"] if named else []
+    content: dict[str, Any] = {
+        **about_checkpoint(run, read.found, weights),
         "seq_len": run.config.trainer.seq_len,
         "eval": config_to_mapping(config),
-        "data": {
-            dataset.name: {**_store_facts(stores[dataset.name]), "tags": list(dataset.tags)}
-            for dataset in datasets
-        },
-        "metrics": _together(metrics),
+        "data": {},
+        "metrics": {name: value for each in metrics.values() for name, value in each.items()},
         "differs_from_run": other,
     }
+    for dataset in datasets:
+        manifest = read_manifest(stores[dataset.name])
+        content["data"][dataset.name] = {
+            "store": stores[dataset.name],
+            "hash": manifest.own_hash,  # of all it holds, and of where its documents were
+            "split": manifest.identity.split,
+            "documents": manifest.num_documents,
+            "tokens": manifest.num_tokens,
+            "tags": list(dataset.tags),
+        }
     for item in named:
         content["data"][item.name]["made_from"] = item.path
-    path = write_results(run, content, name=_file_name(run, read, content), out=out)
-    if is_first() and is_json:
+    path = write_results(run, content, name=_file_name(run, read, content), out=asked.out)
+    if is_first() and asked.as_json:
         print_json(content)
     elif is_first():
         tags = {tag for dataset in datasets for tag in dataset.tags}
         _show(read, config, metrics, tags)
         say_places(read.found, path, other)
-    if not other and run.config.eval is not None:  # last: a service may take its time
-        _log(run, read.found.metadata.step, metrics, path)
+    step = read.found.metadata.step
+    # Before a step is completed, the record has no place for the numbers.
+    if step and not other and run.config.eval is not None:
+        with late_tracker(run) as tracker:  # last: a service may take its time
+            # The time is this command's: the run's own times add up to its wall clock.
+            kept = {k: v for k, v in content["metrics"].items() if not k.endswith("_time")}
+            tracker.log(with_short_keys(kept), step=step - 1)
+            if path is not None:
+                tracker.log_artifact(path, name=f"eval-step-{step}", kind="eval")
     return 0
-
-
-def _differences(run: LoadedRun, read: LoadedWeights, named: Sequence[NamedData]) -> list[str]:
-    """What makes these numbers others than the run's own."""
-    if named:
-        return [*result_differences(run, read.found, _OTHER_NUMBERS), "other data"]
-    return result_differences(run, read.found, _OTHER_NUMBERS, known_stores(run))
 
 
 def _datasets(run: LoadedRun, folders: Mapping[str, str]) -> list[EvalDataset]:
@@ -166,30 +172,14 @@ def _metrics(
         tokenizer=run.tokenizer,
         has_average="ema" in read.models,
     )
-    models = {"current": read.models.get("params"), "ema": read.models.get("ema")}
     metrics = {}
     # Both models by one `losses_of`, so that it is compiled once.
     with jax.set_mesh(run.mesh):
         for name, evaluator in evaluators.items():
-            with progress_bar(f"evaluating the {TITLES[_WEIGHTS[name]]}", unit="rows") as on_rows:
-                metrics[name] = evaluator.evaluate(models[name], on_rows)
+            weights = _WEIGHTS[name]
+            with progress_bar(f"evaluating the {TITLES[weights]}", unit="rows") as on_rows:
+                metrics[name] = evaluator.evaluate(read.models.get(weights), on_rows)
     return metrics
-
-
-def _together(metrics: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
-    """The metrics of all models: each has names of its own."""
-    return {name: value for of_model in metrics.values() for name, value in of_model.items()}
-
-
-def _store_facts(path: str) -> dict[str, Any]:
-    manifest = read_manifest(path)
-    return {
-        "store": path,
-        "hash": manifest.own_hash,  # of all it holds, and of where its documents were
-        "split": manifest.identity.split,
-        "documents": manifest.num_documents,
-        "tokens": manifest.num_tokens,
-    }
 
 
 def _file_name(run: LoadedRun, read: LoadedWeights, content: Mapping[str, Any]) -> str:
@@ -209,20 +199,6 @@ def _file_name(run: LoadedRun, read: LoadedWeights, content: Mapping[str, Any]) 
     return f"{stem}.json" if weights == usual else f"{stem}-{weights}.json"
 
 
-def _log(
-    run: LoadedRun, step: int, metrics: Mapping[str, Mapping[str, float]], path: str | None
-) -> None:
-    """The numbers at the last completed step of the run's record, where the loop has its own."""
-    if step == 0:  # no step is completed, so the record has no place for it
-        return
-    # The time belongs to this command: the run's own times add up to its wall clock.
-    lasting = {k: v for k, v in _together(metrics).items() if not k.endswith("_time")}
-    with late_tracker(run) as tracker:
-        tracker.log(with_short_keys(lasting), step=step - 1)
-        if path is not None:
-            tracker.log_artifact(path, name=f"eval-step-{step}", kind="eval")
-
-
 # --- the table ----------------------------------------------------------------------------------
 
 
@@ -235,51 +211,46 @@ def _show(
     seconds, tokens = 0.0, 0.0
     prefixes = config.prefixes(has_average="ema" in read.models)
     for name, of_model in metrics.items():
+        prefix = f"{prefixes[name]}/"
+        own = {key.removeprefix(prefix): value for key, value in of_model.items()}
         title = f"{TITLES[_WEIGHTS[name]]} of step {read.found.metadata.step}"
-        print_table(_table(of_model, prefix=prefixes[name], title=title, carried=tags))
-        seconds += of_model[f"{prefixes[name]}/total_time"]
-        tokens += of_model[f"{prefixes[name]}/tokens"]
+        print_table(_table(own, title=title, carried=tags))
+        seconds += own["total_time"]
+        tokens += own["tokens"]
     say(f"{seconds:.1f} s, {tokens / seconds:,.0f} tokens/s, compiling included")
 
 
-def _table(
-    metrics: Mapping[str, float], *, prefix: str, title: str, carried: Collection[str]
-) -> Table:
-    """A line for each tag below its parent, then everything; metrics begin with `prefix`.
+def _table(own: Mapping[str, float], *, title: str, carried: Collection[str]) -> Table:
+    """A line for each tag below its parent, then everything.
 
     `carried` are the tags that datasets have themselves. Such a tag counts those datasets alone, so
     nothing is shown below it: `words/x` beside `words` is a line with its whole name.
     The mean over tags has no error: the tags' errors do not say how they go together.
     """
+
+    def number(name: str) -> str:
+        if name not in own:
+            return "-"
+        stderr = own.get(f"{name}_stderr")
+        return f"{own[name]:.4f}" + ("" if stderr is None else f" ± {stderr:.4f}")
+
+    def cells(prefix: str) -> list[str]:
+        counts = [own.get(f"{prefix}{name}") for name in ("tokens", "documents")]
+        texts = ["" if count is None else f"{count:,.0f}" for count in counts]
+        return [number(f"{prefix}loss"), number(f"{prefix}bpb"), *texts]
+
     table = Table("tag", title=title, title_justify="left")
     for heading in ("loss", "bits per byte", "tokens", "documents"):
         table.add_column(heading, justify="right")
-    own = {key.removeprefix(f"{prefix}/"): value for key, value in metrics.items()}
     # Every tag has a count of tokens, those without a loss too.
     tags = sorted(key.removesuffix("/tokens") for key in own if key.endswith("/tokens"))
     parents = {tag for tag in tags if tag not in carried}
     for tag in tags:
         above = [tag[:end] for end in range(len(tag)) if tag[end] == "/" and tag[:end] in parents]
         label = "  " * len(above) + tag.removeprefix(f"{above[-1]}/" if above else "")
-        table.add_row(Text(label), *_cells(own, f"{tag}/"))
+        table.add_row(Text(label), *cells(f"{tag}/"))
     table.add_section()
-    table.add_row("all", *_cells(own, ""))
+    table.add_row("all", *cells(""))
     if "macro_loss" in own:  # with a single tag it would say `all` again
-        means = (_number(own.get(f"macro_{name}")) for name in ("loss", "bpb"))
-        table.add_row("mean over tags", *means, "", "")
+        table.add_row("mean over tags", number("macro_loss"), number("macro_bpb"), "", "")
     return table
-
-
-def _cells(own: Mapping[str, float], prefix: str) -> list[str]:
-    quotients = [
-        _number(own.get(f"{prefix}{name}"), own.get(f"{prefix}{name}_stderr"))
-        for name in ("loss", "bpb")
-    ]
-    counts = [own.get(f"{prefix}{name}") for name in ("tokens", "documents")]
-    return [*quotients, *("" if count is None else f"{count:,.0f}" for count in counts)]
-
-
-def _number(value: float | None, stderr: float | None = None) -> str:
-    if value is None:
-        return "-"
-    return f"{value:.4f}" if stderr is None else f"{value:.4f} ± {stderr:.4f}"

@@ -9,16 +9,16 @@ import stat
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from typing import Any
 
 import jax
 from rich.console import Console
 from rich.text import Text
 
-from chomp.checkpoint import LoadedWeights, WeightsName, best_weights, these_weights
+from chomp.checkpoint import LoadedWeights
+from chomp.cli.commands import Generate
 from chomp.cli.eval_data import held_out_datasets
-from chomp.cli.loaded_run import GivenRun, LoadedRun, load_run
+from chomp.cli.loaded_run import LoadedRun, leaving_together, load_run
 from chomp.cli.output import print_json, progress_bar
 from chomp.cli.results import TITLES, about_checkpoint, path_from_here, result_differences
 from chomp.data import TrainedTexts
@@ -58,98 +58,58 @@ class Sample:
     has_ended: bool  # by the end of a document, not by its length
 
 
-def generate(
-    given: GivenRun,
-    prompts: Sequence[str],
-    *,
-    file: str | None,
-    is_interactive: bool,
-    max_tokens: int | None,
-    choice: Mapping[str, float | int | None],
-    seed: int,
-    num_samples: int,
-    weights: WeightsName | None,
-    is_json: bool,
-) -> int:
-    """Write texts to stdout; the exit code.
-
-    `choice` has temperature, top_k and top_p; what is None there is as in the run's samples.
-    """
-    others = {"a prompt": bool(prompts), "--file": file is not None, "--json": is_json}
-    for name, is_given in others.items():
-        require(
-            not (is_interactive and is_given),
-            given=f"--interactive with {name}",
-            allowed="prompts that are typed, and texts that are shown",
-            fix="leave one out",
-        )
+@leaving_together()
+def generate(asked: Generate) -> int:
+    """Write texts to stdout; the exit code."""
     # A file that is not there shows at once; what is typed is read later, line by line.
-    texts = None if is_interactive else given_texts(prompts, file)
-    run = load_run(given, may_change=MAY_CHANGE)
-    writer = _Writer(run, _choice(run, choice, num_samples), max_tokens, seed, num_samples)
-    encoded = [] if texts is None else _encoded_prompts(run, texts)
-    writer.length_for(encoded)  # what cannot fit shows before weights are read
-    choose = best_weights if weights is None else partial(these_weights, names=(weights,))
-    read = run.weights(choose)
-    if is_interactive:
-        return _session(run, read, writer)
-    if texts is None:
-        encoded = [_own_prompt(run, read.found.metadata.step, _lengths(run).prompt_tokens)]
-    samples = writer.samples(read, encoded)
-    if is_first() and is_json:
-        (name,) = read.models
-        content = {
-            **about_checkpoint(run, read.found, name),
-            "differs_from_run": result_differences(run, read.found, ("model",)),
-            "how": {**writer.choice, "max_tokens": writer.length_for(encoded)},
-            "samples": [asdict(sample) for sample in samples],
-        }
-        print_json(content)
-    elif is_first():
-        _show(read, samples)
-    return 0
-
-
-def _session(run: LoadedRun, read: LoadedWeights, writer: "_Writer") -> int:
-    """Go on from each line that is typed, until there is no other; the exit code."""
+    prompts = [*(asked.prompts or ()), *(asked.prompt or ())]
+    texts = None if asked.interactive else given_texts(prompts, asked.file)
+    run = load_run(asked, may_change=MAY_CHANGE)
+    choice: dict[str, Any] = {}
+    for name in ("temperature", "top_k", "top_p"):
+        value = getattr(asked, name)
+        choice[name] = getattr(run.config.samples, name) if value is None else value
+    TokenChoice.of(**choice)  # refuses what cannot be
     require(
-        jax.process_count() == 1,
+        asked.num_samples == 1 or choice["temperature"] > 0,
+        given=f"--num-samples {asked.num_samples} with a temperature of 0",
+        allowed="several texts of one prompt where they are drawn",
+        fix="pass --temperature 0.7, or leave out --num-samples",
+    )
+    require(
+        not asked.interactive or jax.process_count() == 1,
         given=f"--interactive in a run of {jax.process_count()} processes",
         allowed="one process: only one has a keyboard",
         fix="pass prompts, or start one process",
     )
-    for text in _typed_texts():
-        # A prompt that cannot be is no reason to load the weights again.
-        try:
-            _show(read, writer.samples(read, _encoded_prompts(run, [text])))
-        except ConfigError as error:
-            print_error(error)
+    writer = _Writer(run, asked, choice)
+    encoded = [] if texts is None else _encoded_prompts(run, texts)
+    writer.length_for(encoded)  # what cannot fit shows before weights are read
+    read = run.one_model(asked.weights)
+    if asked.interactive:
+        for text in _typed_texts():
+            # A prompt that cannot be is no reason to load the weights again.
+            try:
+                _show(read, writer.samples(read, _encoded_prompts(run, [text])))
+            except ConfigError as error:
+                print_error(error)
+        return 0
+    if texts is None:
+        encoded = [_own_prompt(run, read.found.metadata.step)]
+    samples = writer.samples(read, encoded)
+    if is_first() and asked.as_json:
+        (name,) = read.models
+        print_json(
+            {
+                **about_checkpoint(run, read.found, name),
+                "differs_from_run": result_differences(run, read.found, ("model",)),
+                "how": {**choice, "max_tokens": writer.length_for(encoded)},
+                "samples": [asdict(sample) for sample in samples],
+            }
+        )
+    elif is_first():
+        _show(read, samples)
     return 0
-
-
-def _choice(
-    run: LoadedRun, given: Mapping[str, float | int | None], num_samples: int
-) -> dict[str, Any]:
-    """How tokens are chosen: as it is given, and else as for the run's samples."""
-    top_p = given["top_p"]
-    require(
-        top_p is None or 0.0 < top_p <= 1.0,
-        given=f"--top-p {top_p}",
-        allowed="above 0 and at most 1",
-        fix="0.9 leaves out the least likely tenth; without --top-p it is the run's samples.top_p",
-    )
-    samples = run.config.samples
-    choice: dict[str, Any] = {
-        name: getattr(samples, name) if value is None else value for name, value in given.items()
-    }
-    TokenChoice.of(**choice)  # refuses what cannot be
-    require(
-        num_samples == 1 or choice["temperature"] > 0,
-        given=f"--num-samples {num_samples} with a temperature of 0",
-        allowed="several texts of one prompt where they are drawn",
-        fix="pass --temperature 0.7, or leave out --num-samples",
-    )
-    return choice
 
 
 def _lengths(run: LoadedRun) -> SampleLengths:
@@ -167,17 +127,15 @@ class _Writer:
     """How texts are written, whatever the prompt."""
 
     run: LoadedRun
+    asked: Generate
     choice: Mapping[str, Any]
-    max_tokens: int | None
-    seed: int
-    num_samples: int
 
     def length_for(self, prompts: Sequence[Prompt]) -> int:
         """New tokens of each text; the run's own number is cut to what fits."""
         longest = max((len(prompt.ids) for prompt in prompts), default=1)
         limit: int = self.run.config.model.max_seq_len
         usual = min(_lengths(self.run).max_tokens, max(limit - longest, 1))
-        length = self.max_tokens or usual
+        length = self.asked.max_tokens or usual
         require(
             longest + length <= limit,
             given=f"a prompt of {longest} tokens and {length} new ones with "
@@ -193,7 +151,7 @@ class _Writer:
         Sample 0 has the seed itself: without options that is the run's own sample.
         """
         run, length = self.run, self.length_for(prompts)
-        seeds = [(self.seed + number) % _SEEDS for number in range(self.num_samples)]
+        seeds = [(self.asked.seed + number) % _SEEDS for number in range(self.asked.num_samples)]
         wanted = [(prompt, seed) for prompt in prompts for seed in seeds]
         (weights,) = read.models.values()
         model = run.mp.for_compute(weights)  # once, and not at every token
@@ -249,12 +207,6 @@ def given_texts(prompts: Sequence[str], file: str | None) -> list[str] | None:
 
     Without any of them it is what a file or a pipe on stdin holds, as one text.
     """
-    require(
-        file is None or not prompts,
-        given=f"prompts and --file {file}",
-        allowed="one of them",
-        fix="leave one out",
-    )
     if file is not None:
         return _lines(read_text(file), file)
     if list(prompts) == [_STDIN]:  # among others it is a prompt like any
@@ -264,8 +216,10 @@ def given_texts(prompts: Sequence[str], file: str | None) -> list[str] | None:
     if not _is_stdin_given():
         return None
     # Before it is read: a program that starts this one may never close its pipe.
-    _note(
-        "The prompt is read from standard input, to its end (--prompt gives one, < /dev/null none)"
+    print(
+        "The prompt is read from standard input, to its end (--prompt gives one, < /dev/null none)",
+        file=sys.stderr,
+        flush=True,
     )
     text = _stdin_text().removesuffix("\n").removesuffix("\r")
     if not text:
@@ -278,7 +232,7 @@ def _typed_texts() -> Iterator[str]:
     """The lines that are typed, as they come; ends with the input, or with Ctrl-C."""
     is_seen = sys.stdin.isatty()
     if is_seen:
-        _note("A line is a prompt; Ctrl-D ends.")
+        print("A line is a prompt; Ctrl-D ends.", file=sys.stderr)
     while True:
         if is_seen:
             print("> ", end="", file=sys.stderr, flush=True)
@@ -307,7 +261,7 @@ def _encoded_prompts(run: LoadedRun, texts: Sequence[str]) -> list[Prompt]:
     ]
 
 
-def _own_prompt(run: LoadedRun, step: int, num_tokens: int) -> Prompt:
+def _own_prompt(run: LoadedRun, step: int) -> Prompt:
     """What the run's own sample of a step went on from."""
     held_out = [dataset for dataset in held_out_datasets(run) if dataset.num_rows > 0]
     if not held_out:
@@ -315,7 +269,7 @@ def _own_prompt(run: LoadedRun, step: int, num_tokens: int) -> Prompt:
             "%s holds out no document: the text goes on from a TRAINING document", run.path
         )
     texts = held_out[0] if held_out else TrainedTexts(run.config.data, run.tokenizer)
-    every = run.config.samples.every
+    every, num_tokens = run.config.samples.every, _lengths(run).prompt_tokens
     ids = prompt_of_step(texts, step, num_tokens=num_tokens, every=every)
     return Prompt(text=run.tokenizer.decode(ids), ids=ids)
 
@@ -356,7 +310,3 @@ def _lines(text: str, source: str) -> list[str]:
         fix="write some, or leave it out to go on from a text of the run",
     )
     return lines
-
-
-def _note(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)

@@ -1,14 +1,14 @@
 """`chomp harness`: lm-eval tasks on the weights of a checkpoint."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-from chomp.checkpoint import LoadedWeights, WeightsName, best_weights, these_weights
-from chomp.cli.loaded_run import GivenRun, LoadedRun, load_run
+from chomp.checkpoint import best_weights
+from chomp.cli.commands import HarnessTasks
+from chomp.cli.loaded_run import LoadedRun, leaving_together, load_run
 from chomp.cli.output import print_json, print_rows, say
 from chomp.cli.results import (
     TITLES,
@@ -22,7 +22,6 @@ from chomp.cli.results import (
     write_results,
 )
 from chomp.errors import ChompError, require
-from chomp.evaluation.harness import HarnessResults
 from chomp.mesh import is_first
 from chomp.storage import exists, join, read_json
 from chomp.tracking.run_files import ARTIFACTS
@@ -52,60 +51,70 @@ MAY_CHANGE = (
 _ALLOWS_CODE = ("eval", "eval.harness", "eval.harness.allow_code")
 
 
-def harness(
-    given: GivenRun,
-    *,
-    tasks: Sequence[str] | None,
-    asked: Mapping[str, Any],
-    weights: WeightsName | None,
-    out: str | None,
-    is_json: bool,
-) -> int:
-    """Run the tasks, show and keep what they gave; the exit code.
-
-    `asked` are fields of the harness config; what is not in it stays as the run's own config is.
-    """
-    include_path = asked.get("include_path")
+@leaving_together()
+def harness(asked: HarnessTasks) -> int:
+    """Run the tasks, show and keep what they gave; the exit code."""
     require(
-        include_path is None or Path(include_path).is_dir(),
-        given=f"--include-path {include_path}, where there is no folder",
+        asked.include_path is None or Path(asked.include_path).is_dir(),
+        given=f"--include-path {asked.include_path}, where there is no folder",
         allowed="a folder of lm-eval task files (.yaml)",
         fix="correct the path",
     )
-    run = load_run(given, may_change=MAY_CHANGE)
-    require_place(run, out)
-    config = _config(run, tasks, asked)
+    run = load_run(asked, may_change=MAY_CHANGE)
+    require_place(run, asked.out)
+    config = _config(run, asked)
     # Before the weights: an unknown task is refused before minutes of reading.
     tester = Harness(config, run.from_template("scores_of"), run)
-    choose = best_weights if weights is None else partial(these_weights, names=(weights,))
-    read = run.weights(choose)
-    about = _about(run, read, tester, config)
+    read = run.one_model(asked.weights)
+    [(weights, model)] = read.models.items()
+    step = read.found.metadata.step
+    is_usual = (weights,) == tuple(best_weights(read.found))
+    other = harness_differences(run, read.found, config)
+    other += [] if is_usual else ["other weights than in the loop"]
+    # What the loop's own file of results says, and which checkpoint it was.
+    about = {
+        **about_checkpoint(run, read.found, weights),
+        **tester.header(step, weights),
+        "differs_from_run": other,
+    }
     # Before hours of tasks: a file that cannot be read must not lose their results.
-    name = _file_name(run, about) if out is None else ""
-    (model,) = read.models.values()
+    name = _file_name(run, about) if asked.out is None else ""
     start = time.perf_counter()  # as the loop counts: tasks are loaded before
     results = tester.results(model)
     about["seconds"] = time.perf_counter() - start
     content = {**about, **results.as_json()}
-    path = write_results(run, content, name=name, out=out)
-    if is_first() and is_json:
+    path = write_results(run, content, name=name, out=asked.out)
+    if is_first() and asked.as_json:
         print_json(content)
     elif is_first():
         headings, *rows = results.table()
-        (name,) = read.models
         print_rows(
             [dict(zip(headings, row, strict=True)) for row in rows],
-            title=f"{TITLES[name]} of step {read.found.metadata.step}",
+            title=f"{TITLES[weights]} of step {step}",
             right=headings[2:],
         )
         say(f"{about['seconds']:.1f} s, compiling included")
-        say_places(read.found, path, about["differs_from_run"])
-    _log(run, about, results, path)  # last: a service may take its time
+        say_places(read.found, path, other)
+    if step and not other:  # they are the run's own
+        with late_tracker(run) as tracker:  # last: a service may take its time
+            log_results(results, about["seconds"], tracker, path, completed_steps=step)
     return 0
 
 
-def _config(run: LoadedRun, tasks: Sequence[str] | None, asked: Mapping[str, Any]) -> HarnessConfig:
+def _config(run: LoadedRun, asked: HarnessTasks) -> HarnessConfig:
     """The options of the command on top of the run's own harness config."""
+    tasks = None if asked.tasks is None else [*filter(None, map(str.strip, asked.tasks.split(",")))]
+    options: dict[str, Any] = {
+        "include_path": asked.include_path,
+        "include_defaults": asked.with_defaults or None,
+        "num_fewshot": asked.num_fewshot,
+        "limit": asked.limit,
+        "batch_size": asked.batch_size,
+        "max_length": asked.max_length,
+        "allow_code": asked.allow_code or None,
+    }
+    # What is not given stays as the run's own config has it.
+    changed = {name: value for name, value in options.items() if value is not None}
     own = None if run.config.eval is None else run.config.eval.harness
     require(
         bool(tasks) or (tasks is None and own is not None),
@@ -114,7 +123,7 @@ def _config(run: LoadedRun, tasks: Sequence[str] | None, asked: Mapping[str, Any
         fix="pass --tasks NAME,NAME and --include-path FOLDER",
     )
     require(
-        own is not None or bool({"include_path", "include_defaults"} & asked.keys()),
+        own is not None or bool({"include_path", "include_defaults"} & changed.keys()),
         given=f"--tasks {','.join(tasks or ())} without a place to look for them",
         allowed="--include-path FOLDER, --with-defaults for lm-eval's own, or both",
         fix="pass the folder of the tasks' files as --include-path",
@@ -122,26 +131,12 @@ def _config(run: LoadedRun, tasks: Sequence[str] | None, asked: Mapping[str, Any
     # On top of the run's own: a task of its config may need its folder of files.
     named: dict[str, Any] = {} if tasks is None else {"tasks": tuple(tasks)}
     if own is None:
-        return HarnessConfig(**named, **asked)
+        return HarnessConfig(**named, **changed)
     # The run's own permission does not count now: its folder may be of a stranger.
     is_asked = any(name in _ALLOWS_CODE for name in run.changed)
     named["allow_code"] = own.allow_code and is_asked
-    changed: HarnessConfig = replace(own, **(named | dict(asked)))
-    return changed
-
-
-def _about(
-    run: LoadedRun, read: LoadedWeights, tester: Harness, config: HarnessConfig
-) -> dict[str, Any]:
-    """What the file of results begins with: what the loop's says, and which checkpoint it was."""
-    (weights,) = read.models
-    is_usual = (weights,) == tuple(best_weights(read.found))
-    other = [] if is_usual else ["other weights than in the loop"]
-    return {
-        **about_checkpoint(run, read.found, weights),
-        **tester.header(read.found.metadata.step, weights),
-        "differs_from_run": [*harness_differences(run, read.found, config), *other],
-    }
+    config: HarnessConfig = replace(own, **(named | changed))
+    return config
 
 
 def _file_name(run: LoadedRun, about: Mapping[str, Any]) -> str:
@@ -166,14 +161,3 @@ def _definition_in(path: str) -> list[Any] | None:
         return _definition(read_json(path))
     except (ChompError, LookupError, TypeError, AttributeError):
         return None
-
-
-def _log(
-    run: LoadedRun, about: Mapping[str, Any], results: HarnessResults, path: str | None
-) -> None:
-    """The results at the last completed step of the run's record, if they are the run's own."""
-    step: int = about["step"]
-    if step == 0 or about["differs_from_run"]:
-        return
-    with late_tracker(run) as tracker:
-        log_results(results, about["seconds"], tracker, path, completed_steps=step)

@@ -12,9 +12,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from chomp.cli.legacy_keys import HINTS, legacy_key_error, legacy_keys_error
+from chomp.cli.options import ConfigOptions
 from chomp.cli.templates import GRUG, LAUNCH_FILE, known_template
 from chomp.config import apply_overrides, config_from_mapping
 from chomp.config.fields import dotted, sections, settings_by_spelling
@@ -59,7 +60,6 @@ ALIASES: dict[str, tuple[str, Mapping[Any, Any] | None]] = {
     "model.use_checkpoint": ("model.remat", {True: "block", False: "none"}),
 }
 NULL_IS_DEFAULT = "train.generate_temperature"
-_SPELLINGS = {"train": "trainer"}  # of sections named here
 # What a YAML file has beside the config of its template, and what to do instead of an override.
 _OF_FILES = {
     _TEMPLATE_KEY: "use --template NAME",
@@ -75,6 +75,12 @@ class GivenConfig:
     overrides: tuple[str, ...] = ()
     prefix: str | None = None
     template: str | None = None  # the folder that a YAML file configures
+
+    @classmethod
+    def of(cls, path: str, asked: ConfigOptions) -> Self:
+        """A CONFIG with the options of a command."""
+        overrides = tuple(asked.overrides or ())
+        return cls(path=path, overrides=overrides, prefix=asked.prefix, template=asked.template)
 
     @property
     def outputs(self) -> str:
@@ -193,14 +199,47 @@ class Launch:
 def load_launch(given: GivenConfig) -> Launch:
     """A launch file with its own config or that of a YAML file, after overrides."""
     is_yaml = given.kind() == "YAML file"
-    content = _yaml_mapping(given) if is_yaml else {}
-    launch_file = _launch_file(given, content)
-    module = load_module(launch_file)
-    config = config_of_file(launch_class(module, launch_file), content, source=given.path)
-    of_file = config
-    config = with_overrides(config, given.overrides)
+    content: Any = parse_yaml(read_text(given.path), source=given.path) if is_yaml else {}
+    require(
+        content is None or isinstance(content, dict),
+        given=f"{given.path}, which holds a {type(content).__name__}",
+        allowed="a mapping of the template's launch config",
+        fix="write keys such as data: and train: at its top level",
+    )
+    content = content or {}
+    launch_file = given.path
     if is_yaml:
-        _refuse_code_by_file(of_file, config, given)
+        named = content.pop(_TEMPLATE_KEY, None)
+        part = {SECTION: content.get(SECTION), _TEMPLATE_KEY: named}
+        named = replace_variables(part, source=given.path)[_TEMPLATE_KEY]
+        require(
+            named is None or isinstance(named, str),
+            given=f"template={named!r} in {given.path}",
+            allowed="the name of a template, or its folder",
+            fix=f"write {_TEMPLATE_KEY}: base",
+        )
+        folder = known_template(given.template, in_file=named, beside=given.path)
+        launch_file = str(folder / LAUNCH_FILE)
+    require(
+        is_yaml or given.template is None,
+        given=f"--template {given.template} with the launch file {given.path}",
+        allowed="--template with a YAML file",
+        fix="leave out --template",
+    )
+    module = load_module(launch_file)
+    of_file = config_of_file(launch_class(module, launch_file), content, source=given.path)
+    config = with_overrides(of_file, given.overrides)
+    harness = getattr(getattr(of_file, "eval", None), "harness", None) if is_yaml else None
+    if harness is not None and harness.allow_code:
+        # A stranger may have written the file: the command line must allow it too, or turn it off.
+        forbidden = replace(of_file.eval, harness=replace(harness, allow_code=False))
+        require(
+            with_overrides(replace(of_file, eval=forbidden), given.overrides) == config,
+            f"eval.harness.allow_code=true in {given.path}",
+            allowed="code of tasks where the command line asks for it, too",
+            fix="read the code of the tasks and pass -o eval.harness.allow_code=true, or take it "
+            "out",
+        )
     with _errors_name(given.path):
         require_held_out(config)
     steps_of = getattr(module, _STEPS, None)
@@ -282,7 +321,7 @@ def config_of_file(cls: type[Any], content: Mapping[str, Any], *, source: str) -
     """
     _refuse_secrets(content, source=source)
     content = replace_variables(content, source=source)
-    launch: type = cls
+    launch: type = cls  # as mypy has it, a type[Any] cannot be hashed
     known = settings_by_spelling(launch)
     for key in [key for key in content if isinstance(key, str) and key not in known]:
         near = nearest(key, [*known, *_OF_FILES])
@@ -351,57 +390,7 @@ def require_held_out(config: Any) -> None:
     )
 
 
-# --- reading a file -----------------------------------------------------------------------------
-
-
-def _yaml_mapping(given: GivenConfig) -> dict[str, Any]:
-    content = parse_yaml(read_text(given.path), source=given.path)
-    require(
-        content is None or isinstance(content, dict),
-        given=f"{given.path}, which holds a {type(content).__name__}",
-        allowed="a mapping of the template's launch config",
-        fix="write keys such as data: and train: at its top level",
-    )
-    return content or {}
-
-
-def _launch_file(given: GivenConfig, content: dict[str, Any]) -> str:
-    """The launch file that a config is of; the key `template` is taken out of a file's content."""
-    if given.kind() == "launch file":
-        require(
-            given.template is None,
-            given=f"--template {given.template} with the launch file {given.path}",
-            allowed="--template with a YAML file",
-            fix="leave out --template",
-        )
-        return given.path
-    in_file = None
-    if _TEMPLATE_KEY in content:
-        part = {SECTION: content.get(SECTION), _TEMPLATE_KEY: content.pop(_TEMPLATE_KEY)}
-        in_file = replace_variables(part, source=given.path)[_TEMPLATE_KEY]
-    require(
-        in_file is None or isinstance(in_file, str),
-        given=f"template={in_file!r} in {given.path}",
-        allowed="the name of a template, or its folder",
-        fix=f"write {_TEMPLATE_KEY}: base",
-    )
-    folder = known_template(given.template, in_file=in_file, beside=given.path)
-    return str(folder / LAUNCH_FILE)
-
-
-def _refuse_code_by_file(of_file: Any, config: Any, given: GivenConfig) -> None:
-    """Raise `ConfigError` if only the file lets tasks run code: a stranger may have written it."""
-    harness = getattr(getattr(of_file, "eval", None), "harness", None)
-    if harness is None or not harness.allow_code:
-        return
-    forbidden = replace(harness, allow_code=False)
-    without = replace(of_file, eval=replace(of_file.eval, harness=forbidden))
-    require(
-        with_overrides(without, given.overrides) == config,  # they allow it, or turn it off
-        f"eval.harness.allow_code=true in {given.path}",
-        allowed="code of tasks where the command line asks for it, too",
-        fix="read the code of the tasks and pass -o eval.harness.allow_code=true, or take it out",
-    )
+# --- secrets in a file, and the names of errors -------------------------------------------------
 
 
 def _refuse_secrets(content: Any, *, source: str, path: tuple[str, ...] = ()) -> None:
@@ -475,10 +464,10 @@ def _without_aliases(
         )
         inside[key] = value
         renamed[name] = field
-    for section in _spellings("train"):
-        inside = found.get(section)
-        if isinstance(inside, dict) and inside.get("generate_temperature", "") is None:
-            del inside["generate_temperature"]  # null asks for the default
+    section, key = NULL_IS_DEFAULT.split(".")
+    for inside in map(found.get, _spellings(section)):
+        if isinstance(inside, dict) and inside.get(key, "") is None:
+            del inside[key]
     return found, renamed
 
 
@@ -495,29 +484,27 @@ def _translated(config: Any, text: str) -> str:
             allowed="fields of the template's config",
             fix=_OF_FILES[parts[0]],
         )
-    name = ".".join(["train" if parts[0] == _SPELLINGS["train"] else parts[0], *parts[1:]])
+    name = ".".join(["train" if parts[0] == "trainer" else parts[0], *parts[1:]])
     path, also = resolve_also(cls, parts)
-    if name == NULL_IS_DEFAULT and also is not None and value in _NULLS:
+    if also is not None and name == NULL_IS_DEFAULT and value in _NULLS:
         samples: type = type(config.samples)
-        default = settings_by_spelling(samples)[path[-1]].default()
-        return f"{'.'.join(path)}={default}"
-    if also is not None and also.zero_is_null:
-        section = ".".join(path[:-1])
-        if getattr(config, section, None) is None:  # train.eval_every, where eval is null
-            if value in ("0", *_NULLS):
-                return f"{section}=null"
-            return f"{section}={{{path[-1]}: {value}}}"
+        return f"{'.'.join(path)}={settings_by_spelling(samples)[path[-1]].default()}"
+    section = ".".join(path[:-1])
+    if also is not None and also.zero_is_null and getattr(config, section, None) is None:
+        # train.eval_every, where eval is null
+        is_off = value in ("0", *_NULLS)
+        return f"{section}=null" if is_off else f"{section}={{{path[-1]}: {value}}}"
     if has_field(cls, name):
         return text
     if name in HINTS:
         raise legacy_key_error(name).within(f"override: {text!r}")
-    if name in ALIASES:
-        field, meanings = ALIASES[name]
-        meant = parse_yaml(value, source="the value")
-        if meanings is not None and isinstance(meant, bool):
-            value = meanings[meant]
-        return f"{field}={value}"
-    return text
+    if name not in ALIASES:
+        return text
+    field, meanings = ALIASES[name]
+    meant = parse_yaml(value, source="the value")
+    if meanings is not None and isinstance(meant, bool):
+        value = meanings[meant]
+    return f"{field}={value}"
 
 
 @contextmanager
@@ -533,15 +520,15 @@ def _errors_note(renamed: Mapping[str, str]) -> Iterator[None]:
 
 
 def _has_key(content: Mapping[str, Any], name: str) -> bool:
-    first, *rest = name.split(".")
+    first, *path, key = name.split(".")
     for section in _spellings(first):
         here: Any = content.get(section)
-        for part in rest[:-1]:
+        for part in path:
             here = here.get(part) if isinstance(here, Mapping) else None
-        if isinstance(here, Mapping) and rest[-1] in here:
+        if isinstance(here, Mapping) and key in here:
             return True
     return False
 
 
 def _spellings(section: str) -> tuple[str, ...]:
-    return (section, _SPELLINGS[section]) if section in _SPELLINGS else (section,)
+    return ("train", "trainer") if section == "train" else (section,)

@@ -21,11 +21,14 @@ from chomp.checkpoint import (
     LoadedWeights,
     StepFolder,
     WeightsName,
+    best_weights,
     load_weights,
     place_of,
     require_checkpoints_at,
+    these_weights,
 )
 from chomp.cli.load_config import RUN_CLASS
+from chomp.cli.options import GivenRun
 from chomp.cli.templates import LoadedTemplate, load_template, require_same_template
 from chomp.config import Difference, apply_overrides, config_difference, config_from_mapping
 from chomp.data import RowLimits
@@ -59,18 +62,6 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
-class GivenRun:
-    """RUN_OR_CHECKPOINT and the options that go with it."""
-
-    path: str
-    overrides: tuple[str, ...] = ()
-    template: str | None = None  # replaces the run's own copy
-    tokenizer: str | None = None  # likewise
-    is_trusted: bool = False
-    allows_changed: bool = False  # go on where the folder is not what the checkpoint was saved with
-
-
-@dataclass(frozen=True, kw_only=True)
 class LoadedRun:
     """A run as its folder has it, on the devices of this machine; no weights are read yet."""
 
@@ -90,7 +81,7 @@ class LoadedRun:
     @property
     def path(self) -> str:
         """As it was given: a run or one of its checkpoints."""
-        return self.given.path
+        return self.given.run
 
     def limits(self) -> RowLimits:
         """What the model and its attention kernel take of rows, in this run's batches."""
@@ -132,7 +123,14 @@ class LoadedRun:
 
         def chosen(found: StepFolder) -> Sequence[WeightsName]:
             # Here, because which checkpoint it will be is only known while it is looked for.
-            _require_same_tokenizer(found, self.tokenizer)
+            trained_with, given = found.metadata.tokenizer_hash, self.tokenizer.content_hash
+            if trained_with != given:
+                # It would give other tokens the same ids: numbers that mean nothing.
+                raise DataError(
+                    f"a tokenizer with the hash {given[:_HASH_CHARACTERS]} for {found.path}",
+                    allowed=f"the one it was trained with, {trained_with[:_HASH_CHARACTERS]}",
+                    fix="leave out --tokenizer, or pass the folder of that one",
+                )
             _require_unchanged(self, found)
             return choose(found)
 
@@ -140,6 +138,11 @@ class LoadedRun:
         with jax.set_mesh(self.mesh):
             params = jax.eval_shape(fresh_state).params
             return load_weights(self.path, params, mesh=self.mesh, choose=chosen)
+
+    def one_model(self, name: WeightsName | None) -> LoadedWeights:
+        """The weights of that name; None: the average, if there is one."""
+        choose = best_weights if name is None else partial(these_weights, names=(name,))
+        return self.weights(choose)
 
 
 @contextmanager
@@ -158,22 +161,43 @@ def leaving_together() -> Iterator[None]:
 def load_run(given: GivenRun, *, may_change: Sequence[str]) -> LoadedRun:
     """The run around a path. `may_change` are patterns of fields that overrides may change."""
     prepare_devices()  # before JAX looks for them
-    place = place_of(given.path)
-    template = load_template(_template_folder(given, place), is_trusted=given.is_trusted)
+    place = place_of(given.run)
+    folder = given.template or (place.run and join(place.run, TEMPLATE))
+    if folder is None:
+        raise ConfigError(
+            f"{given.run}, which lies in no run folder, so its model's source is not known",
+            allowed=f"a checkpoint in its run folder, beside {TEMPLATE}/",
+            fix="pass --template FOLDER and --tokenizer FOLDER",
+        )
+    template = load_template(Path(folder), is_trusted=given.trust)
     # From cheap to expensive: a wrong command is refused before devices are used.
     mapping, source = _recorded_mapping(place)
     recorded = config_from_mapping(template.part(RUN_CLASS), mapping, source=source)
     if place.run is not None:
         recorded = replace(recorded, output_path=place.run)  # it was trained elsewhere, perhaps
-    config, changed = _with_overrides(recorded, given.overrides, may_change)
+    config, changed = _with_overrides(recorded, given.overrides or (), may_change)
     tokenizer_folder = _tokenizer_folder(given, place, config)
     tokenizer = load_tokenizer(tokenizer_folder)
     sizes = ("model.vocab_size", config.model.vocab_size)
     require_at_most("tokenizer ids", tokenizer.vocab_size, *sizes)
-    mesh = _mesh(config, is_asked=any(name.startswith("mesh") for name in changed))
+    try:
+        mesh = create_mesh(config.mesh)
+    except ConfigError as error:
+        if any(name.startswith("mesh") for name in changed):
+            raise
+        mesh = create_mesh(MeshConfig())
+        _log.warning(
+            "the run's mesh does not fit this machine: rows are shared out over its %d devices. "
+            "Numbers may differ in their last digits; -o mesh.model=... says otherwise. (%s)",
+            mesh.size,
+            error,
+        )
     # As the loop does it, or the numbers would be those of another kernel.
     config = with_reproducible_attention(config, mesh)
     require_fits_mesh(partial(template.part("fresh_state"), config), mesh)
+    # A copy of the run's own copy is as good.
+    own = None if place.run is None else Path(place.run, TEMPLATE)
+    is_own = own is not None and sources_hash(template_sources(own)) == template.digest
     return LoadedRun(
         given=given,
         folder=place.run,
@@ -182,7 +206,7 @@ def load_run(given: GivenRun, *, may_change: Sequence[str]) -> LoadedRun:
         recorded=recorded,
         recorded_mapping=mapping,
         template=template,
-        is_own_template=_is_own(template, place),
+        is_own_template=is_own,
         tokenizer=tokenizer,
         tokenizer_folder=tokenizer_folder,
         mesh=mesh,
@@ -227,35 +251,15 @@ def _with_overrides(
         if is_turned_off or not is_known:
             section = item.path.split(".")[0]
             is_trained = item.mark == "identity" and section not in _BESIDE_TRAINING
-            why = "part of what was trained" if is_trained else "without effect on this command"
+            why = "is part of what was trained" if is_trained else "has no effect on this command"
             raise ConfigError(
-                f"-o {item.path}={item.after}, which is {why}",
+                f"-o {item.path}={item.after}, which {why}",
                 allowed=f"changes of {', '.join(may_change)}",
                 fix=f"leave it out: the run has {item.before}"
                 + (", and another value needs another run" if is_trained else ""),
             )
         changed[item.path] = item.after
     return config, changed
-
-
-def _template_folder(given: GivenRun, place: CheckpointPlace) -> Path:
-    if given.template is not None:
-        return Path(given.template)
-    if place.run is None:
-        raise ConfigError(
-            f"{given.path}, which lies in no run folder, so its model's source is not known",
-            allowed=f"a checkpoint in its run folder, beside {TEMPLATE}/",
-            fix="pass --template FOLDER and --tokenizer FOLDER",
-        )
-    return Path(place.run, TEMPLATE)
-
-
-def _is_own(template: LoadedTemplate, place: CheckpointPlace) -> bool:
-    """Whether the run's own copy has the same sources: a copy of that copy is as good."""
-    own = None if place.run is None else Path(place.run, TEMPLATE)
-    if own is None or template.folder == own.resolve():
-        return own is not None
-    return sources_hash(template_sources(own)) == template.digest
 
 
 def _tokenizer_folder(given: GivenRun, place: CheckpointPlace, config: Any) -> str:
@@ -269,23 +273,11 @@ def _tokenizer_folder(given: GivenRun, place: CheckpointPlace, config: Any) -> s
     built = config.data.tokenizer.path
     is_there = built is not None and exists(join(built, DESCRIPTION))
     raise DataError(
-        f"{given.path} without a tokenizer: "
+        f"{given.run} without a tokenizer: "
         + ("it lies in no run folder" if own is None else f"{own} has no {DESCRIPTION}"),
         allowed="a checkpoint in its run folder, which has tokenizer/, or a tokenizer by name",
         fix=f"pass --tokenizer {built if is_there else 'FOLDER'}",
     )
-
-
-def _require_same_tokenizer(found: StepFolder, tokenizer: Tokenizer) -> None:
-    """Another tokenizer would give other tokens the same ids: numbers that mean nothing."""
-    trained_with = found.metadata.tokenizer_hash
-    if trained_with != tokenizer.content_hash:
-        raise DataError(
-            f"a tokenizer with the hash {tokenizer.content_hash[:_HASH_CHARACTERS]} for "
-            f"{found.path}",
-            allowed=f"the one it was trained with, {trained_with[:_HASH_CHARACTERS]}",
-            fix="leave out --tokenizer, or pass the folder of that one",
-        )
 
 
 def _require_unchanged(run: LoadedRun, found: StepFolder) -> None:
@@ -293,7 +285,7 @@ def _require_unchanged(run: LoadedRun, found: StepFolder) -> None:
 
     Identity fields alone: a later attempt may have changed others, which results list.
     """
-    allows_changed = run.given.allows_changed
+    allows_changed = run.given.allow_changed
     changes = [item for item in run.changes_since(found) if item.mark == "identity"]
     if run.given.template is None:
         require_same_template(
@@ -312,20 +304,3 @@ def _require_unchanged(run: LoadedRun, found: StepFolder) -> None:
             fix="bring back the file, or remove it: the checkpoint has the config too; or pass "
             "--allow-changed, and the results will not be the run's own",
         )
-
-
-def _mesh(config: Any, *, is_asked: bool) -> Mesh:
-    """The run's mesh; where this machine has other devices, rows over all that are here."""
-    try:
-        return create_mesh(config.mesh)
-    except ConfigError as error:
-        if is_asked:
-            raise
-        mesh = create_mesh(MeshConfig())
-        _log.warning(
-            "the run's mesh does not fit this machine: rows are shared out over its %d devices. "
-            "Numbers may differ in their last digits; -o mesh.model=... says otherwise. (%s)",
-            mesh.size,
-            error,
-        )
-        return mesh

@@ -6,11 +6,15 @@ bug and keeps its traceback.
 
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 
-from chomp.cli.commands import app
-from chomp.cli.options import Action
+from chomp.cli import commands  # noqa: F401  # each is added to the app
+from chomp.cli.options import Command, app
 from chomp.errors import ChompError, ConfigError, RunInterrupted
 from chomp.screen import NO_READER_EXIT_CODE, checked_screen, is_reader_gone
+
+# ruff: noqa: PLC0415
+# What is imported inside functions is what `chomp --help` does not need: it must answer at once.
 
 
 def main() -> None:
@@ -21,52 +25,39 @@ def main() -> None:
 def exit_code(arguments: Sequence[str]) -> int:
     """Do what the arguments say, print what goes wrong, and return the exit code."""
     with checked_screen():
-        return _exit_code(arguments)
+        try:
+            asked = parse(arguments)
+            code = 0 if asked is None else run(asked)
+            sys.stdout.flush()
+            return code
+        except (BrokenPipeError, SystemExit) as error:
+            if not is_reader_gone(error):
+                raise
+            return NO_READER_EXIT_CODE
+        except (RunInterrupted, KeyboardInterrupt) as stop:
+            from chomp.launch.console import print_stop
+            from chomp.launch.step_result import INTERRUPTED_EXIT_CODE
+
+            if isinstance(stop, RunInterrupted):
+                print_stop(str(stop))
+                return stop.exit_code
+            print_stop("Run the same command again to go on.")
+            return INTERRUPTED_EXIT_CODE
+        except ChompError as error:
+            from chomp.launch.console import print_error
+
+            print_error(error)
+            return error.exit_code
 
 
-# ruff: noqa: PLC0415
-# What is imported inside functions is what `chomp --help` does not need: it must answer at once.
+def parse(arguments: Sequence[str]) -> Command | None:
+    """What the arguments ask for; None once help or the version was shown.
 
-
-def _exit_code(arguments: Sequence[str]) -> int:
+    Nothing is run inside typer, which has its own ideas about KeyboardInterrupt, EOFError and exit
+    codes.
+    """
     try:
-        action = _parsed(arguments)
-        code = 0
-        if action is not None:
-            from chomp.launch.console import show_log_warnings
-            from chomp.storage.paths import require_current_folder
-
-            show_log_warnings()
-            require_current_folder()
-            code = action()
-        sys.stdout.flush()
-        return code
-    except (BrokenPipeError, SystemExit) as error:
-        if not is_reader_gone(error):
-            raise
-        return NO_READER_EXIT_CODE
-    except RunInterrupted as stop:
-        from chomp.launch.console import print_stop
-
-        print_stop(str(stop))
-        return stop.exit_code
-    except KeyboardInterrupt:
-        from chomp.launch.console import print_stop
-        from chomp.launch.step_result import INTERRUPTED_EXIT_CODE
-
-        print_stop("Run the same command again to go on.")
-        return INTERRUPTED_EXIT_CODE
-    except ChompError as error:
-        from chomp.launch.console import print_error
-
-        print_error(error)
-        return error.exit_code
-
-
-def _parsed(arguments: Sequence[str]) -> Action | None:
-    """What is to be done; None once help or the version was shown."""
-    try:
-        parsed = app(list(arguments), prog_name="chomp", standalone_mode=False)
+        asked = app(list(arguments), prog_name="chomp", standalone_mode=False)
     except Exception as error:
         # Wrong arguments: typer raises these out of its own or an installed click, by version.
         if not hasattr(error, "format_message"):
@@ -79,7 +70,19 @@ def _parsed(arguments: Sequence[str]) -> Action | None:
             allowed="the commands and options that --help lists",
             fix="correct the command line",
         ) from error
-    return parsed if callable(parsed) else None
+    return asked if isinstance(asked, Command) else None
+
+
+def run(asked: Command) -> int:
+    """Do what a command asks for; the exit code."""
+    from chomp.launch.console import show_log_warnings
+    from chomp.storage.paths import require_current_folder
+
+    show_log_warnings()
+    require_current_folder()
+    module, _, function = asked.work.partition(":")
+    code: int = getattr(import_module(f"chomp.cli.{module}"), function)(asked)
+    return code
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
-"""How results are printed: whole, since a path or an id that is cut cannot be copied."""
+"""How results are printed: lines, tables, JSON, and progress bars on stderr."""
 
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -31,26 +32,41 @@ def print_json(content: Any) -> None:
 
 
 def print_table(table: Table) -> None:
-    """Print a table as wide as its content."""
-    PlainConsole(width=_WIDTH).print(table)
+    """Print a table whole, since a path or an id that is cut cannot be copied.
+
+    For a terminal that is too narrow, with fewer lines and text wrapped between words; if that does
+    not fit either, as a list of each row's values.
+    """
+    whole = PlainConsole(width=_WIDTH)
+    # A file or a pipe takes lines of any length.
+    is_limited = whole.is_terminal or "COLUMNS" in os.environ
+    width = PlainConsole().width if is_limited else _WIDTH
+    if whole.measure(table).maximum > width:
+        table.box, table.show_edge, table.pad_edge = box.SIMPLE_HEAD, False, False
+        table.collapse_padding = True
+        for column in table.columns:
+            column.no_wrap = not any(" " in str(cell) for cell in column.cells)
+    if whole.measure(table).minimum <= width:
+        PlainConsole(width=width).print(table)
+        return
+    if table.title is not None:
+        whole.print(table.title)
+    headings = [column.header for column in table.columns]
+    for row in zip(*(column.cells for column in table.columns), strict=True):
+        values = Table.grid(padding=(0, 2))
+        for heading, value in zip(headings, row, strict=True):
+            values.add_row(*([heading] if table.show_header else []), value)
+        whole.print(values, "")
 
 
 def print_rows(
-    rows: Sequence[Mapping[str, Any]],
-    *,
-    title: str | None = None,
-    right: Sequence[str] = (),
-    is_narrow: bool = False,
+    rows: Sequence[Mapping[str, Any]], *, title: str | None = None, right: Sequence[str] = ()
 ) -> None:
     """Print rows with the same keys as a table, a column for each key.
 
-    Numbers, and columns named in `right`, are aligned to the right. A narrow table has only a line
-    under the headings: many columns have to fit into 80 characters.
+    Numbers, and columns named in `right`, are aligned to the right.
     """
-    style: dict[str, Any] = {"title": title, "title_justify": "left"}
-    if is_narrow:
-        style |= dict(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, collapse_padding=True)
-    table = Table(**style)
+    table = Table(title=title, title_justify="left")
     for name in rows[0] if rows else ():
         is_right = name in right or any(isinstance(row[name], int | float) for row in rows)
         table.add_column(name, justify="right" if is_right else "left")

@@ -2,12 +2,12 @@
 
 import os
 import webbrowser
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from rich.progress import Progress, track
 
+from chomp.cli.commands import MetricsReplay, MetricsShow, Report, Watch
 from chomp.cli.output import print_json, print_rows, print_table, say
 from chomp.config import config_from_mapping
 from chomp.errors import StorageError, require
@@ -44,52 +44,16 @@ from chomp.tracking.sinks import is_installed, missing, replay_rows
 
 # A second and a half of reading: from here on there is a progress bar.
 _SHOW_PROGRESS_BYTES = 200_000_000
+_SHOW_PROGRESS_ROWS = 1000
 
 
 # --- report -------------------------------------------------------------------------------------
 
 
-def write_report(
-    runs: Sequence[str],
-    out: str | None,
-    against: str | None,
-    *,
-    with_profile: bool,
-    is_opened: bool,
-    is_json: bool,
-) -> int:
+def write_report(asked: Report) -> int:
     """Write the page of one or several runs and say where it is."""
-    _require_different(runs)
-    folder = Path(_default_folder(runs) if out is None else out)
-    # Before anything is read, which may take long.
-    require_free(folder)
-    other = None if against is None else _config_of(against)
-    if with_profile and len(runs) == 1:  # raises if there is no trace
-        newest_trace(_folder_of(runs[0]), resolved_config(_folder_of(runs[0])))
-    is_quiet = total_bytes(runs) < _SHOW_PROGRESS_BYTES
-    with Progress(transient=True, disable=is_quiet) as progress:
-        task = progress.add_task(f"reading {len(runs)} runs", total=len(runs))
-        parts = run_payloads(runs, on_read=lambda _: progress.advance(task))
-    if with_profile:
-        is_alone = len(parts) == 1
-        parts = [_with_profile(part, is_alone=is_alone, is_quiet=is_json) for part in parts]
-    page = write_page(page_payload(parts, against=other), folder)
-    if is_json:
-        names = ("name", "folder", "problems", "profile")
-        print_json({"page": str(page), "runs": [{k: part.get(k) for k in names} for part in parts]})
-    else:
-        for part in parts:
-            for problem in part["problems"]:
-                say(f"{part['name']}: {problem}", style="yellow")
-        say(f"run page: {page}")
-    if is_opened:
-        webbrowser.open(Path(page).resolve().as_uri())
-    return 0
-
-
-def _require_different(runs: Sequence[str]) -> None:
-    """Refuse a run that is given twice, be it by its folder and by its metrics file."""
-    folders = [_folder_of(run) for run in runs]
+    # A run may be given by its metrics file; the same run twice is refused however it is given.
+    folders = [_folder_of(run) for run in asked.runs]
     places = [os.path.realpath(folder) if is_local(folder) else folder for folder in folders]
     again = next((at for at, place in enumerate(places) if place in places[:at]), None)
     require(
@@ -98,39 +62,55 @@ def _require_different(runs: Sequence[str]) -> None:
         allowed="each run once",
         fix="leave one out",
     )
+    is_alone = len(folders) == 1
+    out = asked.out
+    if out is None and is_alone:
+        require(
+            is_local(folders[0]),
+            given=f"{asked.runs[0]} without --out",
+            allowed="a page on a mounted filesystem",
+            fix="add --out DIR",
+        )
+        require_inside(join(folders[0], REPORT), folders[0])
+        out = join(folders[0], REPORT)
+    folder = Path(out or REPORT)
+    # Before anything is read, which may take long.
+    require_free(folder)
+    other = None
+    if asked.against is not None:
+        config = without_secrets(resolved_config(asked.against))
+        require(
+            bool(config),
+            given=f"--against {asked.against}, where there is no {RESOLVED_CONFIG}",
+            allowed="a run folder",
+            fix="correct the path, or leave --against out",
+        )
+        other = str(config.get("run_id") or name_of(asked.against)), config_leaves(config)
+    if asked.profile and is_alone:  # raises if there is no trace
+        newest_trace(folders[0], resolved_config(folders[0]))
+    is_quiet = total_bytes(asked.runs) < _SHOW_PROGRESS_BYTES
+    with Progress(transient=True, disable=is_quiet) as progress:
+        task = progress.add_task(f"reading {len(folders)} runs", total=len(folders))
+        parts = run_payloads(asked.runs, on_read=lambda _: progress.advance(task))
+    if asked.profile:
+        parts = [_with_profile(part, is_alone=is_alone, is_quiet=asked.as_json) for part in parts]
+    page = write_page(page_payload(parts, against=other), folder)
+    if asked.as_json:
+        names = ("name", "folder", "problems", "profile")
+        print_json({"page": str(page), "runs": [{k: part.get(k) for k in names} for part in parts]})
+    else:
+        for part in parts:
+            for problem in part["problems"]:
+                say(f"{part['name']}: {problem}", style="yellow")
+        say(f"run page: {page}")
+    if asked.is_opened:
+        webbrowser.open(Path(page).resolve().as_uri())
+    return 0
 
 
 def _folder_of(run: str) -> str:
-    """The run's folder, which may be given by the metrics file in it."""
     path = normalise(run)
     return parent_of(path) if exists(path) and not is_folder(path) else path
-
-
-def _default_folder(runs: Sequence[str]) -> str:
-    """Inside the run that the page is of; a page of several runs is written here."""
-    if len(runs) > 1:
-        return REPORT
-    folder = _folder_of(runs[0])
-    require(
-        is_local(folder),
-        given=f"{runs[0]} without --out",
-        allowed="a page on a mounted filesystem",
-        fix="add --out DIR",
-    )
-    require_inside(join(folder, REPORT), folder)
-    return join(folder, REPORT)
-
-
-def _config_of(run: str) -> tuple[str, Mapping[str, str]]:
-    """The name and the config of a run that is compared with."""
-    config = without_secrets(resolved_config(run))
-    require(
-        bool(config),
-        given=f"--against {run}, where there is no {RESOLVED_CONFIG}",
-        allowed="a run folder",
-        fix="correct the path, or leave --against out",
-    )
-    return str(config.get("run_id") or name_of(run)), config_leaves(config)
 
 
 def _with_profile(part: dict[str, Any], *, is_alone: bool, is_quiet: bool) -> dict[str, Any]:
@@ -156,15 +136,9 @@ def _with_profile(part: dict[str, Any], *, is_alone: bool, is_quiet: bool) -> di
 # --- watch --------------------------------------------------------------------------------------
 
 
-def watch_run(
-    run: str,
-    metrics: Sequence[str],
-    *,
-    every_s: float | None,
-    is_once: bool,
-    last_steps: int | None,
-) -> int:
+def watch_run(asked: Watch) -> int:
     """Show the run until it ends or is no longer watched; the exit code."""
+    run = asked.run
     require(
         is_local(run) and is_folder(run),
         given=f"{run}, which is no folder of this machine",
@@ -179,9 +153,9 @@ def watch_run(
         fix=f"name one of them, such as {others[-1]}" if others else "",
     )
     long_names = {short: name for name, short in SHORT_KEYS.items()}
-    drawn = [long_names.get(name, name) for name in metrics] or [TRAIN_LOSS]
+    drawn = [long_names.get(name, name) for name in asked.metric or ()] or [TRAIN_LOSS]
     try:
-        watch(run, metrics=drawn, every_s=every_s, is_once=is_once, last_steps=last_steps)
+        watch(run, metrics=drawn, every_s=asked.every, is_once=asked.once, last_steps=asked.last)
     except KeyboardInterrupt:
         # The usual way to leave, so it must not sound as if the run had been stopped.
         print_stop("Only the watching: the run is as it was.")
@@ -192,12 +166,12 @@ def watch_run(
 # --- metrics ------------------------------------------------------------------------------------
 
 
-def show_metrics(run: str, num_rows: int, *, is_json: bool) -> int:
+def show_metrics(asked: MetricsShow) -> int:
     """Print the last rows, a column for each step, and the summary."""
-    path, _, _ = _record(run, None)
+    path, _, _ = _record(asked.run, None)
     record = read_metrics(path)
-    steps, summary = latest_rows(record)[-num_rows:], summary_of(record)
-    if is_json:
+    steps, summary = latest_rows(record)[-asked.rows :], summary_of(record)
+    if asked.as_json:
         print_json({"rows": steps, "summary": summary})
         return 0
     hidden = {"step", "global_step", "time"}
@@ -214,12 +188,28 @@ def show_metrics(run: str, num_rows: int, *, is_json: bool) -> int:
     return 0
 
 
-def replay_metrics(run: str, to: str, run_id: str | None) -> int:
+def replay_metrics(asked: MetricsReplay) -> int:
     """Send the record to a service, with a progress bar if it is long."""
-    path, config, facts = _record(run, run_id)
+    path, config, facts = _record(asked.run, asked.id)
     rows = read_metrics(path)
-    sink, where = _sink(to, config, facts)
-    shown = track(rows, description=f"sending to {to}", transient=True, disable=len(rows) < 1000)
+    if not is_installed(asked.to):
+        raise missing(asked.to, f"--to {asked.to}")
+    sink: Tracker
+    if asked.to == "tensorboard":
+        name = f"{config.tensorboard.folder}-replay"
+        require_links_inside(facts.folder, [name])
+        where = str(Path(facts.folder) / name)
+        sink = TensorBoardSink(Path(where))
+    else:
+        start = facts.wandb_start(config)
+        where = f"W&B run {start.project}/{start.run_id}"
+
+        def on_open(address: str | None) -> None:
+            say(f"W&B: {address or 'offline; send it with `wandb sync`'}")
+
+        sink = WandbProcess(start, on_open=on_open)
+    is_short = len(rows) < _SHOW_PROGRESS_ROWS
+    shown = track(rows, description=f"sending to {asked.to}", transient=True, disable=is_short)
     replay_rows(shown, sink, folder=Path(path).parent)
     say(f"{len(rows)} lines of {path} sent to {where}")
     return 0
@@ -249,22 +239,6 @@ def _record(run: str, run_id: str | None) -> tuple[str, LoggingConfig, RunFacts]
         wandb_id=run_id or new_wandb_id(f"{name}-replay"),
     )
     return path, config, facts
-
-
-def _sink(to: str, config: LoggingConfig, facts: RunFacts) -> tuple[Tracker, str]:
-    if not is_installed(to):
-        raise missing(to, f"--to {to}")
-    if to == "tensorboard":
-        name = f"{config.tensorboard.folder}-replay"
-        require_links_inside(facts.folder, [name])
-        folder = Path(facts.folder) / name
-        return TensorBoardSink(folder), str(folder)
-    start = facts.wandb_start(config)
-
-    def on_open(address: str | None) -> None:
-        say(f"W&B: {address or 'offline; send it with `wandb sync`'}")
-
-    return WandbProcess(start, on_open=on_open), f"W&B run {start.project}/{start.run_id}"
 
 
 def _text(value: object) -> str:

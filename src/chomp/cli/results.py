@@ -193,7 +193,11 @@ def late_tracker(run: LoadedRun) -> Iterator[Tracker]:
     with one that this user may not append to, is left as it is, with a warning.
     """
     record = None if run.folder is None else join(run.folder, run.config.logging.metrics_file)
-    if record is None or not is_first() or not _can_append(record):
+    can_append = record is not None and is_first() and os.access(record, os.W_OK)
+    if record is not None and is_first() and not can_append:
+        fault = "may not be appended to" if os.path.exists(record) else "is not there"
+        _log.warning("the results are not in the run's record: %s %s", record, fault)
+    if record is None or not can_append:
         yield NoopTracker()
         return
     # No attempt of its own: readers would take it for a restart of the run.
@@ -203,14 +207,6 @@ def late_tracker(run: LoadedRun) -> Iterator[Tracker]:
         yield tracker
     finally:
         tracker.finish()
-
-
-def _can_append(record: str) -> bool:
-    is_writable = os.access(record, os.W_OK)
-    if not is_writable:
-        fault = "may not be appended to" if os.path.exists(record) else "is not there"
-        _log.warning("the results are not in the run's record: %s %s", record, fault)
-    return is_writable
 
 
 def _sinks(run: LoadedRun, record: str, attempt: int) -> list[Tracker]:

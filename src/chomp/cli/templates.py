@@ -9,17 +9,18 @@ Nothing is written beside them.
 import ast
 import importlib
 import importlib.abc
-import importlib.machinery
 import logging
 import os
+import re
 import sys
 import traceback
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.machinery import ModuleSpec
 from pathlib import Path
-from types import CodeType, ModuleType
+from types import ModuleType
 from typing import Any
 
 from chomp.config.messages import did_you_mean, nearest
@@ -39,6 +40,7 @@ _TRAIN = "train"
 _OWN_TEMPLATES = Path(__file__).parents[3] / GRUG
 # Packages that a template imports and is never in.
 _NEVER_OWN = frozenset({"chomp", *sys.stdlib_module_names})
+_finders: "dict[str, _TemplateFinder]" = {}  # of the templates that were loaded, by package
 _log = logging.getLogger(__name__)
 
 
@@ -134,7 +136,10 @@ def load_template(folder: Path, *, is_trusted: bool = False) -> LoadedTemplate:
     if not (is_trusted or is_remembered(digest)):
         _equal_in_checkout(folder, sources, fix="read those files, and pass --trust to run them")
     name = _PACKAGE + digest[:_HASH_CHARACTERS]
-    _templates.add(name, folder, sources)
+    if name not in _finders:
+        _finders[name] = _TemplateFinder(name, folder, sources)
+        # First: the name is ours alone, and some finders look in slow places.
+        sys.meta_path.insert(0, _finders[name])
     try:
         return LoadedTemplate(folder, digest, importlib.import_module(f"{name}.{_TRAIN}"))
     except ChompError:
@@ -240,152 +245,89 @@ def _equal_in_checkout(folder: Path, sources: Mapping[str, bytes], *, fix: str) 
 
 
 # A finder, since a template's functions may import its files when they are called.
-class _Templates(importlib.abc.MetaPathFinder):
-    """Finds the modules of loaded templates, now and when a function imports one later."""
-
-    def __init__(self) -> None:
-        self._loaders: dict[str, _TemplateLoader] = {}
-
-    def add(self, name: str, folder: Path, sources: Mapping[str, bytes]) -> None:
-        """Make a template importable; one with these sources that is there already stays."""
-        if self not in sys.meta_path:
-            # First: the names are ours alone, and some finders look in slow places.
-            sys.meta_path.insert(0, self)
-        if name not in self._loaders:
-            self._loaders[name] = _TemplateLoader(name, folder, sources)
-
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> importlib.machinery.ModuleSpec | None:
-        """The spec of a template's package or of a module in it; None for all other names."""
-        package, _, module = fullname.partition(".")
-        loader = self._loaders.get(package)
-        if loader is None or (module and module not in loader.sources):
-            return None
-        location = loader.path_of(module or "__init__")
-        spec = importlib.machinery.ModuleSpec(fullname, loader, origin=location)
-        spec.has_location = True  # gives the module its __file__
-        # An empty search path: files that came since are no part of what was checked.
-        spec.submodule_search_locations = None if module else []
-        return spec
-
-
-class _TemplateLoader(importlib.abc.InspectLoader):
-    """Runs the sources of one template. Unlike Python's own loader it writes no bytecode.
+class _TemplateFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Finds and runs the modules of one template, from the sources that were checked.
 
     A copy in a run folder still says `from experiments.grug.base.model import ...`, which would
-    import the checkout's file. Those imports, and no others, are turned to the copy's own package.
-    Every line stays where it was, so tracebacks point into the copy.
+    import the checkout's file: that package is given this one's name. Lines stay where they were,
+    so tracebacks point into the copy. Unlike Python's own loader it writes no bytecode.
     """
 
     def __init__(self, name: str, folder: Path, sources: Mapping[str, bytes]) -> None:
         self._name, self._folder = name, folder
-        self.sources: dict[str, str] = {}
-        trees = {}
+        self._texts: dict[str, str] = {}
+        trees = []
         for module, raw in sources.items():
-            with _python_errors(self.path_of(module)):
-                self.sources[module] = raw.decode("utf-8")
-                trees[module] = ast.parse(self.sources[module], filename=self.path_of(module))
-        self._package = _own_package(trees, where=str(folder))
+            with self._python_errors(module):
+                self._texts[module] = raw.decode("utf-8")
+                trees.append(ast.parse(self._texts[module]))
+        package = _own_package(trees, set(sources), folder)
+        if package is not None:
+            pattern = re.compile(rf"(?<![\w.]){re.escape(package)}(?!\w)")
+            self._texts = {module: pattern.sub(name, text) for module, text in self._texts.items()}
 
-    def path_of(self, module: str) -> str:
-        """The file of a module."""
-        return str(self._folder / f"{module}.py")
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """The spec of the template's package or of a module in it; None for all other names."""
+        package, _, module = fullname.partition(".")
+        if package != self._name or (module and module not in self._texts):
+            return None
+        origin = str(self._folder / f"{module or '__init__'}.py")
+        # A package has an empty search path: files that came since are not what was checked.
+        spec = ModuleSpec(fullname, self, origin=origin, is_package=not module)
+        spec.has_location = True  # gives the module its __file__
+        return spec
 
-    def get_source(self, fullname: str) -> str:
-        """The text of a file, as it was read; a package without a file of its own is empty."""
-        return self.sources.get(fullname.partition(".")[2] or "__init__", "")
+    def exec_module(self, module: ModuleType) -> None:
+        """Run a file as it was read; a package without a file of its own is empty."""
+        name = module.__name__.partition(".")[2] or "__init__"
+        with self._python_errors(name):
+            # Without the flags of this very file.
+            path, text = str(self._folder / f"{name}.py"), self._texts.get(name, "")
+            code = compile(text, path, "exec", dont_inherit=True)
+        exec(code, vars(module))
 
-    def get_code(self, fullname: str) -> CodeType:
-        """The code of a file, its imports turned to this package."""
-        path = self.path_of(fullname.partition(".")[2] or "__init__")
-        with _python_errors(path):
-            tree = ast.parse(self.get_source(fullname), filename=path)
-            if self._package is not None:
-                tree = _Renaming(self._package, self._name).visit(tree)
-                tree = ast.fix_missing_locations(tree)
-            # Without the flags of this very file, such as `from __future__ import annotations`.
-            code: CodeType = compile(tree, path, "exec", dont_inherit=True)
-        return code
+    @contextmanager
+    def _python_errors(self, module: str) -> Iterator[None]:
+        try:
+            yield
+        # NUL and bytes that are no UTF-8 are a ValueError, and deep nesting is one of the last two.
+        except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+            line = getattr(error, "lineno", None)
+            what = getattr(error, "msg", None) or str(error) or type(error).__name__
+            raise ConfigError(
+                f"{self._folder / module}.py{'' if line is None else f', line {line},'} is no "
+                f"Python: {what}",
+                allowed="the files of a template as its run copied them",
+                fix="bring back the file, or pass a whole copy with --template FOLDER",
+            ) from error
 
 
-_templates = _Templates()
-
-
-def _own_package(trees: Mapping[str, ast.AST], *, where: str) -> str | None:
+def _own_package(trees: Sequence[ast.AST], modules: set[str], folder: Path) -> str | None:
     """The package under which these files import each other; None if they do not.
 
     The files alone decide: the checkout they were copied from may be gone. If several packages
     would do (`jax.sharding`, beside a file of that name), it is the one with most of the files.
     """
     found: dict[str, set[str]] = defaultdict(set)
-    for tree in trees.values():
-        for package, _, module in (name.rpartition(".") for name in _absolute_imports(tree)):
-            if package and module in trees and package.split(".")[0] not in _NEVER_OWN:
+    for node in (node for tree in trees for node in ast.walk(tree)):
+        names: list[str] = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
+            names = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+        for package, _, module in (name.rpartition(".") for name in names):
+            if package and module in modules and package.split(".")[0] not in _NEVER_OWN:
                 found[package].add(module)
     # A package of somebody else has few of these names by chance; the template's own has most.
     most = max(map(len, found.values()), default=0)
-    best = sorted(package for package, modules in found.items() if len(modules) == most)
+    best = sorted(package for package, inside in found.items() if len(inside) == most)
     if len(best) > 1:
         raise ConfigError(
-            f"{where}, whose files seem to import each other under {' and '.join(best)}",
+            f"{folder}, whose files seem to import each other under {' and '.join(best)}",
             allowed="a template whose files import each other under one package",
             fix=f"rename the file {min(found[best[0]])}.py in a copy of the template, and pass "
             "that with --template",
         )
     return best[0] if best else None
-
-
-def _absolute_imports(tree: ast.AST) -> Iterator[str]:
-    """The full names that a file imports; in `from a.b import c`, both a.b and a.b.c."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
-            yield node.module
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
-
-
-class _Renaming(ast.NodeTransformer):
-    """Turns imports of a package, and names written out in full, to the package's other name."""
-
-    def __init__(self, package: str, renamed: str) -> None:
-        self._package, self._renamed = package, renamed
-
-    def visit_Import(self, node: ast.Import) -> ast.Import:
-        for alias in node.names:
-            alias.name = self._new(alias.name)
-        return node
-
-    def visit_ImportFrom(self, node: ast.ImportFrom) -> ast.ImportFrom:
-        # Relative ones find their own package as they are.
-        if node.level == 0 and node.module:
-            node.module = self._new(node.module)
-        return node
-
-    def visit_Attribute(self, node: ast.Attribute) -> ast.expr:
-        # What `import a.b.model` binds is `a`, and the file then says `a.b.model.Thing`.
-        if ast.unparse(node) == self._package:
-            return ast.copy_location(ast.Name(self._renamed, node.ctx), node)
-        self.generic_visit(node)
-        return node
-
-    def _new(self, name: str) -> str:
-        is_inside = name == self._package or name.startswith(f"{self._package}.")
-        return self._renamed + name[len(self._package) :] if is_inside else name
-
-
-@contextmanager
-def _python_errors(path: str) -> Iterator[None]:
-    """Raise what is wrong with the text of a Python file as a `ConfigError`."""
-    try:
-        yield
-    # NUL and bytes that are no UTF-8 are a ValueError, and deep nesting is one of the last two.
-    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        line = getattr(error, "lineno", None)
-        what = getattr(error, "msg", None) or str(error) or type(error).__name__
-        raise ConfigError(
-            f"{path}{'' if line is None else f', line {line},'} is no Python: {what}",
-            allowed="the files of a template as its run copied them",
-            fix="bring back the file, or pass a whole copy with --template FOLDER",
-        ) from error

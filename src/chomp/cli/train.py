@@ -22,6 +22,7 @@ from chomp.checkpoint import (
     step_of_name,
     step_path,
 )
+from chomp.cli.commands import Train
 from chomp.cli.load_config import GivenConfig, Launch, load_launch
 from chomp.cli.output import say
 from chomp.cli.templates import LAUNCH_FILE
@@ -41,6 +42,7 @@ from chomp.launch.run import (
     refuse_other_run,
     require_dry_run,
 )
+from chomp.launch.signals import require_restartable, run_with_restarts, this_command
 from chomp.report.run_table import print_run_table
 from chomp.screen import outliving_the_screen
 from chomp.storage import (
@@ -61,23 +63,20 @@ _RUNS = "runs"
 _STEPS_SHOWN = 8
 
 
-def train(
-    given: GivenConfig,
-    *,
-    run_dir: str | None,
-    resume: str | None,
-    max_steps: int | None,
-    is_dry_run: bool,
-    force: Sequence[str],
-    allow: Sequence[str],
-    on: str | None,
-    max_concurrent: int | None,
-) -> int:
-    """Train, continue, or say that it is done; the exit code."""
+def train(asked: Train) -> int:
+    """Train, continue, or say that it is done; the exit code. With --restarts, in a child."""
+    force, allow, is_dry_run = asked.force or [], asked.allow or [], asked.dry_run
+    require_restartable(asked.restarts, force)
+    if asked.restarts and not is_dry_run:
+        return run_with_restarts(this_command("-m", "chomp"), asked.restarts)
+    given = GivenConfig.of(asked.config, asked)
     options = LaunchOptions(
-        prefix=given.outputs, is_dry_run=is_dry_run, on=on, max_concurrent=max_concurrent
+        prefix=given.outputs,
+        is_dry_run=is_dry_run,
+        on=asked.on,
+        max_concurrent=asked.max_concurrent,
     )
-    wanted = parsed_resume(resume)
+    wanted = parsed_resume(asked.resume)
     given.require_file(
         fix="pass the config that made it, with --run-dir if the run was given a folder: that "
         "continues the run"
@@ -91,7 +90,7 @@ def train(
         plan = partial(
             _plan,
             given,
-            run_dir=None if run_dir is None else without_dots(run_dir),
+            run_dir=None if asked.run_dir is None else without_dots(asked.run_dir),
             force=force,
             allowed=allowed_fields(steps[-1], allow),
         )
@@ -99,9 +98,28 @@ def train(
         if wanted is not None:
             planned = _plan_resume(launch, planned, plan, wanted, is_dry_run=is_dry_run)
         *before, run = planned
-        config = _config_of_this_start(run.config, max_steps, given.original_text())
+        # What this start alone is given is not part of the run's record.
+        config: Any = run.config
+        if asked.max_steps is not None:
+            trainer: Any = getattr(config, "trainer", None)
+            require(
+                hasattr(trainer, "max_steps"),
+                given=f"--max-steps {asked.max_steps} with {type(config).__name__}",
+                allowed="--max-steps with a config that has train.max_steps",
+                fix="leave --max-steps out",
+            )
+            config = replace(config, trainer=replace(trainer, max_steps=asked.max_steps))
+        logging: Any = getattr(config, "logging", None)
+        original = given.original_text()
+        if original is not None and hasattr(logging, "original_config"):
+            config = replace(config, logging=replace(logging, original_config=original))
+
+        def report(path: str) -> None:
+            if exists(record_of(path)):  # the last step may be of another kind
+                print_run_table(path)
+
         run = replace(run, config=config)
-        return launch_plan([*before, run], options, report=_report, dry_run=launch.dry_run)
+        return launch_plan([*before, run], options, report=report, dry_run=launch.dry_run)
 
 
 def default_run_dir(given: GivenConfig, step: ExecutorStep) -> str:
@@ -151,29 +169,6 @@ def _plan(
                 fix="choose another --run-dir",
             )
     return planned
-
-
-def _config_of_this_start(config: Any, max_steps: int | None, original: str | None) -> Any:
-    """The config of the run with what this start alone is given: not part of its record."""
-    trainer: Any = getattr(config, "trainer", None)
-    logging: Any = getattr(config, "logging", None)
-    if max_steps is not None:
-        require(
-            hasattr(trainer, "max_steps"),
-            given=f"--max-steps {max_steps} with {type(config).__name__}",
-            allowed="--max-steps with a config that has train.max_steps",
-            fix="leave --max-steps out",
-        )
-        config = replace(config, trainer=replace(trainer, max_steps=max_steps))
-    if original is not None and hasattr(logging, "original_config"):
-        config = replace(config, logging=replace(logging, original_config=original))
-    return config
-
-
-def _report(path: str) -> None:
-    """Print what came of a run, if it has a record: the last step may be of another kind."""
-    if exists(record_of(path)):
-        print_run_table(path)
 
 
 @contextmanager

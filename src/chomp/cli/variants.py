@@ -2,8 +2,15 @@
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
+from chomp.cli.commands import (
+    VariantDiff,
+    VariantLedger,
+    VariantList,
+    VariantNew,
+    VariantRetire,
+)
 from chomp.cli.output import print_json, print_rows, say
 from chomp.config import fingerprint
 from chomp.errors import ConfigError
@@ -20,7 +27,6 @@ from chomp.ledger.pages import (
 )
 from chomp.ledger.runs import last_runs
 from chomp.ledger.table import (
-    LedgerRow,
     difference_text,
     ledger_rows,
     lines_text,
@@ -28,7 +34,7 @@ from chomp.ledger.table import (
 )
 from chomp.storage import join
 from chomp.variants import lifecycle
-from chomp.variants.archive import ARCHIVE, ARCHIVE_PAGE, Archive, read_archive
+from chomp.variants.archive import ARCHIVE, ARCHIVE_PAGE, read_archive
 from chomp.variants.checkout import (
     BASE,
     checkout_root,
@@ -47,8 +53,9 @@ from chomp.variants.lifecycle import (
 )
 
 
-def new_variant(name: str, origin: str, purpose: str, *, is_checked: bool) -> int:
+def new_variant(asked: VariantNew) -> int:
     """Copy a variant, run its contracts, and say what comes next."""
+    name, origin, purpose = asked.name, asked.origin, asked.purpose
     root = checkout_root(Path.cwd())
     pages = _ledger_pages(root)
     files = lifecycle.copy_variant(root, origin=origin, name=name, purpose=purpose)
@@ -57,14 +64,14 @@ def new_variant(name: str, origin: str, purpose: str, *, is_checked: bool) -> in
         write_ledger(root)
     say(f"{path} is a copy of {origin}: {', '.join(files)}; {ARCHIVE} lists it.")
     try:
-        if is_checked:
+        if asked.check:
             run_contracts(root, name)
         else:
             say(f"Its contracts were not run: {contract_command(name)}")
     finally:  # also where they do not hold: the variant is there
-        asked = "" if purpose else " and its Purpose in the archive"
+        missing = "" if purpose else " and its Purpose in the archive"
         say("Next:")
-        say(f"  edit {path}/model.py; say what differs in {path}/README.md{asked}")
+        say(f"  edit {path}/model.py; say what differs in {path}/README.md{missing}")
         say(f"  uv run {path}/launch.py")
         say(f"  uv run chomp variant diff {name}")
         say("  uv run --group test infra/pre-commit.py --fix")
@@ -72,14 +79,15 @@ def new_variant(name: str, origin: str, purpose: str, *, is_checked: bool) -> in
     return 0
 
 
-def diff_variant(name: str, against: str | None, out: str | None, *, is_json: bool) -> int:
+def diff_variant(asked: VariantDiff) -> int:
     """Print the files that a variant changes, and write a page with the lines."""
+    name = asked.name
     root = checkout_root(Path.cwd())
     archive = read_archive(root)
-    other = against or origin_of(archive, name)
+    other = asked.against or origin_of(archive, name)
     changes = variant_changes(root, archive, name, against=other)
     # Among the outputs, which git ignores.
-    page = write_report(changes, Path(out or join(outputs_folder(None), "grug-diff", name)))
+    page = write_report(changes, Path(asked.out or join(outputs_folder(None), "grug-diff", name)))
     rows = [
         {
             "file": file.path,
@@ -92,7 +100,7 @@ def diff_variant(name: str, against: str | None, out: str | None, *, is_json: bo
     ]
     # As the ledger and the pages of runs count, which have no README.
     added, deleted = lines_beyond_renaming(changes, Renaming(other, name))
-    if is_json:
+    if asked.as_json:
         content = {"against": other, "files": rows, "python_added": added}
         print_json({**content, "python_deleted": deleted, "report": str(page)})
         return 0
@@ -108,15 +116,15 @@ def diff_variant(name: str, against: str | None, out: str | None, *, is_json: bo
     return 0
 
 
-def list_variants(prefix: str | None, *, is_all: bool, is_json: bool) -> int:
-    """Print the variants, base first; with `is_all` those whose folder is gone come last."""
+def list_variants(asked: VariantList) -> int:
+    """Print the variants, base first; with --all those whose folder is gone come last."""
     root = checkout_root(Path.cwd())
     archive = read_archive(root)
     found = sorted(variant_folders(root), key=lambda variant: variant.name != BASE)
     here = {variant.name: variant for variant in found}
     gone = [name for name in archive if name not in here]
-    names = [*here, *(gone if is_all else [])]
-    runs = last_runs(outputs_folder(prefix), names)
+    names = [*here, *(gone if asked.all else [])]
+    runs = last_runs(outputs_folder(asked.prefix), names)
     rows: list[dict[str, Any]] = []
     for name in names:
         entry = archive.get(name)
@@ -125,44 +133,44 @@ def list_variants(prefix: str | None, *, is_all: bool, is_json: bool) -> int:
         if mark is not None:
             status += f", not verified until {mark.until or 'some day'}"
         origin = entry.origin if entry else None
+        lines = None
+        if origin:  # lines of Python added and deleted against it; of deleted variants, by git
+            try:
+                lines = "+{} -{}".format(*lines_beyond_name(root, archive, name))
+            except ConfigError:
+                lines = "?"  # of a clone that lacks the commit; `diff` says what is missing
         result = (entry.result or entry.reason) if entry else None
         rows.append(
             {
                 "variant": name,
                 "origin": origin,
-                "lines changed": _lines_changed(root, archive, name) if origin else None,
+                "lines changed": lines,
                 "status": status,
                 "result": result,
                 "last run here": str(runs[name]) if name in runs else None,
             }
         )
-    if is_json:
+    if asked.as_json:
         print_json(rows)
         return 0
     print_rows(rows)
-    if gone and not is_all:
+    if gone and not asked.all:
         say(f"The archive also has {', '.join(gone)}; --all shows what it says of them.")
     return 0
 
 
-def retire_variant(
-    name: str,
-    status: Literal["superseded", "deleted"],
-    *,
-    superseded_by: str,
-    reason: str,
-    is_forced: bool,
-) -> int:
+def retire_variant(asked: VariantRetire) -> int:
     """Delete a variant's folder, keep its entry in the archive, and say how to undo it."""
+    name, status = asked.name, asked.status
     root = checkout_root(Path.cwd())
     pages = _ledger_pages(root)
     last_good = lifecycle.retire_variant(
         root,
         name,
         status=status,
-        superseded_by=superseded_by,
-        reason=reason,
-        is_forced=is_forced,
+        superseded_by=asked.superseded_by,
+        reason=asked.reason,
+        is_forced=asked.force,
     )
     if pages:
         write_ledger(root)
@@ -173,10 +181,10 @@ def retire_variant(
     return 0
 
 
-def write_ledger_pages(*, is_check: bool, is_json: bool) -> int:
-    """Write the pages of the ledger, or with `is_check` raise if one is out of date."""
+def write_ledger_pages(asked: VariantLedger) -> int:
+    """Write the pages of the ledger, or with --check raise if one is out of date."""
     root = checkout_root(Path.cwd())
-    if is_check:
+    if asked.check:
         stale = stale_pages(root)
         if stale:
             raise ConfigError(
@@ -187,45 +195,42 @@ def write_ledger_pages(*, is_check: bool, is_json: bool) -> int:
         say(f"{MARKDOWN} and {HTML} are up to date.")
         return 0
     rows = ledger_rows(root)
-    changed = _changed_since(root, rows)
-    written = write_ledger(root)
-    if is_json:
-        kept = [asdict(row) for row in rows]
-        print_json({"rows": kept, "changed_since": changed, "written": written})
-        return 0
-    print_rows([_ledger_row(row) for row in rows])
-    for name in changed:
-        say(f"{name} has changed since it was measured.", "yellow")
-    say(f"Written: {', '.join(written)}" if written else f"{MARKDOWN} and {HTML} are up to date.")
-    return 0
-
-
-def _ledger_row(row: LedgerRow) -> dict[str, str]:
-    result = row.result
-    return {
-        "variant": row.title,
-        "against": row.against,
-        "lines": lines_text(row),
-        "parameters": parameters_text(row),
-        "seeds": str(len(result.seeds)) if result else "-",
-        **{f"at equal {budget}": difference_text(row, budget) for budget in BUDGETS},
-        "verdict": f"{row.word} ({row.caveat})" if row.caveat else row.word,
-        "made": result.day if result else "-",
-    }
-
-
-def _changed_since(root: Path, rows: list[LedgerRow]) -> list[str]:
-    """Variants whose newest result is of another source than the folder has now."""
+    # Variants whose newest result is of another source than the folder has now.
     newest: dict[str, str | None] = {}
     for row in rows:
         for side in (row.result.base, row.result.variant) if row.result else ():
             newest.setdefault(side.variant, side.template_hash)
-    return [
-        variant_path(name)
-        for name, measured in newest.items()
-        if (root / variant_path(name)).is_dir()
-        and fingerprint(source_hashes(root / variant_path(name))) != measured
+    folders = {variant_path(name): measured for name, measured in newest.items()}
+    changed = [
+        path
+        for path, measured in folders.items()
+        if (root / path).is_dir() and fingerprint(source_hashes(root / path)) != measured
     ]
+    written = write_ledger(root)
+    if asked.as_json:
+        kept = [asdict(row) for row in rows]
+        print_json({"rows": kept, "changed_since": changed, "written": written})
+        return 0
+    shown = []
+    for row in rows:
+        result = row.result
+        shown.append(
+            {
+                "variant": row.title,
+                "against": row.against,
+                "lines": lines_text(row),
+                "parameters": parameters_text(row),
+                "seeds": str(len(result.seeds)) if result else "-",
+                **{f"at equal {budget}": difference_text(row, budget) for budget in BUDGETS},
+                "verdict": f"{row.word} ({row.caveat})" if row.caveat else row.word,
+                "made": result.day if result else "-",
+            }
+        )
+    print_rows(shown)
+    for name in changed:
+        say(f"{name} has changed since it was measured.", "yellow")
+    say(f"Written: {', '.join(written)}" if written else f"{MARKDOWN} and {HTML} are up to date.")
+    return 0
 
 
 def _ledger_pages(root: Path) -> tuple[str, ...]:
@@ -238,12 +243,3 @@ def _ledger_pages(root: Path) -> tuple[str, ...]:
 
 def _commit_command(*paths: str) -> str:
     return f"git add --all {' '.join(paths)} && git commit"
-
-
-def _lines_changed(root: Path, archive: Archive, name: str) -> str:
-    """Lines of Python added and deleted against the origin; of deleted variants, by git."""
-    try:
-        added, deleted = lines_beyond_name(root, archive, name)
-    except ConfigError:
-        return "?"  # of a clone that lacks the commit; `diff` says what is missing
-    return f"+{added} -{deleted}"

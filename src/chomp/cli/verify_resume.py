@@ -1,89 +1,113 @@
-"""`chomp verify-resume`: a run to its end, the same run killed again and again, and the verdict."""
+"""`chomp verify-resume`: a run to its end, the same run killed again and again, and the verdict.
+
+A life is one process of the killed run. It is a fork of a server that has done the imports: these
+take seconds, and a run that is killed twenty times would do them twenty times.
+
+A third of the kills come while the process starts, a third between steps, a third inside a save,
+which is seen by the unfinished checkpoint it writes. How far a life gets is drawn so that the kills
+spread over the whole run.
+
+On one number of devices, the killed run must log the same losses and end with the same state, bit
+for bit. A run that moves between numbers of devices adds sums up in another order, which rounds
+otherwise. How far that grows is measured by runs that are not killed, each on one number.
+"""
 
 import contextlib
+import json
 import os
 import random
+import re
 import shutil
+import signal
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from math import inf, isfinite, isnan
+from multiprocessing import get_context, set_forkserver_preload
+from multiprocessing.process import BaseProcess
+from os.path import basename, join
 from pathlib import Path
+from typing import Any, Literal
 
-from chomp.cli.load_config import GivenConfig
+import jax
+
+from chomp.checkpoint import CHECKPOINTS, METADATA, UNFINISHED, read_step_folder
+from chomp.checkpoint.inspect import array_differences
+from chomp.cli.commands import VerifyResume
+from chomp.cli.load_config import GivenConfig, load_launch
+from chomp.cli.main import exit_code
 from chomp.cli.output import print_json, print_rows, say
-from chomp.cli.verify_lives import (
-    DEVICE_COUNT,
-    Forks,
-    Instant,
-    Kind,
-    Life,
-    RunFacts,
-    Started,
-    draw_instant,
-    kinds_of,
-    live,
-    newest_checkpoint,
-    start_from_scratch,
-)
-from chomp.cli.verify_verdict import (
-    MOVED_FACTOR,
-    Outcome,
-    Spread,
-    first_difference,
-    first_moved_difference,
-    spread_between,
-    widest_spread,
-)
 from chomp.config.names import split_override
 from chomp.errors import LaunchError, require
+from chomp.executor.step import replaced
+from chomp.screen import outliving_the_screen
+from chomp.storage import read_json
+from chomp.tracking import metrics, read_metrics
+from chomp.tracking.run_files import METRICS_FILE
 
-_UNBROKEN, _KILLED = "unbroken", "killed"
-# So many saves in a run that all kinds of instants have something to hit.
-_SAVES = 8
+_SAVES = 8  # in a run: so many that all kinds of instants have something to hit
 _SAVE_INTERVAL_S = 1.0
-# A run that ends before its instant comes is begun anew, but not for ever.
-_MISSES_IN_A_ROW = 5
+_MISSES_IN_A_ROW = 5  # runs that end before their kill comes are started again, but not for ever
 _TAIL_CHARACTERS = 2000
 _LONGEST_END_S = 60.0
+_LOOK_EVERY_S = 0.002  # the shortest saves take ten times as long
+_DEVICE_COUNT = "JAX_NUM_CPU_DEVICES"
+_STEP_NAME = re.compile(r"step-(\d+)")
+_LOSS = re.compile(r".+/(?:\w+_)?loss")
+_EXACT = metrics.TOKENS_SEEN  # counted, not summed: the same on any number of devices
+# A moved run crosses between numbers of devices several times, at other steps than the runs it is
+# measured by: a different sample of the same noise. A forgotten moment or batch is a thousandfold.
+_MOVED_FACTOR = 10.0
+
+Kind = Literal["start", "step", "save"]
+# In this order, so that a single kill is one inside a save.
+_KINDS: tuple[Kind, ...] = ("save", "step", "start")
 
 
-def verify_resume(
-    given: GivenConfig,
-    *,
-    steps: int | None,
-    kills: int,
-    seed: int,
-    devices: Sequence[int],  # none: whatever is there
-    keep: str | None,
-    is_json: bool,
-) -> int:
+@outliving_the_screen()
+def verify_resume(asked: VerifyResume) -> int:
     """Run, kill, compare and print; the exit code, 0 if the killed run is the unbroken one."""
+    given = GivenConfig.of(asked.config, asked)
     given.require_file()
-    overrides = [] if steps is None else [f"trainer.steps={steps}"]
+    overrides = [] if asked.steps is None else [f"trainer.steps={asked.steps}"]
     # The axis that takes every device which the others leave.
-    overrides += ["mesh.data=null"] if devices else []
+    overrides += ["mesh.data=null"] if asked.device_counts else []
     given = replace(given, overrides=(*given.overrides, *overrides))
-    folder = _work_folder(keep)
-    forks = Forks(given, environment=_environment(devices, None))
+    jax.config.update("jax_platforms", "cpu")  # accelerators are for the lives alone
+    facts = _facts(given)
+    keep = asked.keep
+    is_free = keep is None or not os.path.exists(keep)
+    require(
+        is_free or (os.path.isdir(str(keep)) and not os.listdir(keep)),
+        given=f"--keep {keep}, which holds something",
+        allowed="a folder that is new or empty",
+        fix="choose another",
+    )
+    folder = keep or tempfile.mkdtemp(prefix="verify-resume-")
+    os.makedirs(folder, exist_ok=True)
+    set_forkserver_preload([__name__, "chomp.cli.train", "chomp.training"])
     try:
-        facts = forks.facts()
-        with contextlib.redirect_stdout(sys.stderr if is_json else sys.stdout):
-            trial = _Trial(_with_saves(given, facts), kills, seed, devices, facts, forks, folder)
+        with contextlib.redirect_stdout(sys.stderr if asked.as_json else sys.stdout):
+            trial = _Trial(asked, _with_saves(given, facts), facts, folder)
             lives, difference = trial.run()
     except BaseException:
         # The error says what went wrong; logs would pile up.
         if keep is None:
             shutil.rmtree(folder, ignore_errors=True)
         raise
-    finally:
-        forks.close()
     is_kept = difference is not None or keep is not None
-    if is_json:
-        content = {"is_equal": difference is None, "difference": difference}
-        content |= {"folder": folder if is_kept else None}
-        print_json({**content, "lives": [{**asdict(life), "place": life.place} for life in lives]})
+    if asked.as_json:
+        print_json(
+            {
+                "is_equal": difference is None,
+                "difference": difference,
+                "folder": folder if is_kept else None,
+                "lives": [{**asdict(life), "place": life.place} for life in lives],
+            }
+        )
     elif is_kept:
         say(f"Both runs, and what each process printed, are in {folder}")
     if not is_kept:
@@ -95,86 +119,86 @@ def verify_resume(
 class _Trial:
     """One config under trial."""
 
+    asked: VerifyResume
     given: GivenConfig
-    kills: int
-    seed: int
-    devices: Sequence[int]
-    facts: RunFacts
-    forks: Forks
+    facts: "RunFacts"
     folder: str
 
-    def run(self) -> tuple[list[Life], str | None]:
+    def run(self) -> "tuple[list[Life], str | None]":
         """The lives of the killed run, and what differs from the unbroken run; prints all of it."""
-        unbroken = self._unbroken(self.devices[0] if self.devices else None)
-        allowed = self._allowed(unbroken.folder)
+        counts: Sequence[int | None] = self.asked.device_counts or [None]
+        unbroken, *others = [self._unbroken(count) for count in counts]
+        reference = Outcome(unbroken.folder, self.facts)
+        allowed = None
+        if others:
+            outcomes = [Outcome(other.folder, self.facts) for other in others]
+            allowed = widest_spread([spread_between(reference, each) for each in outcomes])
         lives = self._killed_lives(unbroken)
         print_rows(_rows(lives))
-        reference = Outcome(unbroken.folder, self.facts)
         for folder in dict.fromkeys(life.folder for life in lives):
             of_folder = [life for life in lives if life.folder == folder]
             killed = Outcome(folder, self.facts)
-            if allowed is None or unbroken.devices is None:
-                found = first_difference(reference, killed, of_folder)
-            else:
-                found = first_moved_difference(
-                    reference, killed, of_folder, devices=unbroken.devices, allowed=allowed
-                )
+            found = first_difference(
+                reference, killed, of_folder, devices=unbroken.devices, allowed=allowed
+            )
             if found is not None:
                 say(f"Different: {found}", "bold red")
                 return lives, found
             if allowed is not None:
-                _say_spread(spread_between(reference, killed), allowed)
-        say(_success_message(reference, lives, allowed), "bold green")
+                spread = spread_between(reference, killed)
+                say(
+                    f"Moved between numbers of devices: losses differ by up to {spread.loss:.1e} "
+                    f"of their value ({spread.loss_at}), the final state by up to "
+                    f"{spread.state:.1e} ({spread.state_at}).\nRuns that stay on one number differ "
+                    f"from each other by up to {allowed.loss:.1e} and {allowed.state:.1e}: sums in "
+                    f"another order. The bound is {_MOVED_FACTOR:g} times that."
+                )
+        say(_success_message(reference, lives, is_moved=allowed is not None), "bold green")
         return lives, None
 
-    def _unbroken(self, devices: int | None) -> Life:
+    def _unbroken(self, devices: int | None) -> "Life":
         """A life that is not killed: a new process, as a user would start it.
 
         Python's hashes have another seed there than in the forks: nothing may depend on it.
         """
-        name = _UNBROKEN if devices is None else f"{_UNBROKEN}-{devices}"
+        name = "unbroken" if devices is None else f"unbroken-{devices}"
         life = self._live(name, devices, None, is_fork=False)
         on = "" if devices is None else f" on {devices} CPU devices"
         say(f"unbroken{on}: {self.facts.steps} steps in {life.seconds:.1f} s")
         return life
 
-    def _allowed(self, folder: str) -> Spread | None:
-        """How far runs on other numbers of devices are from this one; None without any."""
-        if not self.devices:
-            return None
-        reference = Outcome(folder, self.facts)
-        others = [self._unbroken(count).folder for count in self.devices[1:]]
-        return widest_spread(
-            spread_between(reference, Outcome(each, self.facts)) for each in others
-        )
-
-    def _killed_lives(self, pace: Life) -> list[Life]:
-        """The lives of the run, killed `kills` times and then left to its end."""
-        chance = random.Random(self.seed)
-        kinds = kinds_of(self.kills, chance)
+    def _killed_lives(self, pace: "Life") -> "list[Life]":
+        """The lives of the run, killed as often as was asked and then left to its end."""
+        kills, counts = self.asked.kills, self.asked.device_counts
+        chance = random.Random(self.asked.seed)
+        kinds = kinds_of(kills, chance)
         lives: list[Life] = []
         run, devices, misses = 1, pace.devices, 0
         while kinds or not lives or lives[-1].was_killed:
-            if lives and not lives[-1].was_killed:  # it came to its end: begin another
+            if lives and not lives[-1].was_killed:  # it came to its end: start another
                 run, misses = run + 1, misses + 1
                 if misses >= _MISSES_IN_A_ROW:
                     raise LaunchError(
                         f"{misses} runs in a row that came to their end before they could be "
-                        f"killed, with {len(kinds)} of {self.kills} kills to go",
+                        f"killed, with {len(kinds)} of {kills} kills to go",
                         allowed="runs that are long enough to be killed",
                         fix="ask for more --steps or fewer --kills",
                     )
-            name = f"{_KILLED}-{run}"
-            life = self._live(name, devices, self._instant(name, kinds, pace, chance))
+            name, instant = f"killed-{run}", None
+            if kinds:
+                done, steps = newest_checkpoint(join(self.folder, name)), self.facts.steps
+                instant = draw_instant(
+                    *(kinds[0], done, steps), kills_left=len(kinds), pace=pace, chance=chance
+                )
+            life = self._live(name, devices, instant)
             lives.append(life)
             if life.was_killed:
                 kinds.pop(0)
                 misses = 0
                 if devices is not None:  # in turn: so every number is moved to and from
-                    at = self.devices.index(devices) + 1
-                    devices = self.devices[at % len(self.devices)]
+                    devices = counts[(counts.index(devices) + 1) % len(counts)]
                 on = "" if life.devices is None else f" on {life.devices} devices"
-                kill = f"kill {self.kills - len(kinds)} of {self.kills}{on}"
+                kill = f"kill {kills - len(kinds)} of {kills}{on}"
                 say(f"{kill}: after {life.seconds:.1f} s, {life.place}")
             else:
                 say(f"came to its end after {life.seconds:.1f} s")
@@ -182,28 +206,22 @@ class _Trial:
                 pace = replace(pace, starting_s=life.starting_s)
         return lives
 
-    def _instant(
-        self, name: str, kinds: Sequence[Kind], pace: Life, chance: random.Random
-    ) -> Instant | None:
-        """When the next life of the run is killed; None: never, since no kinds of kill are left."""
-        if not kinds:
-            return None
-        return draw_instant(
-            kinds[0],
-            done=newest_checkpoint(os.path.join(self.folder, name)),
-            steps=self.facts.steps,
-            kills_left=len(kinds),
-            pace=pace,
-            chance=chance,
-        )
-
     def _live(
-        self, name: str, devices: int | None, instant: Instant | None, *, is_fork: bool = True
-    ) -> Life:
+        self, name: str, devices: int | None, instant: "Instant | None", *, is_fork: bool = True
+    ) -> "Life":
         """A process that trains in the folder of that name until it is done or killed."""
-        is_fork = is_fork and self.facts.can_fork
-        with self._process(name, devices, is_fork=is_fork) as (process, folder, log):
+        folder, log = join(self.folder, name), join(self.folder, f"{name}.log")
+        words = ["train", self.given.path, "--run-dir", folder, "--prefix", self.given.outputs]
+        words += [part for override in self.given.overrides for part in ("-o", override)]
+        words += [] if self.given.template is None else ["--template", self.given.template]
+        environment = _environment(self.asked.device_counts, devices)
+        process = _start(words, log, environment, is_fork=is_fork)
+        try:
             life = live(process, folder, self.facts, instant, devices)
+        except BaseException:
+            _kill(process)
+            process.join(_LONGEST_END_S)
+            raise
         if not life.was_killed and life.code != 0:
             tail = Path(log).read_text(errors="replace")[-_TAIL_CHARACTERS:].strip()
             raise LaunchError(
@@ -213,33 +231,14 @@ class _Trial:
             )
         return life
 
-    @contextmanager
-    def _process(
-        self, name: str, devices: int | None, *, is_fork: bool
-    ) -> Iterator[tuple[Started, str, str]]:
-        """A process that trains in the folder of that name, its folder and its log."""
-        folder, log = os.path.join(self.folder, name), os.path.join(self.folder, f"{name}.log")
-        words = ["train", self.given.path, "--run-dir", folder, "--prefix", self.given.outputs]
-        words += [part for override in self.given.overrides for part in ("-o", override)]
-        words += [] if self.given.template is None else ["--template", self.given.template]
-        start = self.forks.start if is_fork else start_from_scratch
-        process = start(words, log=log, environment=_environment(self.devices, devices))
-        try:
-            yield process, folder, log
-        except BaseException:
-            process.kill()
-            process.wait(_LONGEST_END_S)
-            raise
 
-
-def _with_saves(given: GivenConfig, facts: RunFacts) -> GivenConfig:
+def _with_saves(given: GivenConfig, facts: "RunFacts") -> GivenConfig:
     """The config with every step logged and many saves, unless overrides say otherwise."""
-    every = max(1, facts.steps // _SAVES)
     saving = "checkpoint checkpoint.every checkpoint.save_every checkpoint.keep"
     wanted = {  # with the keys that say otherwise if they were given
         "trainer.log_every=1": "train trainer train.log_every trainer.log_every",
         f"checkpoint.save_interval_s={_SAVE_INTERVAL_S}": "checkpoint checkpoint.save_interval_s",
-        f"checkpoint.every={every}": saving,
+        f"checkpoint.every={max(1, facts.steps // _SAVES)}": saving,
         "checkpoint.keep=[]": saving if facts.has_keep_policies else "",
     }
     split = map(split_override, given.overrides)
@@ -255,34 +254,18 @@ def _environment(counts: Sequence[int], devices: int | None) -> Mapping[str, str
     environment = {"WANDB_API_KEY": "", "WANDB_MODE": "disabled"}
     if counts:
         environment["JAX_PLATFORMS"] = "cpu"
-        environment[DEVICE_COUNT] = str(devices or counts[0])
+        environment[_DEVICE_COUNT] = str(devices or counts[0])
     return environment
 
 
-def _work_folder(keep: str | None) -> str:
-    if keep is None:
-        return tempfile.mkdtemp(prefix="verify-resume-")
-    require(
-        not os.path.exists(keep) or (os.path.isdir(keep) and not os.listdir(keep)),
-        given=f"--keep {keep}, which holds something",
-        allowed="a folder that is new or empty",
-        fix="choose another",
-    )
-    os.makedirs(keep, exist_ok=True)
-    return keep
-
-
-# --- what is printed ----------------------------------------------------------------------------
-
-
-def _rows(lives: Sequence[Life]) -> list[dict[str, str]]:
+def _rows(lives: "Sequence[Life]") -> list[dict[str, str]]:
     """What became of every process, one line each."""
     rows, kill = [], 0
     for life in lives:
         kill += life.was_killed
         rows.append(
             {
-                "run": os.path.basename(life.folder),
+                "run": basename(life.folder),
                 "kill": str(kill) if life.was_killed else "none",
                 "devices": "-" if life.devices is None else str(life.devices),
                 "resumed from": f"step-{life.began_at}" if life.began_at else "scratch",
@@ -293,39 +276,446 @@ def _rows(lives: Sequence[Life]) -> list[dict[str, str]]:
     return rows
 
 
-def _say_spread(spread: Spread, allowed: Spread) -> None:
-    """How far a moved run is from the unbroken one, and why that much is allowed."""
-    say(
-        f"Moved between numbers of devices: losses differ by up to {spread.loss:.1e} of their "
-        f"value ({spread.loss_at}), the final state by up to {spread.state:.1e} "
-        f"({spread.state_at}).\nRuns that stay on one number differ from each other by up to "
-        f"{allowed.loss:.1e} and {allowed.state:.1e}: sums in another order. The bound is "
-        f"{MOVED_FACTOR:g} times that."
-    )
-
-
-def _success_message(reference: Outcome, lives: Sequence[Life], allowed: Spread | None) -> str:
+def _success_message(reference: "Outcome", lives: "Sequence[Life]", *, is_moved: bool) -> str:
     """The verdict on a run without a fault, and how much it is worth."""
     steps, arrays = reference.facts.steps, len(reference.receipt)
     kills = sum(life.was_killed for life in lives)
-    if allowed is None:
-        verdict = (
-            f"Equal: killed {kills} times, the run logged the same losses in all of its {steps} "
-            f"steps and ended with the same {arrays} arrays, bit for bit."
-        )
-    else:
+    if is_moved:
         verdict = (
             f"Equal: killed and moved {kills} times, the run was the same bit for bit until it was "
             f"first moved, and within the bound in all of its {steps} steps and {arrays} arrays."
         )
-    resumed = sum(0 < life.began_at < steps for life in lives)
-    inside = sum(life.was_killed and life.saving is not None for life in lives)
-    if resumed:
-        return (
-            f"{verdict} It continued from the middle {resumed} times; {inside} of the kills fell "
-            "into a save."
+    else:
+        verdict = (
+            f"Equal: killed {kills} times, the run logged the same losses in all of its {steps} "
+            f"steps and ended with the same {arrays} arrays, bit for bit."
         )
+    resumed = sum(0 < life.began_at < steps for life in lives)
+    if not resumed:
+        return (
+            f"{verdict} But it never continued from the middle: each life began at its start or at "
+            "its end, so this says little about resuming. Give it more --steps, or another --seed."
+        )
+    inside = sum(life.was_killed and life.saving is not None for life in lives)
     return (
-        f"{verdict} But it never continued from the middle: each life began at its start or at its "
-        "end, so this says little about resuming. Give it more --steps, or another --seed."
+        f"{verdict} It continued from the middle {resumed} times; {inside} of the kills fell into "
+        "a save."
     )
+
+
+# --- processes ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunFacts:
+    """What a config says about its run."""
+
+    steps: int
+    has_keep_policies: bool  # permanent checkpoints by a list of policies, not by one number
+    record: str  # name of the metrics file
+
+
+def _facts(given: GivenConfig) -> RunFacts:
+    step = load_launch(given).steps()[-1]
+    config = replaced(step.config, lambda marker: "")
+    trainer, saving = (getattr(config, name, None) for name in ("trainer", "checkpoint"))
+    steps = getattr(trainer, "steps", None)
+    if not isinstance(steps, int) or saving is None:
+        raise LaunchError(
+            f"{given.path}, whose last step {step.name!r} has no trainer.steps and checkpoint",
+            allowed="the config of a run that trains and saves",
+            fix="name the fields of the launch config so, as in experiments/grug/base",
+        )
+    return RunFacts(
+        steps=steps,
+        has_keep_policies=bool(getattr(saving, "keep", ())),
+        record=getattr(getattr(config, "logging", None), "metrics_file", METRICS_FILE),
+    )
+
+
+def _start(
+    words: Sequence[str], log: str, environment: Mapping[str, str], *, is_fork: bool
+) -> BaseProcess:
+    """Start `chomp WORDS...`; its output goes to a file.
+
+    A fork is sound because the server that forks does nothing else: JAX has looked for no device
+    there, and has no thread that a fork could lose.
+    """
+    make = get_context("forkserver").Process if is_fork else get_context("spawn").Process
+    process = make(target=_become, args=(words, log, environment))
+    process.start()
+    return process
+
+
+def _become(words: Sequence[str], log: str, environment: Mapping[str, str]) -> None:
+    """Be the process that the command would have started, to its end."""
+    os.setpgid(0, 0)
+    output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    os.environ.update(environment)
+    # Read from the environment when JAX was imported, which was before.
+    if _DEVICE_COUNT in environment:
+        jax.config.update("jax_platforms", environment["JAX_PLATFORMS"])
+        jax.config.update("jax_num_cpu_devices", int(environment[_DEVICE_COUNT]))
+    sys.exit(exit_code(words))
+
+
+def _kill(process: BaseProcess) -> None:
+    """End a process and whatever it started by SIGKILL, at once; no-op if it has ended."""
+    process.kill()
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid or 0, signal.SIGKILL)
+
+
+# --- when a life ends, and what it had done ----------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Instant:
+    """When to kill a life: `delay_s` after it has reached a step or a save, or as the save ends."""
+
+    kind: Kind
+    at_step: int  # steps that are completed, or that the save is of
+    delay_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Life:
+    """One process of a run, from its start to its end."""
+
+    folder: str
+    devices: int | None
+    began_at: int  # step of the newest complete checkpoint it found; 0: none
+    was_killed: bool  # by its watcher
+    code: int  # how it ended; below 0: by that signal
+    seconds: float
+    starting_s: float  # until the first step was logged
+    saving_s: float  # the shortest save: later than this, most are over
+    first_step: int | None  # of those it logged
+    last_step: int | None
+    saving: int | None  # step of the checkpoint that it was writing at its end
+
+    @property
+    def place(self) -> str:
+        """Where in the run it was at its end, in words."""
+        where = "starting" if self.last_step is None else f"after step {self.last_step + 1}"
+        return where if self.saving is None else f"{where}, saving step {self.saving}"
+
+
+def kinds_of(kills: int, chance: random.Random) -> list[Kind]:
+    """A kind for each kill, as many of each as of the others, in random order."""
+    kinds = [_KINDS[index % len(_KINDS)] for index in range(kills)]
+    chance.shuffle(kinds)
+    return kinds
+
+
+def draw_instant(
+    kind: Kind, done: int, steps: int, *, kills_left: int, pace: Life, chance: random.Random
+) -> Instant:
+    """When to kill a life that goes on after `done` of `steps` steps.
+
+    `kills_left` counts this one. They share the steps that are left, so a life gets further the
+    fewer kills follow it; `pace` is a life that was not killed, for how long things take.
+    """
+    reach = 2 * (steps - done) / (kills_left + 1)
+    at_step = min(steps, done + 1 + int(chance.uniform(0, reach)))
+    lengths = {
+        "start": pace.starting_s,
+        "step": (pace.seconds - pace.starting_s) / steps,
+        "save": pace.saving_s,
+    }
+    return Instant(kind, at_step, chance.uniform(0, lengths[kind]))
+
+
+def live(
+    process: BaseProcess, folder: str, facts: RunFacts, instant: Instant | None, devices: int | None
+) -> Life:
+    """Watch a process that was just started to its end; it is killed at `instant`, if any."""
+    began = time.monotonic()
+    due = saving = None
+    kill_sent = False
+    watch = _Watch(folder, facts)
+    while process.exitcode is None:
+        process.join(_LOOK_EVERY_S)
+        now = time.monotonic() - began
+        watch.look(now)
+        if instant is None:
+            continue
+        if due is None and watch.has_reached(instant):
+            due, saving = now + instant.delay_s, watch.saving
+        # The instant is to be inside of the start or of the save.
+        is_over = (instant.kind == "start" and bool(watch.steps)) or (
+            instant.kind == "save" and watch.saving != saving
+        )
+        if due is not None and (now >= due or is_over):
+            _kill(process)
+            kill_sent = True
+    seconds = time.monotonic() - began
+    watch.look(seconds)
+    first = seconds if watch.first_row_at_s is None else watch.first_row_at_s
+    return Life(
+        folder=folder,
+        devices=devices,
+        began_at=watch.began_at,
+        was_killed=kill_sent and process.exitcode == -signal.SIGKILL,
+        code=process.exitcode,
+        seconds=seconds,
+        # The folder is made after the imports, which only some lives do.
+        starting_s=first - (watch.folder_at_s or 0.0),
+        saving_s=min(watch.saving_s, default=0.0),
+        first_step=watch.steps[0] if watch.steps else None,
+        last_step=watch.steps[-1] if watch.steps else None,
+        saving=watch.saving,
+    )
+
+
+def newest_checkpoint(folder: str) -> int:
+    """The step of the newest complete checkpoint of a run; 0 where there is none."""
+    matches = map(_STEP_NAME.fullmatch, _checkpoint_names(folder))
+    return max((int(match[1]) for match in matches if match), default=0)
+
+
+class _Watch:
+    """What a life has added to its folder so far."""
+
+    def __init__(self, folder: str, facts: RunFacts) -> None:
+        self.began_at = newest_checkpoint(folder)
+        self.steps: list[int] = []  # logged, in order
+        self.folder_at_s: float | None = None
+        self.first_row_at_s: float | None = None
+        self.saving: int | None = None
+        self.saving_s: list[float] = []
+        self._save_began_s = 0.0
+        self._folder = folder
+        self._record = Path(folder, facts.record)
+        # Up to the last whole line: the rest was torn by a kill, and the next life removes it.
+        before = self._record.read_bytes() if self._record.exists() else b""
+        self._read = before.rfind(b"\n") + 1
+        self._left_over = dict(self._unfinished())  # by the life before this one
+
+    def look(self, now: float) -> None:
+        """Read what is new, `now` seconds after the start."""
+        if self.folder_at_s is None and os.path.isdir(self._folder):
+            self.folder_at_s = now
+        self.steps += self._new_steps()
+        if self.first_row_at_s is None and self.steps:
+            self.first_row_at_s = now
+        # One that is touched again is being written, or removed to be written anew.
+        current = [
+            step for step, time_ns in self._unfinished() if self._left_over.get(step) != time_ns
+        ]
+        saving = max(current, default=None)
+        if saving != self.saving:
+            if self.saving is not None:
+                self.saving_s.append(now - self._save_began_s)
+            self.saving, self._save_began_s = saving, now
+
+    def has_reached(self, instant: Instant) -> bool:
+        """Whether the step or the save of an instant has come."""
+        if instant.kind == "save":
+            return self.saving is not None and self.saving >= instant.at_step
+        completed = self.steps[-1] + 1 if self.steps else self.began_at
+        return instant.kind == "start" or completed >= instant.at_step
+
+    def _new_steps(self) -> Iterator[int]:
+        """Steps of the lines that were completed since the last look."""
+        if not self._record.exists() or self._record.stat().st_size <= self._read:
+            return
+        with self._record.open("rb") as file:
+            file.seek(self._read)
+            text = file.read()
+        whole = text[: text.rfind(b"\n") + 1]
+        self._read += len(whole)
+        for line in whole.splitlines():
+            with contextlib.suppress(ValueError):  # torn by a kill
+                row = json.loads(line)
+                if isinstance(row, dict) and metrics.TRAIN_LOSS in row:
+                    yield int(row["step"])
+
+    def _unfinished(self) -> Iterator[tuple[int, int]]:
+        """The steps of unfinished checkpoints, and when each was touched."""
+        for name in _checkpoint_names(self._folder):
+            match = _STEP_NAME.fullmatch(name.removesuffix(UNFINISHED))
+            if match and name.endswith(UNFINISHED):
+                with contextlib.suppress(FileNotFoundError):  # complete by now
+                    path = join(self._folder, CHECKPOINTS, name)
+                    yield int(match[1]), os.stat(path).st_mtime_ns
+
+
+def _checkpoint_names(folder: str) -> Sequence[str]:
+    try:
+        return os.listdir(join(folder, CHECKPOINTS))
+    except OSError:
+        return ()
+
+
+# --- whether two runs came out the same --------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Logged:
+    """One compared value of the record."""
+
+    step: int
+    name: str
+    attempt: int
+    value: Any
+
+    def __str__(self) -> str:
+        return f"{self.name} of step {self.step}"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of a run, read from its folder."""
+
+    folder: str
+    facts: RunFacts
+
+    @cached_property
+    def logged(self) -> list[Logged]:
+        """Every compared value, by step, then by attempt."""
+        rows = [row for row in read_metrics(join(self.folder, self.facts.record)) if "step" in row]
+        found = [
+            Logged(row["step"], name, row["attempt"], row[name])
+            for row in rows
+            for name in row
+            if _LOSS.fullmatch(name) or name in (metrics.GRAD_NORM, _EXACT)
+        ]
+        return sorted(found, key=lambda item: (item.step, item.attempt))
+
+    @cached_property
+    def values(self) -> dict[tuple[int, str], Any]:
+        """The newest attempt's values, by step and name."""
+        return {(item.step, item.name): item.value for item in self.logged}
+
+    @property
+    def final_step(self) -> int:
+        """The step of the newest checkpoint."""
+        return newest_checkpoint(self.folder)
+
+    @property
+    def final_path(self) -> str:
+        """The folder of the newest checkpoint."""
+        return join(self.folder, CHECKPOINTS, f"step-{self.final_step}")
+
+    @cached_property
+    def receipt(self) -> dict[str, str]:
+        """Hash of every array in the newest checkpoint."""
+        found: dict[str, str] = read_json(join(self.final_path, METADATA))["receipt"]
+        return found
+
+
+@dataclass(frozen=True)
+class Spread:
+    """The largest relative differences between two runs, and where they are."""
+
+    loss: float = 0.0
+    loss_at: str = "no step"
+    state: float = 0.0
+    state_at: str = "no array"
+
+
+def first_difference(
+    unbroken: Outcome,
+    killed: Outcome,
+    lives: Sequence[Life],
+    *,
+    devices: int | None = None,
+    allowed: Spread | None = None,
+) -> str | None:
+    """The first thing that is not the same, in words; None if all of it is.
+
+    `allowed` is for a run that moved between numbers of devices: it must be the same to the bit
+    until it first leaves `devices`, those of the unbroken run, and then within a bound.
+    """
+    first_moved = inf
+    if allowed is not None:
+        moved = [life.first_step for life in lives if life.devices != devices]
+        steps = [step for step in moved if step is not None]
+        first_moved = min(steps, default=unbroken.facts.steps)
+    for number, life in enumerate(lives, start=1):
+        if life.first_step is not None and life.first_step < life.began_at:
+            return (
+                f"life {number} began after {life.first_step} steps, although the checkpoint of "
+                f"step {life.began_at} was complete"
+            )
+    for item in killed.logged:
+        wanted = unbroken.values.get((item.step, item.name))
+        if (item.step < first_moved or item.name == _EXACT) and wanted != item.value:
+            return (
+                f"{item}: {wanted!r} in the unbroken run, {item.value!r} in the killed one "
+                f"(attempt {item.attempt})"
+            )
+    for step, name in sorted(unbroken.values.keys() - killed.values.keys()):
+        return (
+            f"{name} of step {step}: logged by the unbroken run, and by no attempt of the killed "
+            "one"
+        )
+    if unbroken.final_step != killed.final_step:
+        return (
+            f"the final checkpoint: step {unbroken.final_step} of the unbroken run, "
+            f"step {killed.final_step} of the killed one"
+        )
+    return _other_state(unbroken, killed) if allowed is None else _beyond(unbroken, killed, allowed)
+
+
+def _other_state(unbroken: Outcome, killed: Outcome) -> str | None:
+    names = sorted(unbroken.receipt.keys() | killed.receipt.keys())
+    other = [name for name in names if unbroken.receipt.get(name) != killed.receipt.get(name)]
+    if not other:
+        return None
+    hashes = (str(run.receipt.get(other[0]))[:16] for run in (unbroken, killed))
+    return (
+        f"{other[0]} of the final state ({' and '.join(hashes)}), the first of {len(other)} arrays "
+        f"out of {len(names)}; every loss is the same"
+    )
+
+
+def _beyond(unbroken: Outcome, killed: Outcome, allowed: Spread) -> str | None:
+    """What is further off than moving between numbers of devices explains."""
+    if not (isfinite(allowed.loss) and isfinite(allowed.state)):
+        return (
+            "runs that are not killed differ without bound between these numbers of devices "
+            f"({allowed.loss_at}, {allowed.state_at}), so a moved run cannot be judged"
+        )
+    spread = spread_between(unbroken, killed)
+    if spread.loss > _MOVED_FACTOR * allowed.loss:
+        return f"{spread.loss_at} differs by {spread.loss:.1e} of its value"
+    if spread.state > _MOVED_FACTOR * allowed.state:
+        return f"the final {spread.state_at} differs by {spread.state:.1e} of its length"
+    return None
+
+
+def spread_between(one: Outcome, other: Outcome) -> Spread:
+    """How far apart two runs are, of the same steps but not on the same devices."""
+    losses: dict[str, float] = {}
+    for item in other.logged:
+        value = one.values.get((item.step, item.name))
+        if _LOSS.fullmatch(item.name) and value:
+            # Of several attempts, the one that is furthest off.
+            off = abs(item.value - value) / abs(value)
+            losses[str(item)] = max(off, losses.get(str(item), 0.0))
+    # What is no number with a rounding, a counter or a key, must be the same anywhere.
+    arrays = {
+        item.name: item.relative if item.is_float else inf
+        for item in array_differences(*(read_step_folder(run.final_path) for run in (one, other)))
+        if item.kind != "equal"
+    }
+    loss_at, loss = _largest(losses)
+    state_at, state = _largest(arrays)
+    return Spread(loss, loss_at, state, state_at)
+
+
+def widest_spread(spreads: Sequence[Spread]) -> Spread:
+    """The largest of each."""
+    loss = max(spreads, key=lambda item: item.loss)
+    state = max(spreads, key=lambda item: item.state)
+    return Spread(loss.loss, loss.loss_at, state.state, state.state_at)
+
+
+def _largest(differences: Mapping[str, float]) -> tuple[str, float]:
+    # What is not a number is no distance, and larger than all of them.
+    sizes = ((name, inf if isnan(size) else size) for name, size in differences.items())
+    return max(sizes, key=lambda item: item[1], default=("nothing", 0.0))
