@@ -15,7 +15,7 @@ from chomp.data import JsonlSource, LmComponentConfig, LmDataConfig, source_docu
 from chomp.errors import ChompError
 from chomp.evaluation.harness.tasks import load_tasks
 from chomp.executor import ExecutorStep, Resources, plan_steps, versioned
-from chomp.launch.process import process_runner
+from chomp.launch.process import ProcessRunner
 from chomp.mesh import MeshConfig
 from chomp.optim import AdamConfig, GrugOptimizerConfig
 from chomp.storage import read_json
@@ -55,7 +55,7 @@ CASES: dict[str, Callable[[Path], object]] = {
     "plan": lambda folder: plan_steps(
         [step(rate, override_output_path="out") for rate in (0.1, 0.2)], prefix=str(folder)
     ),
-    "launch": lambda folder: process_runner(
+    "launch": lambda folder: ProcessRunner(
         plan_steps([step(resources=Resources(custom={"TPU": 4}))], prefix=str(folder))
     ),
     "storage": lambda folder: read_json(str(folder / "gone.json")),

@@ -67,7 +67,7 @@ def test_every_change_must_be_allowed_and_the_flags_that_are_missing_are_told(
     told = chomp(*changed)
     assert (told.code, told.out) == (1, "")
     assert "run holds another run (optimizer.lr: 0.1 there, 0.2 here)" in told.err
-    assert "--allow optimizer.lr goes on with it as it is now" in told.err
+    assert "--allow optimizer.lr continues it with the new values" in told.err
     assert trained(here / "run") == ["100 steps, allowed "]
     assert chomp(*changed, "--allow", "optim.lr").code == 0
     assert trained(here / "run")[1:] == ["200 steps, allowed train.steps,optim.lr"]

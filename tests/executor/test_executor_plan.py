@@ -261,7 +261,7 @@ def test_the_last_step_that_was_asked_for_stands_last_forced_or_not(planned: Pla
 @pytest.mark.parametrize(
     ("pattern", "words"),
     [
-        ("(", "no regular expression"),
+        ("(", "not a regular expression"),
         ("botom", "found in no step's name.*one of bottom, top"),
         ("", "found in no step's name"),
     ],

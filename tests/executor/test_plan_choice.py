@@ -62,7 +62,7 @@ def test_force_reaches_only_what_only_leaves(prefix: str, ran: Ran):
         only(prefix, "run-a", force=("run-b",))
 
 
-@pytest.mark.parametrize(("pattern", "words"), [("(", "no regular"), ("ruin", "no step's name")])
+@pytest.mark.parametrize(("pattern", "words"), [("(", "not a regular"), ("ruin", "no step's name")])
 def test_a_choice_that_cannot_help_is_refused(prefix: str, pattern: str, words: str):
     with pytest.raises(
         ConfigError, match=rf"--only '{'[(]' if pattern == '(' else pattern}'.*{words}"

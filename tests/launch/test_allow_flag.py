@@ -54,7 +54,7 @@ def test_the_config_it_was_begun_with_does_not_move_a_continued_run_aside(launch
     refused = launch()
     assert (refused.returncode, refused.stdout) == (1, "")
     assert "holds another run (trainer.steps: 200 there, 100 here)" in refused.stderr
-    assert "--allow trainer.steps goes on with it as it is now" in refused.stderr
+    assert "--allow trainer.steps continues it with the new values" in refused.stderr
     assert list(runs.iterdir()) == [folder]
     assert launch("--force", "tiny").returncode == 0
     assert len(list(runs.glob("*.replaced-*"))) == 1

@@ -17,7 +17,7 @@ from chomp.config import config_to_mapping
 from chomp.errors import DataError, LaunchError, RunInterrupted
 from chomp.executor import ExecutorStep, PlannedStep, Resources, plan_steps, read_status, run_plan
 from chomp.launch.gang import GangEnd, Member, member_environment, run_gang
-from chomp.launch.process import process_runner
+from chomp.launch.process import ProcessRunner
 from chomp.launch.signals import StopRequest
 from chomp.launch.step_result import Outcome, outcome_of
 from chomp.mesh.distributed import CoordinatorAddressTaken
@@ -192,7 +192,7 @@ def test_a_member_is_none_of_another_launcher_that_this_one_runs_under(monkeypat
 
 
 def ran(plan: list[PlannedStep]) -> BaseException | None:
-    with process_runner(plan) as runner:
+    with ProcessRunner(plan) as runner:
         failures = run_plan(plan, runner)
     return failures[0].error if failures else None
 
@@ -333,7 +333,8 @@ def process_of(member: int) -> int:
             parent = int((place / "stat").read_text().rpartition(")")[2].split()[1])
         except OSError:
             continue
-        is_step = b"chomp.launch.step_process" in words and parent == os.getpid()
+        is_step = any(b"chomp.launch.step_process" in word for word in words)
+        is_step &= parent == os.getpid()
         if is_step and f"JAX_PROCESS_ID={member}".encode() in variables:
             return int(place.name)
     raise AssertionError(f"no process is member {member}")

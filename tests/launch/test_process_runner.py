@@ -23,9 +23,14 @@ from chomp.executor import (
     read_status,
     run_plan,
 )
-from chomp.launch.process import gpus_each, process_runner, usual_concurrency
+from chomp.launch.process import (
+    GpuPool,
+    ProcessRunner,
+    gpus_each,
+    hidden_gpus,
+    usual_concurrency,
+)
 from chomp.launch.run import local_runner, run_planned
-from chomp.launch.visible_gpus import GpuPool, hidden_gpus
 from tests.launch.sent_steps import step, wait_for
 
 WISHES = ["", "data", "rare", "bug", "exit", "killed", "leaves", "crashes"]
@@ -52,7 +57,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Ran:
     """One step for each way to end."""
     steps = [step(f"step-{wish}", wish) for wish in WISHES]
     plan = plan_steps(steps, prefix=str(tmp_path_factory.mktemp("out")))
-    with process_runner(plan) as runner:
+    with ProcessRunner(plan) as runner:
         failures = run_plan(plan, runner, max_concurrent=2)
     return Ran(plan, failures)
 
@@ -123,7 +128,7 @@ def test_a_signal_is_handed_on_and_the_step_saves_before_the_command_ends(
     asking = threading.Thread(target=ask)
     asking.start()
     with (
-        process_runner(plan) as runner,
+        ProcessRunner(plan) as runner,
         pytest.raises(RunInterrupted, match=r"^SIG[A-Z]+: the state is saved at step-5") as caught,
     ):
         run_plan(plan, runner)
@@ -148,7 +153,7 @@ def test_steps_at_the_same_time_are_all_asked_to_stop(tmp_path):
 
     asking = threading.Thread(target=ask)
     asking.start()
-    with process_runner(plan) as runner, pytest.raises(RunInterrupted):
+    with ProcessRunner(plan) as runner, pytest.raises(RunInterrupted):
         run_plan(plan, runner, max_concurrent=2, ask_to_stop=runner.ask_to_stop)
     asking.join()
     assert all((Path(item.path) / "saved").exists() for item in plan)
@@ -157,12 +162,11 @@ def test_steps_at_the_same_time_are_all_asked_to_stop(tmp_path):
 LAUNCH = """
 import sys
 from chomp.executor import plan_steps, run_plan
-from chomp.launch.process import process_runner
-from chomp.launch.step_result import log_path, open_log
+from chomp.launch.process import ProcessRunner
 from tests.launch.sent_steps import step
 
 plan = plan_steps([step("own", "until asked")], prefix=sys.argv[1])
-run_plan(plan, process_runner(plan))
+run_plan(plan, ProcessRunner(plan))
 """
 
 
@@ -189,7 +193,7 @@ def test_each_process_of_a_gang_gets_gpus_of_its_own(tmp_path, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5,6,7")
     gang = Resources(processes=2, gpus=2)
     plan = plan_steps([step("gang", resources=gang), step("plain")], prefix=str(tmp_path))
-    with process_runner(plan) as runner:
+    with ProcessRunner(plan) as runner:
         assert run_plan(plan, runner) == []
     folder, plain = Path(plan[0].path), Path(plan[1].path)
     assert (folder / "seen-0").read_text() == "3,5"
@@ -209,7 +213,7 @@ def test_a_step_of_no_gpu_sees_none_and_jax_does_not_look_for_one(
         monkeypatch.setenv("JAX_PLATFORMS", given)
     steps = [step("none", resources=Resources(gpus=0)), step("one", resources=Resources(gpus=1))]
     plan = plan_steps(steps, prefix=str(tmp_path))
-    with process_runner(plan) as runner:
+    with ProcessRunner(plan) as runner:
         assert run_plan(plan, runner) == []
     none, one = (Path(item.path) for item in plan)
     assert ((none / "seen-0").read_text(), (none / "platforms-0").read_text()) == ("", told)
@@ -294,7 +298,7 @@ def test_steps_that_say_nothing_of_gpus_train_one_at_a_time(tmp_path, monkeypatc
 
     asking = threading.Thread(target=ask)
     asking.start()
-    with process_runner(plan) as runner, pytest.raises(RunInterrupted):
+    with ProcessRunner(plan) as runner, pytest.raises(RunInterrupted):
         run_plan(plan, runner, max_concurrent=3, room=runner.room, ask_to_stop=runner.ask_to_stop)
     asking.join()
     assert begun(trains, "starts") == begun(trains, "saved")
@@ -357,7 +361,7 @@ def test_a_step_that_waits_for_a_gpu_waits_no_more_once_all_are_to_stop(tmp_path
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     one = Resources(gpus=1)
     plan = plan_steps([step(name, resources=one) for name in "ab"], prefix=str(tmp_path))
-    runner = process_runner(plan)
+    runner = ProcessRunner(plan)
     raised: list[Exception] = []
 
     def run() -> None:
@@ -403,10 +407,10 @@ def is_running(process: int) -> bool:
         (Resources(processes=2, gpus=2), "asks for 2 GPUs in each of 2 processes"),
         (
             Resources(processes=2),
-            "is of 2 processes and says nothing of GPUs, and this machine shows",
+            "has 2 processes and says nothing of GPUs, and this machine shows",
         ),
         (Resources(processes=3), ".*lower resources.processes, or resources.gpus=0"),
-        (Resources(memory_gb=1e6), r"asks for 1e\+06 GB in each of 1 processes"),
+        (Resources(memory_gb=1e6), r"asks for 1e\+06 GB, "),
         (Resources(custom={"TPU": 4}), "asks for TPU"),
     ],
 )
@@ -418,7 +422,7 @@ def test_more_than_this_machine_has_is_refused_before_anything_runs(
     steps = [step("good"), step("bad", resources=resources)]
     plan = plan_steps(steps, prefix=str(tmp_path / "out"))
     with pytest.raises(LaunchError, match=rf"step 'bad' {told}") as caught:
-        process_runner(plan)
+        ProcessRunner(plan)
     assert re.search("Allowed: .*Fix: ", str(caught.value))
     assert not (tmp_path / "out").exists()
 

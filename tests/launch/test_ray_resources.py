@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 
 from chomp.errors import LaunchError
 from chomp.executor import PlannedStep, Resources, plan_steps
-from chomp.launch.ray_actors import ProcessActor, SentProcess
 from chomp.launch.ray_runner import (
     GROWS,
+    ProcessActor,
+    SentProcess,
     demand_of,
     forwarded_environment,
     processes_that_fit,

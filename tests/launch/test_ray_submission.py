@@ -14,24 +14,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from chomp.errors import ConfigError, LaunchError
-from chomp.launch import ray_run, ray_submit
+from chomp.launch import ray_run
 from chomp.launch.ray_run import (
-    entrypoint_of,
-    git_commit,
-    job_environment,
-    main,
-    split_environment_words,
-    submission_id_of,
-    with_extras,
-)
-from chomp.launch.ray_submit import (
     NobodyReads,
     big_files,
+    entrypoint_of,
     excludes_of,
     follow,
+    git_commit,
     job_address,
+    job_environment,
+    main,
     packages_below,
+    split_environment_words,
     stop,
+    submission_id_of,
     submit,
 )
 from chomp.storage.secrets import is_secret_name
@@ -64,12 +61,12 @@ def test_variables_can_be_given_by_value_in_two_words_and_by_name(words, variabl
     ("words", "told"),
     [
         ([], "without anything"),
-        (["=secret"], "a name that is none"),
-        (["9A=secret"], "a name that is none"),
+        (["=secret"], "an invalid name"),
+        (["9A=secret"], "an invalid name"),
         (["NOT_THERE"], "NOT_THERE, which is not set here"),
         (["A=1", "NOT_THERE"], "NOT_THERE"),
         (["MODE", "HOME"], "two names"),
-        (["secret word", "secret"], "a name that is none"),
+        (["secret word", "secret"], "an invalid name"),
     ],
 )
 def test_variables_that_name_nothing_are_refused_without_telling_values(words, told):
@@ -152,7 +149,7 @@ def test_what_a_folder_above_ignores_is_not_sent_either(checkout):
 
 
 def test_files_too_big_for_code_stay_here_and_are_named(checkout, monkeypatch):
-    monkeypatch.setattr(ray_submit, "BIG_FILE_BYTES", 1000)
+    monkeypatch.setattr(ray_run, "BIG_FILE_BYTES", 1000)
     for name in ("weights [1].bin", "a.log", "outputs/big"):  # of which one would be sent
         (checkout / name).write_bytes(bytes(1001))
     assert big_files(checkout) == ["weights [1].bin"]
@@ -182,19 +179,19 @@ def test_extras_are_made_by_uv_where_the_command_runs(tmp_path):
     project = tmp_path / "pyproject.toml"
     project.write_text(PROJECT)
     command = ["python", "launch.py", "--plan"]
-    assert with_extras(command, [], project) == command
+
+    def words(command: list[str], extras: list[str], project: Path = project) -> list[str]:
+        return entrypoint_of(command, extras, project, has_keys=False)
+
+    assert words(command, []) == command
     extras = ["--extra", "gpu", "--extra", "hf", "--extra", "ray"]
-    assert with_extras(command, ["gpu", "hf"], project) == ["uv", "run", *extras, "--", *command]
+    assert words(command, ["gpu", "hf"]) == ["uv", "run", *extras, "--", *command]
     # Behind the words of a command that uses uv itself.
-    assert with_extras(["uv", "run", "x.py"], ["gpu"], project)[2:] == [
-        *extras[:2],
-        *extras[4:],
-        "x.py",
-    ]
+    assert words(["uv", "run", "x.py"], ["gpu"])[2:] == [*extras[:2], *extras[4:], "x.py"]
     with pytest.raises(ConfigError, match=r"--extra gpus.*gpu, hf, ray"):
-        with_extras(command, ["gpus"], project)
+        words(command, ["gpus"])
     with pytest.raises(ConfigError, match="it has none"):
-        with_extras(command, ["gpu"], tmp_path / "missing.toml")
+        words(command, ["gpu"], tmp_path / "missing.toml")
 
 
 @given(st.lists(st.sampled_from(["python", "-m", "a/b.py", "run.sh", "x"]), min_size=1))
@@ -280,8 +277,7 @@ def test_a_command_with_keys_is_started_by_the_python_it_names(tmp_path, command
     project.write_text(PROJECT)
     made = entrypoint_of(command, extras, project, has_keys=True)
     assert " ".join(made).startswith(words)
-    without = entrypoint_of(command, extras, project, has_keys=False)
-    assert without == with_extras(command, extras, project)
+    assert entrypoint_of(command, extras, project, has_keys=False) == made[3:]
 
 
 def test_what_is_named_as_keys_are_is_one():
@@ -379,9 +375,9 @@ class BreakingClient(ClientOfJobs):
 
 
 def test_a_connection_that_breaks_is_made_again_and_nothing_is_shown_twice(capsys, monkeypatch):
-    monkeypatch.setattr(ray_submit, "_PAUSE_S", 0.0)
+    monkeypatch.setattr(ray_run, "_PAUSE_S", 0.0)
     # Each connection that worked is a reason to try another, however long ago the last one was.
-    monkeypatch.setattr(ray_submit, "_PATIENCE_S", 0.0)
+    monkeypatch.setattr(ray_run, "_PATIENCE_S", 0.0)
     client = BreakingClient("one ", "one two ", "one two three\n")
     client._says = "and then it ends as it should"
     assert follow(client, "mine") == 3
@@ -389,8 +385,8 @@ def test_a_connection_that_breaks_is_made_again_and_nothing_is_shown_twice(capsy
 
 
 def test_a_cluster_that_no_longer_answers_is_given_up_and_the_job_named(monkeypatch):
-    monkeypatch.setattr(ray_submit, "_PAUSE_S", 0.001)
-    monkeypatch.setattr(ray_submit, "_PATIENCE_S", 0.0)
+    monkeypatch.setattr(ray_run, "_PAUSE_S", 0.001)
+    monkeypatch.setattr(ray_run, "_PATIENCE_S", 0.0)
     with pytest.raises(LaunchError, match=r"it broke.*mine may go on"):
         follow(BreakingClient("one "), "mine")
 

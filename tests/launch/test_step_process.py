@@ -11,7 +11,7 @@ from chomp import errors
 from chomp.cli.load_config import load_module
 from chomp.errors import ChompError, ConfigError, DataError, LaunchError, RunInterrupted
 from chomp.executor import ExecutorStep, plan_steps, run_plan
-from chomp.launch.process import process_runner
+from chomp.launch.process import ProcessRunner
 from chomp.launch.step_process import pack_step
 from chomp.launch.step_result import error_of, outcome_of, read_outcome, write_outcome
 from tests.launch import sent_steps
@@ -27,7 +27,7 @@ from pathlib import Path
 
 from chomp.config import Config
 from chomp.executor import ExecutorStep, plan_steps, run_plan, this_output_path
-from chomp.launch.process import process_runner
+from chomp.launch.process import ProcessRunner
 from words import WORD
 
 
@@ -48,7 +48,7 @@ def steps(settings):
 
 if __name__ == "__main__":
     plan = plan_steps(steps(None), prefix=sys.argv[1])
-    with process_runner(plan) as runner:
+    with ProcessRunner(plan) as runner:
         failures = run_plan(plan, runner)
     sys.exit("; ".join(str(failure.error) for failure in failures) or 0)
 """
@@ -81,7 +81,7 @@ def test_what_a_command_loaded_by_its_path_is_found_again(launch_file, tmp_path)
     module = load_module(str(launch_file))
     try:
         plan = plan_steps(module.steps(None), prefix=str(tmp_path / "out"))
-        with process_runner(plan) as runner:
+        with ProcessRunner(plan) as runner:
             assert run_plan(plan, runner) == []
     finally:
         del sys.modules[module.__name__], sys.modules["words"]
@@ -125,7 +125,7 @@ def test_nothing_begins_if_one_step_of_a_plan_cannot_be_sent(tmp_path):
     steps = [sent_steps.step("good"), ExecutorStep("bad", lambda config: None, {})]
     plan = plan_steps(steps, prefix=str(tmp_path / "out"))
     with pytest.raises(LaunchError, match="step 'bad' cannot be sent"):
-        process_runner(plan)
+        ProcessRunner(plan)
     assert not (tmp_path / "out").exists()
 
 

@@ -2,26 +2,25 @@
 
 Planning only reads. Steps come in an order in which dependencies stand before their dependants;
 a step that nobody needs any more (its only dependants are done) is left out, unless it is forced.
+
+The reasons are in the second half: why a step is new, and how one that is not new differs from its
+record.
 """
 
+import logging
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeGuard
+from typing import Any, Literal
 
-from chomp.errors import ConfigError, LaunchError
-from chomp.executor.explain import (
-    EarlierRuns,
-    changes_since,
-    describe_changes,
-    not_allowed,
-    plain_differences,
-    record_differences,
-    short,
-    why_new,
-)
+from chomp.config import MISSING, Difference, canonical_json, config_difference
+from chomp.config.fields import KeyPath, dotted
+from chomp.errors import ConfigError, LaunchError, StorageError
 from chomp.executor.identity import (
+    CLASS,
+    HASH_DIGITS,
+    MODULE,
     Identities,
     Identity,
     in_order,
@@ -30,8 +29,9 @@ from chomp.executor.identity import (
     with_class_names,
 )
 from chomp.executor.pins import identities_at
-from chomp.executor.status import LOCK, StepStatus, read_info, read_status
+from chomp.executor.status import LOCK, StepInfo, StepStatus, read_info, read_status
 from chomp.executor.step import (
+    LEAVES,
     ExecutorStep,
     InputName,
     OutputName,
@@ -41,20 +41,24 @@ from chomp.executor.step import (
     source_hashes,
     template_folder,
 )
-from chomp.storage import is_folder, join, lock_holder, normalise
+from chomp.storage import is_folder, join, list_folder, lock_holder, name_of, normalise, parent_of
+from chomp.storage.secrets import without_secrets
 
 Action = Literal["run", "skip", "wait"]
+_log = logging.getLogger(__name__)
+_CHANGES_SHOWN = 3
+_MAX_VALUE_CHARACTERS = 80  # longer values are cut: the path says where to look
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedStep:
-    """One step with its place on disk and what is to be done about it."""
+    """One step with its place on disk and what to do about it."""
 
     step: ExecutorStep
     identity: Identity
     path: str
     config: Any  # the step's config with every marker replaced
-    plain_config: Any  # the same as plain data, with the names of classes
+    plain_config: Any  # the same as plain data, with class names
     dependencies: tuple[str, ...]  # output folders
     sources: Mapping[str, str]  # the template's files when the plan was made, as SHA-256
     action: Action
@@ -63,7 +67,7 @@ class PlannedStep:
     found: StepStatus | None  # what the folder said when the plan was made
     # What differs from the recorded run although the identity is the same.
     differences: tuple[str, ...]
-    # The identity of the run in the folder, if that is another and is to be gone on with as this.
+    # The identity of the run in the folder, if it is another one that is continued as this one.
     continues: str | None = None
 
     @property
@@ -83,8 +87,8 @@ def plan_steps(
 ) -> list[PlannedStep]:
     """The plan for `steps` and all they depend on. `force`: patterns of names to run again.
 
-    `only`: patterns of names to plan, with what these need that is not there; of the rest nothing.
-    `allow`: dotted fields that may differ from what a folder holds, which is then gone on with; it
+    `only`: patterns of names to plan, with what these need that is not there, and nothing else.
+    `allow`: dotted fields that may differ from what a folder holds, which is then continued; it
     would be moved aside otherwise.
     `is_source_identity`: what was begun with other source of its template is run again, too.
     Equal steps are one step. The last of `steps` stands last, unless another one needs it.
@@ -105,25 +109,32 @@ def plan_steps(
     planner = _Planner(prefix, identities, forced, allow)
     if is_source_identity:
         for step in everything:
-            if step not in forced and planner.is_of_other_source(step):
+            info = None if step in forced else read_info(planner.path_of(step))
+            if info is not None and info.sources != planner.source_of(step):
                 forced[step] = "the source of its template has changed since it was run"
-    # A done step does not lead to those it was made from, so forced ones are started from, too.
+    # A done step does not lead to those it was made from, so forced ones are roots, too.
     hidden = [step for step in forced if step not in roots]
-    for step in in_order([*hidden, *roots], planner.needs):
-        planner.add(step)
-    return list(planner.planned.values())
+    paths = [planner.path_of(step) for step in in_order([*hidden, *roots], planner.needs)]
+    return [planner.planned[path] for path in dict.fromkeys(paths)]
 
 
 def select_steps(option: str, patterns: Sequence[str], steps: Sequence[ExecutorStep]) -> set[str]:
     """The names in which some pattern is found. `ConfigError` for a pattern that finds none.
 
-    One that is of no use is a typing error: without a word, nothing or everything would run.
+    That is a typing error: if it were ignored, nothing or everything would run.
     """
     names = sorted({step.name for step in steps})
     found: set[str] = set()
     for text in patterns:
-        pattern = _pattern(option, text)
-        # An empty one, of a variable that is not set say, is found in every name.
+        try:
+            pattern = re.compile(text)
+        except re.error as error:
+            raise ConfigError(
+                f"{option} {text!r}, which is not a regular expression ({error})",
+                allowed="a regular expression that matches step names",
+                fix=f"write for example {option} grug/base",
+            ) from error
+        # An empty pattern, of a variable that is not set say, is found in every name.
         matches = {name for name in names if text and pattern.search(name)}
         if not matches:
             raise ConfigError(
@@ -133,16 +144,6 @@ def select_steps(option: str, patterns: Sequence[str], steps: Sequence[ExecutorS
             )
         found |= matches
     return found
-
-
-class _Decision(NamedTuple):
-    """What is to be done about an output folder, decided at the first of equal steps."""
-
-    step: ExecutorStep
-    found: StepStatus | None
-    action: Action
-    reason: str
-    continues: str | None = None
 
 
 class _Planner:
@@ -157,150 +158,121 @@ class _Planner:
         self._allow = allow
         self._identities = identities
         self._forced = forced
-        self._decisions: dict[str, _Decision] = {}
+        self._paths: dict[ExecutorStep, str] = {}
         self._sources: dict[Path, dict[str, str]] = {}
-        self._earlier = EarlierRuns()
-        self.planned: dict[str, PlannedStep] = {}  # by output folder, as the decisions
+        self._earlier = _EarlierRuns()
+        self.planned: dict[str, PlannedStep] = {}  # by output folder, the first of equal steps
+
+    def path_of(self, step: ExecutorStep) -> str:
+        """The output folder of a step."""
+        if step not in self._paths:
+            if step.override_output_path is not None:
+                self._paths[step] = normalise(step.override_output_path)
+            else:
+                title = f"{step.name}-{self._identities.of(step).hash}"
+                self._paths[step] = join(self._prefix, title)
+        return self._paths[step]
+
+    def source_of(self, step: ExecutorStep) -> Mapping[str, str]:
+        """The hashes of the files of the step's template."""
+        folder = template_folder(step.fn)
+        if folder is None:
+            return {}
+        # Read once, now: a file may be edited between now and the start of the step.
+        if folder not in self._sources:
+            self._sources[folder] = source_hashes(folder)
+        return self._sources[folder]
 
     def needs(self, step: ExecutorStep) -> tuple[ExecutorStep, ...]:
-        """The dependencies that have to be there before `step` can be brought about."""
-        identity, path = self._identities.of(step), self._path(step)
-        if path not in self._decisions:
-            self._decisions[path] = self._decision(step, identity, path)
-        _refuse_clash(self._decisions[path].step, step, self._identities, path)
-        if self._decisions[path].step is step and self._decisions[path].action == "run":
-            _refuse_to_replace_pinned(step, identity)
-        # A finished step needs its dependencies no more, whatever has become of them.
-        return identity.dependencies if self._decisions[path].action == "run" else ()
-
-    def is_of_other_source(self, step: ExecutorStep) -> bool:
-        """Whether the folder holds what was begun with another source of the step's template."""
-        info = read_info(self._path(step))
-        return info is not None and info.sources != self._source_of(step)
-
-    def add(self, step: ExecutorStep) -> None:
-        """Plan `step`, for which `needs` was asked before; an equal step is planned once."""
-        identity, path = self._identities.of(step), self._path(step)
+        """Plan the step; the dependencies that have to be there before it runs."""
+        identity, path = self._identities.of(step), self.path_of(step)
         config = replaced(step.config, lambda marker: self._located(marker, path))
-        # With classes, which are told where they differ though all fields agree.
+        # With classes, so that a difference between classes of equal fields shows.
         plain = plain_part(step, with_class_names(config))
         if path in self.planned:
-            # Merged in silence, two steps that differ in a forgotten field would be one result.
             _refuse_unequal(self.planned[path], step, identity, plain)
-            return
-        decision = self._decisions[path]
-        is_forced = step in self._forced
-        sources = self._source_of(step)
-        is_other = _is_other(decision.found, identity) and decision.continues is None
-        starts_over = is_forced or is_other
-        info = None if starts_over else read_info(path)
-        marked = [place for place, _ in markers(step.config)]
-        # What was asked of a start that does not come is told: nothing else says it is ignored.
-        uncovered = [
-            place
-            for place, is_of_one_start in unhashed_fields(step.config)
-            if decision.action == "skip" or not is_of_one_start
-        ]
-        fn = function_name(step.fn)
-        self.planned[path] = PlannedStep(
+        else:
+            self.planned[path] = self._plan(step, identity, path, config, plain)
+        # A finished step needs its dependencies no more, whatever has become of them.
+        return identity.dependencies if self.planned[path].action == "run" else ()
+
+    def _plan(
+        self, step: ExecutorStep, identity: Identity, path: str, config: Any, plain: Any
+    ) -> PlannedStep:
+        own, kept = f"{step.name}-{identity.own_hash}", f"{step.name}-{identity.hash}"
+        pinned = "" if own == kept else f" (pinned: {own} counts as {kept})"
+        found = read_status(path)
+        info: StepInfo | None = None  # of the result that is kept, if there is one
+        continues: str | None = None
+        action: Action = "run"
+        if step in self._forced:
+            reason = self._forced[step]
+        elif found is not None and found.identity != identity.hash:
+            other = read_info(path) if self._allow else None
+            changes = [] if other is None else changes_since(other, step.name, identity)
+            if other is not None and not not_allowed(changes, self._allow):
+                info, continues = other, found.identity
+                action, reason = _held(path) or (
+                    "run",
+                    f"continues {continues} with {_describe(changes)}, which is allowed",
+                )
+            else:
+                reason = f"its folder holds {found.identity}, which is moved aside"
+        else:
+            info = read_info(path)
+            if found is not None and found.state == "SUCCESS":
+                action, reason = "skip", f"done{pinned}"
+            elif (held := _held(path)) is not None:
+                action, reason = held
+            elif found is not None:
+                reason = f"{_why_again(found)}{pinned}"
+            else:
+                reason = f"{self._earlier.why_new(step.name, identity, path)}{pinned}"
+        if action == "run" and pinned:
+            raise LaunchError(
+                f"{own} counts as {kept}, whose result is not there or is to be made again",
+                allowed="a pin to a result that is there and stays: else one is filed as the other",
+                fix=f"take the pin back with `chomp pin --remove {own}`, or make {kept} first",
+            )
+        sources, fn = self.source_of(step), function_name(step.fn)
+        differences: tuple[str, ...] = ()
+        if info is not None:
+            marked = [place for place, _ in markers(step.config)]
+            # What is asked of a start that does not come is shown: nothing else says so.
+            uncovered = [
+                place
+                for place, is_of_one_start in unhashed_fields(step.config)
+                if action == "skip" or not is_of_one_start
+            ]
+            differences = record_differences(info, plain, marked, sources, fn, uncovered)
+        return PlannedStep(
             step=step,
             identity=identity,
             path=path,
             config=config,
             plain_config=plain,
-            dependencies=tuple(self._path(each) for each in identity.dependencies),
+            dependencies=tuple(self.path_of(each) for each in identity.dependencies),
             sources=sources,
-            action=decision.action,
-            reason=decision.reason,
-            is_forced=is_forced,
-            found=decision.found,
-            differences=record_differences(info, plain, marked, sources, fn, uncovered)
-            if info
-            else (),
-            continues=decision.continues,
+            action=action,
+            reason=reason,
+            is_forced=step in self._forced,
+            found=found,
+            differences=differences,
+            continues=continues,
         )
-
-    def _path(self, step: ExecutorStep) -> str:
-        if step.override_output_path is not None:
-            return normalise(step.override_output_path)
-        return join(self._prefix, f"{step.name}-{self._identities.of(step).hash}")
 
     def _located(self, marker: InputName | OutputName, own_path: str) -> str:
         if isinstance(marker, OutputName):
             base = own_path
         else:
-            base = self._prefix if marker.step is None else self._path(marker.step)
+            base = self._prefix if marker.step is None else self.path_of(marker.step)
         return join(base, marker.sub) if marker.sub else base
 
-    def _decision(self, step: ExecutorStep, identity: Identity, path: str) -> _Decision:
-        found = read_status(path)
-        if _is_other(found, identity) and step not in self._forced and self._allow:
-            info = read_info(path)
-            changes = [] if info is None else changes_since(info, step.name, identity)
-            if info is not None and not not_allowed(changes, self._allow):
-                action, reason = self._held(path) or (
-                    "run",
-                    f"continues {found.identity} with {describe_changes(changes)}, "
-                    "which is allowed",
-                )
-                return _Decision(step, found, action, reason, continues=found.identity)
-        return _Decision(step, found, *self._action(step, identity, path, found))
 
-    def _action(
-        self, step: ExecutorStep, identity: Identity, path: str, found: StepStatus | None
-    ) -> tuple[Action, str]:
-        if step in self._forced:
-            return "run", self._forced[step]
-        if _is_other(found, identity):
-            return "run", f"its folder holds {found.identity}, which is moved aside"
-        pinned = _pin_note(step, identity)
-        if found is not None and found.state == "SUCCESS":
-            return "skip", f"done{pinned}"
-        if (held := self._held(path)) is not None:
-            return held
-        why = (
-            why_new(step.name, identity, path, self._earlier)
-            if found is None
-            else _why_again(found)
-        )
-        return "run", f"{why}{pinned}"
-
-    def _held(self, path: str) -> tuple[Action, str] | None:
-        # Whatever the status: who has just taken the lock has not written one yet.
-        holder = lock_holder(join(path, LOCK)) if is_folder(path) else None
-        return None if holder is None else ("wait", f"being run by {holder}")
-
-    def _source_of(self, step: ExecutorStep) -> Mapping[str, str]:
-        folder = template_folder(step.fn)
-        if folder is None:
-            return {}
-        # Read once, now: what a file holds when the step begins may be edited since it was loaded.
-        if folder not in self._sources:
-            self._sources[folder] = source_hashes(folder)
-        return self._sources[folder]
-
-
-def _is_other(found: StepStatus | None, identity: Identity) -> TypeGuard[StepStatus]:
-    """Whether a folder holds another version, as one that was chosen by hand may."""
-    return found is not None and found.identity != identity.hash
-
-
-def _pin_note(step: ExecutorStep, identity: Identity) -> str:
-    if identity.own_hash == identity.hash:
-        return ""
-    return f" (pinned: {step.name}-{identity.own_hash} counts as {step.name}-{identity.hash})"
-
-
-def _refuse_to_replace_pinned(step: ExecutorStep, identity: Identity) -> None:
-    """Raise `LaunchError` for a pinned step that would run: in the folder of what it counts as."""
-    if identity.own_hash == identity.hash:
-        return
-    own, kept = f"{step.name}-{identity.own_hash}", f"{step.name}-{identity.hash}"
-    raise LaunchError(
-        f"{own} counts as {kept}, whose result is not there or is to be made again",
-        allowed="a pin to a result that is there and stays: else one is filed as the other",
-        fix=f"take the pin back with `chomp pin --remove {own}`, or make {kept} first",
-    )
+def _held(path: str) -> tuple[Action, str] | None:
+    # Whatever the status: a process that has just taken the lock has not written one yet.
+    holder = lock_holder(join(path, LOCK)) if is_folder(path) else None
+    return None if holder is None else ("wait", f"being run by {holder}")
 
 
 def _why_again(found: StepStatus) -> str:
@@ -311,44 +283,237 @@ def _why_again(found: StepStatus) -> str:
     return f"attempt {found.attempt} ended as {found.state.lower()}; it continues"
 
 
-def _refuse_clash(
-    one: ExecutorStep, other: ExecutorStep, identities: Identities, path: str
-) -> None:
-    """Raise if two steps of different identities would have one output folder."""
-    if identities.of(one).hash != identities.of(other).hash:
-        raise LaunchError(
-            f"two different steps, {one.name!r} and {other.name!r}, with one output folder, {path}",
-            allowed="one step per folder",
-            fix=f"give {other.name!r} another name or override_output_path",
-        )
-
-
 def _refuse_unequal(
     planned: PlannedStep, step: ExecutorStep, identity: Identity, plain_config: Any
 ) -> None:
-    """Raise if a step that shares the identity of a planned one would not do the same."""
+    """Raise if a step that would share the folder of a planned one would not do the same."""
+    if planned.identity.hash != identity.hash:
+        raise LaunchError(
+            f"two different steps, {planned.step.name!r} and {step.name!r}, with one output "
+            f"folder, {planned.path}",
+            allowed="one step per folder",
+            fix=f"give {step.name!r} another name or override_output_path",
+        )
     if planned.identity.own_hash != identity.own_hash:
         return  # pinned: they differ, and somebody said that it does not matter
-    told = [
+    changes = [
         f"{d.path} ({short(d.before)} and {short(d.after)})"
         for d in plain_differences(planned.plain_config, plain_config)
     ]
     functions = [function_name(planned.step.fn), function_name(step.fn)]
-    told += [" and ".join(functions)] if functions[0] != functions[1] else []
-    if told:
+    changes += [" and ".join(functions)] if functions[0] != functions[1] else []
+    # Merged without a word, two steps that differ in a forgotten field would be one result.
+    if changes:
         raise LaunchError(
-            f"two steps {planned.title} that differ in {', '.join(told)}",
+            f"two steps {planned.title} that differ in {', '.join(changes)}",
             allowed="steps that are equal, or different in what is versioned or in name",
             fix="mark what differs with versioned(...), or give one another name",
         )
 
 
-def _pattern(option: str, text: str) -> re.Pattern[str]:
-    try:
-        return re.compile(text)
-    except re.error as error:
-        raise ConfigError(
-            f"{option} {text!r}, which is no regular expression ({error})",
-            allowed="a regular expression that matches step names",
-            fix=f"write for example {option} grug/base",
-        ) from error
+# ---- Why a step is new ------------------------------------------------------------------------
+
+
+class _EarlierRuns:
+    """The nearest earlier runs of many steps. What it has read is not read again.
+
+    The nearest is found quickly among thousands: a sweep of a thousand steps over a thousand
+    earlier runs is a million comparisons. So each record is read once for a plan, and compared as
+    one whole number, with a bit for each value that occurs.
+    """
+
+    def __init__(self) -> None:
+        self._bits: dict[Hashable, int] = {}
+        # Runs of a name in a folder, the latest first, and their values as bits.
+        self._found: dict[tuple[str, str], tuple[list[StepInfo], list[int]]] = {}
+
+    def why_new(self, name: str, identity: Identity, path: str) -> str:
+        """Which versioned fields changed since the nearest earlier run of that name."""
+        place = (name, parent_of(path))
+        if place not in self._found:
+            found = [info for _, info in _earlier_runs(name, place[1], name_of(name))]
+            runs = sorted(found, key=lambda info: -info.started)
+            self._found[place] = runs, [self._mask(info.values) for info in runs]
+        runs, masks = self._found[place]
+        if not runs:
+            return "new"
+        own = self._mask(identity.values)
+        # A field that changed has two values of which each side lacks one; a field that one side
+        # does not have is missing itself and with its value. Two bits for each, either way.
+        distances = [(own ^ mask).bit_count() for mask in masks]
+        nearest = runs[distances.index(min(distances))]
+        changes = changes_since(nearest, name, identity)
+        if not changes:
+            return (
+                f"new here; {nearest.output_path} was continued as this run, and --allow finds it"
+            )
+        return f"changed since {nearest.identity}: {_describe(changes)}"
+
+    def _mask(self, values: Mapping[str, Any]) -> int:
+        """Identity values as bits: one for each field that there is, one for each value it has."""
+        mask = 0
+        for field, value in values.items():
+            # With its type: in Python true equals 1, and 1 equals 1.0.
+            known = value if isinstance(value, LEAVES) else canonical_json(value)
+            for thing in (field, (field, type(value), known)):
+                mask |= 1 << self._bits.setdefault(thing, len(self._bits))
+        return mask
+
+
+def _describe(changes: Sequence[Difference]) -> str:
+    shown = [f"{d.path}: {short(d.before)} -> {short(d.after)}" for d in changes]
+    more = f" and {len(shown) - _CHANGES_SHOWN} more" if len(shown) > _CHANGES_SHOWN else ""
+    return f"{', '.join(shown[:_CHANGES_SHOWN])}{more}"
+
+
+def changes_since(info: StepInfo, name: str, identity: Identity) -> list[Difference]:
+    """What makes a step another one than the one that a folder records."""
+    before, after = {"name": info.name, **info.values}, {"name": name, **identity.values}
+    # Records have no secrets, so secrets must not show as a change.
+    changes = _changed_values(without_secrets(before), without_secrets(after))
+    if changes or info.identity in (identity.hash, identity.own_hash):
+        return changes
+    # A path and a text that reads like it, or a record from before hashes distinguished them.
+    return [
+        Difference(
+            path="its hash alone", before=info.identity, after=identity.hash, mark="identity"
+        )
+    ]
+
+
+def not_allowed(changes: Iterable[Difference], allowed: Iterable[str]) -> list[Difference]:
+    """The changes outside of the fields that may change, which are given by dotted paths."""
+    fields = tuple(allowed)
+    return [
+        change
+        for change in changes
+        if not any(change.path == field or change.path.startswith(f"{field}.") for field in fields)
+    ]
+
+
+def nearest_allowed(name: str, identity: Identity, path: str, allowed: Sequence[str]) -> str | None:
+    """The folder beside `path` of an earlier run that differs in allowed fields only, if any.
+
+    The nearest, and among those the latest; folders are named `<something>-<hash>`, as `path` is.
+    """
+    found: list[tuple[int, float, str]] = []
+    for folder, info in _earlier_runs(name, parent_of(path), name_of(path)[: -HASH_DIGITS - 1]):
+        changes = changes_since(info, name, identity)
+        if not not_allowed(changes, allowed):
+            found.append((len(changes), -info.started, folder))
+    return min(found)[2] if found else None
+
+
+def _changed_values(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Difference]:
+    """What differs between the values of two identities, by dotted path."""
+    found: list[Difference] = []
+    for path in dict.fromkeys([*before, *after]):
+        old, new = before.get(path, MISSING), after.get(path, MISSING)
+        # The first says so of most, and is quick.
+        if repr(old) == repr(new) or (
+            MISSING not in (old, new) and canonical_json(old) == canonical_json(new)
+        ):
+            continue
+        # A list by the parts that differ; whole if a config takes them for equal, as 1 and 1.0.
+        inner = config_difference({"": old}, {"": new}) if isinstance(old, list) else []
+        found += [
+            Difference(
+                path=path + each.path.removeprefix(dotted(("",))),
+                before=each.before,
+                after=each.after,
+                mark="identity",
+            )
+            for each in inner
+        ] or [Difference(path=path, before=old, after=new, mark="identity")]
+    return found
+
+
+def record_differences(
+    info: StepInfo,
+    config: Any,
+    marked: Iterable[KeyPath],
+    sources: Mapping[str, str],
+    fn: str,
+    unversioned: Iterable[KeyPath] = (),
+) -> tuple[str, ...]:
+    """How a run with this plain config, template source and function differs from its record.
+
+    Places with a marker are left out: the identity covers what is versioned, and where outputs lie
+    does not matter. `unversioned` are places inside these that it does not cover; modules of
+    classes are others.
+    """
+    # As `plain_differences` writes the places of a config that is not a mapping.
+    root: KeyPath = () if isinstance(config, dict) else ("config",)
+    covered, not_covered = ([(*root, *each) for each in some] for some in (marked, unversioned))
+    differences = plain_differences(*map(without_secrets, (info.config, config)))
+    # A record from before classes, or modules, were written down says nothing of them.
+    silent = [key for key in (CLASS, MODULE) if differences and not _has_key(info.config, key)]
+    found = []
+    for each in differences:
+        is_module = _is_at(each.path, MODULE)
+        is_covered = any(_is_within(each.path, path) for path in covered) and not any(
+            _is_within(each.path, path) for path in not_covered
+        )
+        if (is_covered and not is_module) or any(_is_at(each.path, key) for key in silent):
+            continue
+        # A class of the library that was moved to another file is the same by its name.
+        modules = (each.before, each.after) if is_module else ()
+        if modules and all(str(module).startswith("chomp.") for module in modules):
+            continue
+        found.append(f"{each.path}: recorded {short(each.before)}, now {short(each.after)}")
+    # By its own name: the same launch file is one module as a command and another when loaded.
+    if info.fn.rpartition(".")[2] != fn.rpartition(".")[2]:
+        found.append(f"function: recorded {info.fn}, now {fn}")
+    for name in sorted({*info.sources, *sources}):
+        if info.sources.get(name) != sources.get(name):
+            verb = "edited" if name in info.sources and name in sources else "added or removed"
+            found.append(f"template source {name}: {verb} since the recorded run")
+    return tuple(found)
+
+
+def plain_differences(before: Any, after: Any) -> list[Difference]:
+    """What differs between two step configs in plain form, which need not be mappings."""
+    if repr(before) == repr(after):
+        return []  # in most of a large plan, and in a tenth of the time
+    if isinstance(before, dict) and isinstance(after, dict):
+        return config_difference(before, after)
+    return config_difference({"config": before}, {"config": after})
+
+
+def short(value: Any) -> str:
+    """The value as Python writes it, cut to a readable length."""
+    text = repr(value)
+    return text if len(text) <= _MAX_VALUE_CHARACTERS else text[: _MAX_VALUE_CHARACTERS - 3] + "..."
+
+
+def _earlier_runs(name: str, folder: str, stem: str) -> list[tuple[str, StepInfo]]:
+    """The runs of a step of that name in `<folder>/<stem>-<hash>`, each with its folder."""
+    if not is_folder(folder):
+        return []
+    # The whole name: results that were moved aside have a longer one.
+    pattern = re.compile(re.escape(stem) + rf"-[0-9a-f]{{{HASH_DIGITS}}}")
+    siblings = [join(folder, each) for each in list_folder(folder) if pattern.fullmatch(each)]
+    found = []
+    for sibling in siblings:
+        try:
+            info = read_info(sibling)
+        except StorageError as error:  # of another run: no reason not to begin this one
+            _log.warning("passed over among the earlier runs of %s: %s", name, error)
+            continue
+        if info is not None and info.name == name:
+            found.append((sibling, info))
+    return found
+
+
+def _is_within(path: str, outer: KeyPath) -> bool:
+    return not outer or path == dotted(outer) or path.startswith(f"{dotted(outer)}.")
+
+
+def _has_key(plain: Any, key: str) -> bool:
+    if isinstance(plain, dict):
+        return key in plain or any(_has_key(each, key) for each in plain.values())
+    return isinstance(plain, list) and any(_has_key(each, key) for each in plain)
+
+
+def _is_at(path: str, key: str) -> bool:
+    return path == key or path.endswith(f".{key}")

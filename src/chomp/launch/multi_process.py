@@ -2,7 +2,7 @@
 
 A member: one launch file started once in each process, by SLURM, by hand or by
 `chomp launch local`. All members make the plan. Process 0 alone takes locks and runs ordinary
-steps, while the others wait for its word; a training step is run by all at once. So nothing waits
+steps while the others wait for its word; a training step is run by all at once. So nothing waits
 for a lock that another process of the same launch holds.
 
 The parent: `chomp launch local --processes 2 -- ...` starts a command several times on this
@@ -25,50 +25,51 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
-from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
 from chomp.config import fingerprint
 from chomp.errors import ChompError, ConfigError, LaunchError, require
-from chomp.executor import PlannedStep
+from chomp.executor import PlannedStep, Runner
 from chomp.executor.step import template_folder
 from chomp.launch.console import print_stop
 from chomp.launch.die_with_parent import die_with_parent
 from chomp.launch.gang import (
     ADDRESS,
     ADDRESS_TAKEN,
-    GangEnd,
+    COUNT,
+    INDEX,
     describe_exit_code,
     member_environment,
     resources_of,
     run_gang,
 )
+from chomp.launch.process import PLATFORMS, VISIBLE, is_on_cpu, visible_gpus
 from chomp.launch.signals import StopRequest
 from chomp.launch.step_result import INTERRUPTED_EXIT_CODE, PREEMPTED_EXIT_CODE, Outcome
-from chomp.launch.visible_gpus import PLATFORMS, VISIBLE, is_on_cpu, visible_gpus
 from chomp.screen import outliving_the_screen
 
-# Set by JAX's users, and by `srun` (and not for a batch script, which is one process of a job that
-# may have many). What they mean is read by `chomp.mesh`.
-_COUNT, _INDEX = "JAX_NUM_PROCESSES", "JAX_PROCESS_ID"
+# Set by `srun`, but not for a batch script, which is one process of a job that may have many. What
+# these and JAX's own variables mean is read by `chomp.mesh`.
 _SLURM_COUNT, _SLURM_NODES = "SLURM_STEP_NUM_TASKS", "SLURM_STEP_NODELIST"
 _SLURM_INDEX = "SLURM_PROCID"
-_LOOK_EVERY_S = 0.2
+_POLL_S = 0.2
+_TAKEN_FILE = "CHOMP_ADDRESS_TAKEN_FILE"  # of `chomp.mesh`, which imports JAX
+_EXAMPLE = "write for example -- python experiments/grug/base/launch.py"
 # The words of one launch must not be taken for those of the next in the same processes.
 _launches = itertools.count()
 _log = logging.getLogger(__name__)
 _printing = threading.Lock()
-_TAKEN_FILE = "CHOMP_ADDRESS_TAKEN_FILE"  # of `chomp.mesh`, which imports JAX
-# Runs a plan with the runner that it is given; the exit code.
-RunWith = Callable[[Callable[[PlannedStep], None]], int]
+
+
+# ---- A member ---------------------------------------------------------------------------------
 
 
 def is_lead_process() -> bool:
-    """Whether this process tells of a launch: alone, or the first of several. Asks no device."""
+    """Whether this process reports on a launch: alone, or the first of several. Asks no device."""
     if not _may_be_several():
         return True
-    return (os.environ.get(_INDEX) or os.environ.get(_SLURM_INDEX) or "0") == "0"
+    return (os.environ.get(INDEX) or os.environ.get(_SLURM_INDEX) or "0") == "0"
 
 
 @contextmanager
@@ -81,12 +82,13 @@ def print_once() -> Iterator[None]:
         yield
 
 
-def run_together(planned: Sequence[PlannedStep], run: RunWith) -> int | None:
-    """Run a plan with the other processes of this launch; the exit code, None where it is alone.
+def run_together(planned: Sequence[PlannedStep], run: Callable[[Runner], int]) -> int | None:
+    """Run a plan with the other processes of this launch; the exit code, None if it is alone.
 
-    `run` is called in process 0 alone. A step is run by all where its `resources.processes` is
-    their number; the last one also where it says nothing of it and is a template's own function.
-    Returns in all processes with the same code, or raises in those that have a reason of their own.
+    `run`, which runs the plan with a runner, is called in process 0 alone. A step is run by all if
+    its `resources.processes` is their number; the last one also if it asks for no number and is a
+    template's own function. Returns in all processes with the same code, or raises in those that
+    have a reason of their own.
     """
     if not _are_several():
         return None
@@ -94,22 +96,21 @@ def run_together(planned: Sequence[PlannedStep], run: RunWith) -> int | None:
 
     from chomp.mesh import leave_on_error
 
-    # JAX takes SIGTERM to tell a training loop of it, and nothing here is one.
+    # JAX catches SIGTERM to tell a training loop of it, and there is none here.
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
     with leave_on_error():
-        _require_possible(planned, jax.process_count())
-        _require_same_plan(planned)
-        words = f"launch-{next(_launches)}"
+        _require_same_plan(planned, jax.process_index(), jax.process_count())
+        topic = f"launch-{next(_launches)}"
         if jax.process_index() == 0:
-            return _lead(words, planned, run, jax.process_count())
-        return _follow(words, planned)
+            return _lead(topic, planned, run, jax.process_count())
+        return _follow(topic, planned)
 
 
 def decide_once(name: str, decide: Callable[[], Any]) -> Any:
     """What process 0 of this launch decides (plain, as JSON has it), in all of its processes.
 
-    `decide` is called in process 0 alone; where that raises, all processes do. `name` is told then.
+    `decide` is called in process 0 alone; if it raises, all processes do, with `name`.
     """
     if not _are_several():
         return decide()
@@ -120,6 +121,113 @@ def decide_once(name: str, decide: Callable[[], Any]) -> Any:
     return broadcast(name, found)
 
 
+def _are_several() -> bool:
+    """Whether this launch has several processes, which have joined each other then."""
+    if not _may_be_several():
+        return False
+    from chomp.mesh import prepare_devices
+
+    prepare_devices()  # all of it, and not only joining: what is set there must come before devices
+    import jax
+
+    return jax.process_count() > 1
+
+
+def _may_be_several() -> bool:
+    """Whether it is worth asking JAX, which takes the devices of this machine."""
+    count = os.environ.get(COUNT)
+    if count or os.environ.get(INDEX):
+        return count != "1"  # an index alone is refused by `chomp.mesh`
+    tasks = os.environ.get(_SLURM_COUNT, "")
+    return tasks.isdigit() and int(tasks) > 1 and bool(os.environ.get(_SLURM_NODES))
+
+
+def _require_same_plan(planned: Sequence[PlannedStep], own: int, count: int) -> None:
+    """Raise `LaunchError` in all processes unless they are about to make the same thing."""
+    from chomp.mesh import all_gather
+
+    for item in planned:
+        wanted = resources_of(item).processes
+        if item.action != "skip" and wanted not in (1, count):
+            raise LaunchError(
+                f"step {item.step.name!r} with resources.processes={wanted}, in a launch "
+                f"of {count} processes",
+                allowed=f"steps of one process, or of all {count}",
+                fix=f"start {wanted} processes, or run with --on process or --on ray from one",
+            )
+    last = planned[-1]
+    plans = all_gather("plan", [last.title, last.path, fingerprint(dict(last.sources))])
+    different = [index for index, plan in enumerate(plans) if plan != plans[0]]
+    if different:
+        shown = "\n".join(f"  process {index}: {plans[index]}" for index in [0, *different])
+        raise LaunchError(
+            f"process {own} found that the processes of this launch have different plans (step, "
+            f"folder, source):\n{shown}\n",
+            allowed="one launch file with the same arguments and environment in all of them",
+            fix="start all of them alike, from the same source",
+        )
+
+
+def _lead(
+    topic: str, planned: Sequence[PlannedStep], run: Callable[[Runner], int], count: int
+) -> int:
+    """Run the plan as process 0, which calls the others to the steps of all."""
+    from chomp.mesh import leave_on_error, post
+
+    posted = 0
+
+    def run_step(item: PlannedStep) -> None:
+        nonlocal posted
+        # The library's own functions (tokens, tokenizers) run alone, wherever they stand.
+        is_last = item.path == planned[-1].path and template_folder(item.step.fn) is not None
+        if not is_last and resources_of(item).processes != count:
+            item.step.fn(item.config)
+            return
+        posted += 1
+        post(topic, {"number": posted, "path": item.path})
+        with leave_on_error():  # the others are inside the step, and must not wait there
+            item.step.fn(item.config)
+
+    code = 1
+    try:
+        code = run(run_step)
+    except BaseException as error:
+        usual = INTERRUPTED_EXIT_CODE if isinstance(error, KeyboardInterrupt) else 1
+        code = error.exit_code if isinstance(error, ChompError) else usual
+        raise
+    finally:
+        post(topic, {"number": posted + 1, "code": code})
+    return code
+
+
+def _follow(topic: str, planned: Sequence[PlannedStep]) -> int:
+    """Do what process 0 says until it says that the launch has ended; the exit code."""
+    from chomp.mesh import read_posts
+
+    last_read = 0
+    while True:
+        # However long that takes: if process 0 is lost, JAX ends those that wait for it. Asked
+        # again and again and not awaited: inside JAX a process would not notice a signal.
+        word: dict[str, Any] | None = read_posts(topic).get(0)
+        if word is None or word["number"] <= last_read:
+            time.sleep(_POLL_S)
+            continue
+        last_read = word["number"]
+        if "code" in word:
+            return int(word["code"])
+        item = next((item for item in planned if item.path == word["path"]), None)
+        if item is None:
+            raise LaunchError(
+                f"process 0 runs {word['path']}, which is not in the plan of this process",
+                allowed="processes that see the same results under their prefix",
+                fix="use a prefix that all of them share, and start all of them again",
+            )
+        item.step.fn(item.config)
+
+
+# ---- The parent -------------------------------------------------------------------------------
+
+
 def launch_locally(
     command: Sequence[str],
     *,
@@ -127,37 +235,46 @@ def launch_locally(
     devices_per_process: int | None = None,
     restarts: int = 0,
 ) -> int:
-    """Run `command` in several processes that are told of each other; the exit code.
+    """Run `command` in several processes that know each other; the exit code.
 
-    0 once all ended with it, else that of the one that failed first, as a shell gives it. Where
-    there are GPUs, each process gets as many of its own, and all there are are shared out if
-    nothing is said; else `devices_per_process` CPU devices, by default one.
+    0 once all ended with it, else that of the one that failed first, as a shell gives it. If there
+    are GPUs, each process gets as many of its own, by default an equal share of all; otherwise
+    `devices_per_process` CPU devices, by default one.
     """
-    _require_sensible(command, processes, devices_per_process, restarts)
-    shares = _device_shares(processes, devices_per_process)
     words = _with_this_python(command)
+    for name, value, least in (
+        ("--processes", processes, 1),
+        ("--devices-per-process", devices_per_process, 1),
+        ("--restarts", restarts, 0),
+    ):
+        require(
+            value is None or value >= least,
+            f"{name} {value}",
+            allowed=f"{least} or more",
+            fix=f"give {name} such a number, or leave it out",
+        )
+    devices = _devices_of_each(processes, devices_per_process)
     with (
         outliving_the_screen(),
         StopRequest() as stop,
         tempfile.TemporaryDirectory(prefix="chomp-launch-") as folder,
     ):
-        told = {_TAKEN_FILE: str(Path(folder, "address-taken"))}
+        taken = {_TAKEN_FILE: str(Path(folder, "address-taken"))}
         end = run_gang(
-            lambda index, given: _Command(words, index, {**given, **shares[index], **told}),
+            lambda index, given: _Command(words, index, {**given, **devices[index], **taken}),
             processes,
             restarts=restarts,
             stop=stop,
-            on_restart=partial(_log_restart, processes, restarts),
         )
-        asked = stop.exit_code()
+        stopped_code = stop.exit_code()
     if end.code == 0:
         return 0
-    # Who was asked to stop and did so did not fail, whatever the code that it ended with.
-    if asked is not None and end.is_lost:
+    # A process that was asked to stop and did so did not fail, whatever its exit code.
+    if stopped_code is not None and end.is_lost:
         print_stop(
             f"{processes} process{'es' * (processes > 1)} ended. The same command continues."
         )
-        return asked
+        return stopped_code
     if processes > 1:
         _log.warning("process %d of %d %s", end.member, processes, describe_exit_code(end.code))
     return end.code if end.code > 0 else 128 - end.code
@@ -168,9 +285,12 @@ class _Command:
 
     def __init__(self, command: Sequence[str], index: int, given: Mapping[str, str]) -> None:
         self._given = given
+        # Python holds lines back for a pipe, and tables take it for 80 columns wide.
+        columns = max(shutil.get_terminal_size().columns - len("[0] "), 20)
+        printing = {"PYTHONUNBUFFERED": "1", "COLUMNS": str(columns)}
         self._process = subprocess.Popen(
             die_with_parent(command),
-            env=member_environment(given) | _printing_environment(),
+            env=member_environment(given) | printing,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -178,10 +298,10 @@ class _Command:
         )
         assert self._process.stdout is not None
         assert self._process.stderr is not None
-        ways = ((self._process.stdout, sys.stdout), (self._process.stderr, sys.stderr))
+        streams = ((self._process.stdout, sys.stdout), (self._process.stderr, sys.stderr))
         self._printers = [
-            threading.Thread(target=_print_marked, args=(source, target, index), daemon=True)
-            for source, target in ways
+            threading.Thread(target=_print_lines, args=(source, target, index), daemon=True)
+            for source, target in streams
         ]
         for printer in self._printers:
             printer.start()
@@ -204,162 +324,33 @@ class _Command:
         self._process.kill()
 
     def outcome(self) -> Outcome | None:
-        """What its end tells: an error of its own, an agreed stop, or None for a signal."""
+        """What its exit code means: an error of its own, an agreed stop, or None for a signal."""
         code = self._process.returncode
         if code is None or code < 0:
-            return None  # killed: that may happen to anybody, and may be tried again
+            return None  # killed: that may happen to any process, and another try may help
         if code == 0:
             return Outcome()
-        if self._is_address_taken():
+        # Process 0 says so in a file, since any program may end with that exit code. The file is
+        # of this try, and not of a launch inside the command, which inherits the variable.
+        said = Path(self._given[_TAKEN_FILE])
+        if said.exists() and said.read_text() == self._given.get(ADDRESS):
             return Outcome(kinds=(ADDRESS_TAKEN,), exit_code=code)
         is_stopped = code in (PREEMPTED_EXIT_CODE, INTERRUPTED_EXIT_CODE)
         return Outcome(kinds=("RunInterrupted" if is_stopped else "ChompError",), exit_code=code)
 
-    def _is_address_taken(self) -> bool:
-        """Whether process 0 said so; not by its exit code, which any program may end with."""
-        said = Path(self._given[_TAKEN_FILE])
-        # Of this try, and not of a launch inside of the command, which inherits the variable.
-        return said.exists() and said.read_text() == self._given.get(ADDRESS)
 
-
-def _are_several() -> bool:
-    """Whether this launch has several processes, which have joined each other then."""
-    if not _may_be_several():
-        return False
-    from chomp.mesh import prepare_devices
-
-    prepare_devices()  # whole, and not only joining: what is set there must come before devices
-    import jax
-
-    return jax.process_count() > 1
-
-
-def _may_be_several() -> bool:
-    """Whether it is worth asking JAX, which takes the devices of this machine."""
-    count = os.environ.get(_COUNT)
-    if count or os.environ.get(_INDEX):
-        return count != "1"  # a number alone is half an invitation, which is refused over there
-    tasks = os.environ.get(_SLURM_COUNT, "")
-    return tasks.isdigit() and int(tasks) > 1 and bool(os.environ.get(_SLURM_NODES))
-
-
-def _lead(words: str, planned: Sequence[PlannedStep], run: RunWith, count: int) -> int:
-    """Run the plan as process 0, which calls the others to the steps of all."""
-    from chomp.mesh import leave_on_error, post
-
-    said = 0
-
-    def run_step(item: PlannedStep) -> None:
-        nonlocal said
-        if not _is_for_all(item, planned, count):
-            item.step.fn(item.config)
-            return
-        said += 1
-        post(words, {"number": said, "path": item.path})
-        with leave_on_error():  # the others are inside of the step, and must not wait there
-            item.step.fn(item.config)
-
-    code = 1
-    try:
-        code = run(run_step)
-    except BaseException as error:
-        usual = 130 if isinstance(error, KeyboardInterrupt) else 1
-        code = error.exit_code if isinstance(error, ChompError) else usual
-        raise
-    finally:
-        post(words, {"number": said + 1, "code": code})
-    return code
-
-
-def _follow(words: str, planned: Sequence[PlannedStep]) -> int:
-    """Wait for the word of process 0, and do as it says, until it says that all is over."""
-    heard = 0
-    while True:
-        word = _next_word(words, heard)
-        heard = word["number"]
-        if "code" in word:
-            return int(word["code"])
-        item = next((item for item in planned if item.path == word["path"]), None)
-        if item is None:
-            raise LaunchError(
-                f"process 0 runs {word['path']}, which the plan of this process has not",
-                allowed="processes that see the same results under their prefix",
-                fix="use a prefix that all of them share, and start all of them again",
-            )
-        item.step.fn(item.config)
-
-
-def _next_word(words: str, heard: int) -> dict[str, Any]:
-    """The newest word of process 0, once it is another than the one before.
-
-    However long that takes: where process 0 is lost, JAX ends those that wait for it. Asked for
-    again and again and not awaited: inside of JAX a process would not notice a signal.
-    """
-    from chomp.mesh import read_posts
-
-    while True:
-        word: dict[str, Any] | None = read_posts(words).get(0)
-        if word is not None and word["number"] > heard:
-            return word
-        time.sleep(_LOOK_EVERY_S)
-
-
-def _is_for_all(item: PlannedStep, planned: Sequence[PlannedStep], count: int) -> bool:
-    if resources_of(item).processes == count:
-        return True
-    # The library's own functions (tokens, tokenizers) work alone, wherever they stand.
-    return item.path == planned[-1].path and template_folder(item.step.fn) is not None
-
-
-def _require_possible(planned: Sequence[PlannedStep], count: int) -> None:
-    for item in planned:
-        wanted = resources_of(item).processes
-        if item.action != "skip" and wanted not in (1, count):
-            raise LaunchError(
-                f"step {item.step.name!r} with resources.processes={wanted}, in a launch "
-                f"of {count} processes",
-                allowed=f"steps of one process, or of all {count}",
-                fix=f"start {wanted} processes, or run with --on process or --on ray from one",
-            )
-
-
-def _require_same_plan(planned: Sequence[PlannedStep]) -> None:
-    """Raise `LaunchError` in all processes unless they are about to make the same thing."""
-    import jax
-
-    from chomp.mesh import all_gather
-
-    last = planned[-1]
-    plans = all_gather("plan", [last.title, last.path, fingerprint(dict(last.sources))])
-    different = [index for index, plan in enumerate(plans) if plan != plans[0]]
-    if different:
-        told = "\n".join(f"  process {index}: {plans[index]}" for index in [0, *different])
-        raise LaunchError(
-            f"process {jax.process_index()} found that the processes of this launch have "
-            f"different plans (step, folder, source):\n{told}\n",
-            allowed="one launch file with the same arguments and environment in all of them",
-            fix="start all of them alike, from the same source",
-        )
-
-
-def _printing_environment() -> dict[str, str]:
-    """Python keeps lines back for a pipe, and tables take it for 80 columns wide."""
-    columns = shutil.get_terminal_size().columns - len("[0] ")
-    return {"PYTHONUNBUFFERED": "1", "COLUMNS": str(max(columns, 20))}
-
-
-def _print_marked(source: IO[bytes], target: IO[str], index: int) -> None:
+def _print_lines(source: IO[bytes], target: IO[str], index: int) -> None:
     """Print each line behind the number of its process."""
     with source:
         for line in source:
             text = line.decode("utf-8", "replace").rstrip("\n")
-            with _printing:  # a line is one process's, whole
+            with _printing:  # lines of two processes are not mixed
                 target.write(f"[{index}] {text}\n")
                 target.flush()
 
 
-def _device_shares(processes: int, wanted: int | None) -> list[dict[str, str]]:
-    """What tells each process which devices are its own."""
+def _devices_of_each(processes: int, wanted: int | None) -> list[dict[str, str]]:
+    """For each process the variables that say which devices it has."""
     gpus = [] if is_on_cpu() else visible_gpus()
     if not gpus:
         return [{} if wanted is None else {"JAX_NUM_CPU_DEVICES": str(wanted)}] * processes
@@ -375,48 +366,19 @@ def _device_shares(processes: int, wanted: int | None) -> list[dict[str, str]]:
 
 def _with_this_python(command: Sequence[str]) -> list[str]:
     """The command, where "python" is the one that runs this: another may not have chomp."""
+    if not command:
+        raise ConfigError("no command to start", allowed="a command after --", fix=_EXAMPLE)
     first, *rest = command
     if first in ("python", "python3"):
-        return [sys.executable, *rest]
-    if first == "chomp":
-        return [sys.executable, "-m", "chomp", *rest]
-    return [sys.executable, first, *rest] if first.endswith(".py") else [first, *rest]
-
-
-def _require_sensible(
-    command: Sequence[str], processes: int, devices: int | None, restarts: int
-) -> None:
-    if not command:
-        raise ConfigError(
-            "no command to start",
-            allowed="a command after --",
-            fix="write for example -- python experiments/grug/base/launch.py",
-        )
+        words = [sys.executable, *rest]
+    elif first == "chomp":
+        words = [sys.executable, "-m", "chomp", *rest]
+    else:
+        words = [sys.executable, first, *rest] if first.endswith(".py") else [first, *rest]
     require(
-        shutil.which(_with_this_python(command)[0]) is not None,
-        f"{command[0]}, which is no command here",
+        shutil.which(words[0]) is not None,
+        f"{first}, which is not a command here",
         allowed="a program on the PATH, or a file that ends in .py",
-        fix="write for example -- python experiments/grug/base/launch.py",
+        fix=_EXAMPLE,
     )
-    for name, value, least in (
-        ("--processes", processes, 1),
-        ("--devices-per-process", devices, 1),
-        ("--restarts", restarts, 0),
-    ):
-        require(
-            value is None or value >= least,
-            f"{name} {value}",
-            allowed=f"{least} or more",
-            fix=f"give {name} such a number, or leave it out",
-        )
-
-
-def _log_restart(processes: int, restarts: int, end: GangEnd) -> None:
-    _log.warning(
-        "process %d of %d %s; starting all of them again, %d of %d times",
-        end.member,
-        processes,
-        describe_exit_code(end.code),
-        end.restarts + 1,
-        restarts,
-    )
+    return words

@@ -1,16 +1,18 @@
 """Steps in processes of their own on this machine: `--on process`.
 
 A step that crashes takes nothing else with it, steps can run at the same time, and one whose
-`resources` say so is a gang of processes that train together. All that can be checked is checked
-before the first step begins.
+`resources` say so is a gang of processes that train together. Everything that can be checked is
+checked before the first step begins. Also here: the GPUs of this machine, and who has them.
 """
 
+import itertools
 import os
 import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -21,20 +23,26 @@ from chomp.errors import LaunchError
 from chomp.executor import PlannedStep, Resources
 from chomp.launch.console import print_gpu_wait
 from chomp.launch.die_with_parent import die_with_parent
-from chomp.launch.gang import log_restart, member_environment, raise_end, resources_of, run_gang
+from chomp.launch.gang import member_environment, raise_end, resources_of, run_gang
 from chomp.launch.signals import StopRequest
 from chomp.launch.step_process import pack_step
-from chomp.launch.step_result import Outcome, open_log, read_outcome
-from chomp.launch.visible_gpus import VISIBLE, GpuPool, hidden_gpus, is_on_cpu, visible_gpus
+from chomp.launch.step_result import Outcome, append_log, log_header, log_path, read_outcome
 
-_MODULE = "chomp.launch.step_process"
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+PLATFORMS = "JAX_PLATFORMS"
+_NONE = {"-1", "NoDevFiles"}
+_GPU_PLATFORMS = {"cuda", "gpu", "rocm"}  # by which JAX is told to use one
+# Not by -m, since the package `chomp.launch` itself imports that module.
+_RUN_STEP = "from chomp.launch.step_process import main; main()"
+_NVIDIA_SMI_S = 30.0  # the first call after a boot wakes every GPU
 
 
 class ProcessRunner:
     """Runs steps in other processes; may be called from several threads at once.
 
-    A context of the main thread: while it is entered, Ctrl-C and SIGTERM are handed on to the
-    processes, which save and end; the calls then raise `RunInterrupted`.
+    A context of the main thread: while it is entered, Ctrl-C and SIGTERM are passed on to the
+    processes, which save and end; the calls then raise `RunInterrupted`. Raises `LaunchError` for
+    a step that cannot be sent to another process, or that asks for more than this machine has.
     """
 
     def __init__(self, plan: Sequence[PlannedStep]) -> None:
@@ -45,12 +53,12 @@ class ProcessRunner:
         # All of them now: a step that cannot be sent is found before the first has begun.
         self._payloads = {item.path: pack_step(item) for item in to_do}
         self._stop = StopRequest()
-        self._lent: dict[str, list[str]] = {}  # GPUs of those steps that have room, by folder
+        self._lent: dict[str, list[str]] = {}  # GPUs of the steps that have room, by folder
 
     def __call__(self, planned: PlannedStep) -> None:
         """Run one step of the plan; returns when it is done, raises what it raised.
 
-        It has its GPUs from `room`, if that was entered, else waits for them here.
+        It has its GPUs from `room` if that was entered, and waits for them here otherwise.
         """
         if planned.path in self._lent:
             self._run(planned, self._lent[planned.path])
@@ -60,9 +68,9 @@ class ProcessRunner:
 
     @contextmanager
     def room(self, planned: PlannedStep) -> Iterator[None]:
-        """While it is entered, the step has the GPUs that it asks for; waits until there are so.
+        """While it is entered, the step has the GPUs that it asks for; waits until they are free.
 
-        Raises once all are to stop.
+        Raises once all steps are to stop.
         """
         with self._gpus_for(planned) as gpus:
             self._lent[planned.path] = gpus
@@ -96,101 +104,76 @@ class ProcessRunner:
 
             def start(index: int, given: Mapping[str, str]) -> StepMember:
                 own = gpus[index * each : (index + 1) * each]
-                environment = member_environment({**given, **self._shown(wanted, own)})
-                log = opened.enter_context(open_log(planned, index, count))
-                payload = self._payloads[planned.path]
-                member = StepMember(payload, environment=environment, log=log)
+                shown: Mapping[str, str] = {}  # whatever there is
+                if wanted.gpus is not None:
+                    shown = (
+                        {VISIBLE: ",".join(own)}
+                        if own
+                        else hidden_gpus(os.environ, has_gpus=self._gpus.size > 0)
+                    )
+                header = log_header(planned, index, count)
+                member = StepMember(
+                    self._payloads[planned.path],
+                    environment=member_environment({**given, **shown}),
+                    log=opened.enter_context(append_log(log_path(planned.path, index), header)),
+                )
                 opened.callback(member.close)
                 return member
 
             end = run_gang(
                 start,
                 count,
-                # One process that was killed here, for want of memory say, would be again.
+                name=planned.title,
+                # A single process that was killed here, for want of memory say, would be again.
                 restarts=wanted.restarts if count > 1 else 0,
                 stop=self._stop,
-                on_restart=partial(log_restart, planned),
             )
         raise_end(planned, end, self._stop)
 
     def _gpus_for(self, planned: PlannedStep) -> AbstractContextManager[list[str]]:
-        """GPUs that the step has as long as the context lasts; waits while it is still wanted."""
+        """GPUs that the step has while it is entered; waits while the step is still wanted."""
         wanted = resources_of(planned)
         count = wanted.processes * gpus_each(wanted, self._gpus.size)
         return self._gpus.lend(
             count, partial(print_gpu_wait, planned, count), self._stop.raise_if_requested
         )
 
-    def _shown(self, wanted: Resources, own: Sequence[str]) -> dict[str, str]:
-        """Variables that show a process its own GPUs; none where it may have whatever there is."""
-        if wanted.gpus is None:
-            return {}
-        if own:
-            return {VISIBLE: ",".join(own)}
-        return hidden_gpus(os.environ, has_gpus=self._gpus.size > 0)
-
-
-def process_runner(plan: Sequence[PlannedStep]) -> ProcessRunner:
-    """A runner for the steps of `plan`.
-
-    Raises `LaunchError` for a step that cannot be sent to another process, or that asks for more
-    than this machine has. To be made in the main thread.
-    """
-    return ProcessRunner(plan)
-
-
-def gpus_each(wanted: Resources, shown: int) -> int:
-    """How many GPUs a process of a step takes for itself, on a machine that shows so many.
-
-    Who says nothing takes all: two that train on one GPU would run out of its memory.
-    """
-    if wanted.gpus is None:
-        return 0 if is_on_cpu() else shown
-    return wanted.gpus
-
 
 def usual_concurrency(plan: Sequence[PlannedStep]) -> int:
-    """How many steps of a plan this machine's cores can take at once; at least one."""
-    # Not of the machine, but those that this process was given: a container may have few.
+    """How many steps of a plan this machine's cores can run at once; at least one."""
+    # The cores that this process was given, not those of the machine: a container may have few.
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     wanted = [resources_of(item) for item in plan if item.action != "skip"]
     most = max((each.processes * each.cpus for each in wanted), default=1.0)
     return max(1, int((cores or 1) / max(most, 1.0)))
 
 
-def machine_memory_gb() -> float:
-    """All of this machine's memory, in GB of 10^9 bytes."""
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9
-
-
 class StepMember:
     """A process that runs a step which was packed by `pack_step`; a `Member` of a gang.
 
     `environment` is its whole environment. It prints to `log`. It ends with this process, and
-    Ctrl-C at the terminal does not reach it: whoever watches it hands that on. `close` it in the
+    Ctrl-C at the terminal does not reach it: whoever watches it passes that on. `close` it in the
     end.
     """
 
     def __init__(self, payload: bytes, *, environment: Mapping[str, str], log: BinaryIO) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="chomp-step-")
         self._outcome = str(Path(self._folder.name, "outcome.json"))
+        # What is an error for this process is one there, too.
+        warnings = [flag for option in sys.warnoptions for flag in ("-W", option)]
+        command = [sys.executable, *warnings, "-c", _RUN_STEP, self._outcome]
         with tempfile.TemporaryFile() as sent:
-            # As a file and not through a pipe, which the process might never empty.
+            # A file and not a pipe, which the process might never empty.
             sent.write(payload)
             sent.seek(0)
             self._process = subprocess.Popen(
-                die_with_parent([sys.executable, *_warning_flags(), "-m", _MODULE, self._outcome]),
+                die_with_parent(command),
                 stdin=sent,
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 env={"PYTHONUNBUFFERED": "1", **environment},
                 start_new_session=True,
             )
-
-    @property
-    def process_id(self) -> int:
-        """Its id on this machine."""
-        return self._process.pid
 
     def poll(self) -> int | None:
         """Its exit code, below 0 for a signal that ended it; None while it runs."""
@@ -208,51 +191,157 @@ class StepMember:
                 os.killpg(self._process.pid, signal.SIGKILL)
 
     def outcome(self) -> Outcome | None:
-        """How the step ended; None if its process could not say so any more."""
+        """How the step ended; None if its process could not say so."""
         return read_outcome(self._outcome)
 
     def close(self) -> None:
-        """Take away what the process left behind. To be called once it has ended."""
+        """Remove what the process left behind. To be called once it has ended."""
         self._folder.cleanup()
 
 
+# ---- GPUs of this machine. JAX is not asked for them: it would take them ----------------------
+
+
+def visible_gpus() -> list[str]:
+    """Names of the NVIDIA GPUs this process sees: what CUDA_VISIBLE_DEVICES lists, else all."""
+    given = os.environ.get(VISIBLE)
+    if given is not None:
+        names = [name.strip() for name in given.split(",") if name.strip()]
+        # As CUDA reads it: whatever follows an invalid name, such as -1, does not count.
+        return list(itertools.takewhile(lambda name: name not in _NONE, names))
+    query = ["nvidia-smi", "--query-gpu=index", "--format=csv,noheader"]
+    try:
+        answer = subprocess.run(
+            query, capture_output=True, text=True, check=True, timeout=_NVIDIA_SMI_S
+        )
+    except (OSError, subprocess.SubprocessError):
+        return []  # no driver, or one that does not answer
+    return answer.stdout.split()
+
+
+def is_on_cpu() -> bool:
+    """Whether JAX was told to use the CPU although there may be GPUs."""
+    return os.environ.get(PLATFORMS, "").split(",")[0] == "cpu"
+
+
+def gpus_each(wanted: Resources, shown: int) -> int:
+    """How many GPUs a process of a step takes for itself, on a machine that shows so many.
+
+    A step that asks for no number takes all: two that train on one GPU would run out of memory.
+    """
+    if wanted.gpus is None:
+        return 0 if is_on_cpu() else shown
+    return wanted.gpus
+
+
+def hidden_gpus(environ: Mapping[str, str], *, has_gpus: bool) -> dict[str, str]:
+    """Variables, over those in `environ`, of a process that is to see no GPU.
+
+    `has_gpus` says whether there are any to hide.
+    """
+    platforms = [name for name in environ.get(PLATFORMS, "").split(",") if name]
+    others = [name for name in platforms if name not in _GPU_PLATFORMS]
+    # JAX fails if it was told to use a GPU and finds none, so only its other platforms are left
+    # (a TPU, say). If it was told nothing and is built for GPUs, it would only complain.
+    is_told = len(others) < len(platforms) or (has_gpus and not platforms)
+    return {VISIBLE: ""} | ({PLATFORMS: ",".join(others) or "cpu"} if is_told else {})
+
+
+class GpuPool:
+    """GPUs that are lent to one process at a time, first come first served. Threads may share it.
+
+    Otherwise a step that wants many would wait for as long as there are others that want few.
+    """
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self.size = len(names)
+        self._free = list(names)
+        self._queue: list[object] = []
+        self._changed = threading.Condition()
+
+    @contextmanager
+    def lend(
+        self,
+        count: int,
+        on_wait: Callable[[], None] = lambda: None,
+        require_wanted: Callable[[], None] = lambda: None,
+    ) -> Iterator[list[str]]:
+        """The names of `count` GPUs that nobody else has; waits until there are so many.
+
+        `on_wait` is called once, before that. `require_wanted` is called before they are taken and
+        whenever `look_again` is; it may raise, which ends the wait. 0 GPUs are never waited for.
+        """
+        names = self._take(count, on_wait, require_wanted) if count else []
+        try:
+            yield names
+        finally:
+            with self._changed:
+                # In front: the next step finds the same ones, and not yet another one.
+                self._free = names + self._free
+                self._changed.notify_all()
+
+    def look_again(self) -> None:
+        """Let all who wait check whether they are still wanted."""
+        with self._changed:
+            self._changed.notify_all()
+
+    def _take(
+        self, count: int, on_wait: Callable[[], None], require_wanted: Callable[[], None]
+    ) -> list[str]:
+        turn = object()
+
+        def is_turn() -> bool:
+            require_wanted()
+            return self._queue[0] is turn and len(self._free) >= count
+
+        with self._changed:
+            self._queue.append(turn)
+        try:
+            with self._changed:
+                is_waiting = not is_turn()
+            if is_waiting:
+                on_wait()  # without the lock: a terminal that is full would stop all others
+            with self._changed:
+                self._changed.wait_for(is_turn)
+                names, self._free = self._free[:count], self._free[count:]
+                return names
+        finally:
+            with self._changed:
+                self._queue.remove(turn)
+                self._changed.notify_all()  # the next in the queue may find enough
+
+
 def _require_possible(planned: PlannedStep, gpus: int) -> None:
-    wanted = resources_of(planned)
+    """Raise `LaunchError` for a step that asks for more than this machine has."""
+    wanted, name = resources_of(planned), f"step {planned.step.name!r}"
     if wanted.gpus is None and wanted.processes > 1 and gpus_each(wanted, gpus):
         share = gpus // wanted.processes
         raise LaunchError(
-            f"step {planned.step.name!r} is of {wanted.processes} processes and says "
-            f"nothing of GPUs, and this machine shows {gpus}",
+            f"{name} has {wanted.processes} processes and says nothing of GPUs, and this machine "
+            f"shows {gpus}",
             allowed="processes that are told how many GPUs each of them gets",
             fix=(f"set resources.gpus={share}, or " if share else "lower resources.processes, or ")
             + "resources.gpus=0 for CPUs alone",
         )
+    each = f" in each of {wanted.processes} processes" if wanted.processes > 1 else ""
     if wanted.processes * (wanted.gpus or 0) > gpus:
-        each = f" in each of {wanted.processes} processes" if wanted.processes > 1 else ""
         raise LaunchError(
-            f"step {planned.step.name!r} asks for {wanted.gpus} GPUs{each}, and this "
-            f"machine shows {gpus}",
+            f"{name} asks for {wanted.gpus} GPUs{each}, and this machine shows {gpus}",
             allowed="no more than there are",
             fix=f"lower resources.gpus or resources.processes, check {VISIBLE}, or run it on "
             "a cluster with --on ray",
         )
     if wanted.custom:
         raise LaunchError(
-            f"step {planned.step.name!r} asks for {', '.join(wanted.custom)}",
+            f"{name} asks for {', '.join(wanted.custom)}",
             allowed="CPUs and GPUs, which is what processes of one machine can be given",
             fix="run it with --on ray on a cluster that has them, or leave them out",
         )
-    # Not a limit: what is asked for in vain is refused, what is used beyond it is not.
-    memory_gb = machine_memory_gb()
+    # A check and no limit: a step may use more than it asked for.
+    memory_gb = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9
     if wanted.memory_gb is not None and wanted.processes * wanted.memory_gb > memory_gb:
         raise LaunchError(
-            f"step {planned.step.name!r} asks for {wanted.memory_gb:g} GB in each of "
-            f"{wanted.processes} processes, and this machine has {memory_gb:.1f}",
+            f"{name} asks for {wanted.memory_gb:g} GB{each}, and this machine has {memory_gb:.1f}",
             allowed="no more than there is",
             fix="lower resources.memory_gb, or run it on a cluster with --on ray",
         )
-
-
-def _warning_flags() -> list[str]:
-    # What this process takes for an error is one there, too.
-    return [flag for option in sys.warnoptions for flag in ("-W", option)]

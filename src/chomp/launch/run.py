@@ -1,14 +1,13 @@
 """Plan, try out or run steps, and report: what a launch file and `chomp train` share.
 
-Also here: who runs the steps (`--on local`, `process` or `ray`), and `--allow`, by which a run goes
-on though fields of its config have changed. Two things keep a changed config away from a run: its
+Also here: who runs the steps (`--on local`, `process` or `ray`), and `--allow`, which continues a
+run though fields of its config have changed. Two things keep a changed config away from a run: its
 checkpoints, which get the override that `allowed_overrides` gives, and its folder, whose rules are
 at the end of this file.
 """
 
 import os
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -18,8 +17,8 @@ from chomp.config.fields import dotted
 from chomp.config.overrides import find_field
 from chomp.errors import ChompError, ConfigError, LaunchError, require
 from chomp.executor import ExecutorStep, PlannedStep, Room, Runner, read_status, run_plan
-from chomp.executor.explain import changes_since, nearest_allowed, not_allowed, short
 from chomp.executor.identity import Identities
+from chomp.executor.plan import changes_since, nearest_allowed, not_allowed, short
 from chomp.executor.status import read_info
 from chomp.executor.step import replaced
 from chomp.launch.console import (
@@ -36,7 +35,14 @@ from chomp.launch.console import (
     refuse_differences,
 )
 from chomp.launch.multi_process import is_lead_process, print_once, run_together
-from chomp.launch.visible_gpus import PLATFORMS, VISIBLE, is_on_cpu, visible_gpus
+from chomp.launch.process import (
+    PLATFORMS,
+    VISIBLE,
+    ProcessRunner,
+    is_on_cpu,
+    usual_concurrency,
+    visible_gpus,
+)
 from chomp.storage import require_writable_folder
 from chomp.storage.paths import require_plain_path, without_dots
 
@@ -53,17 +59,17 @@ DryRun = Callable[[Any, bool], None]
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchOptions:
-    """What is to be done about a plan, besides running it."""
+    """What to do with a plan, and how to run it."""
 
     prefix: str
     is_plan: bool = False
     is_dry_run: bool = False
     is_strict: bool = False
     on: str | None = None  # the runner; None: the one that `max_concurrent` needs
-    max_concurrent: int | None = None  # steps at the same time; None: what the runner thinks fit
+    max_concurrent: int | None = None  # steps at the same time; None: the runner decides
 
     def __post_init__(self) -> None:
-        chosen_name(self.on, self.max_concurrent)  # refused in a plan, too
+        runner_name(self.on, self.max_concurrent)  # refused in a plan, too
 
 
 def outputs_folder(prefix: str | None) -> str:
@@ -93,7 +99,7 @@ def launch_plan(
         with print_once():
             print_plan(planned)
             if options.is_dry_run and dry_run is not None:
-                # In all processes: what compiles a step for their devices wants all of them.
+                # In all processes: compiling a step for their devices needs all of them.
                 dry_run(last.config, is_data_ready(planned))
             print_nothing_run("a dry run" if options.is_dry_run else "the plan")
         return 0
@@ -116,26 +122,52 @@ def run_planned(
     on: str | None = None,
     max_concurrent: int | None = None,
 ) -> int:
-    """Run what is not there yet, and tell of it; the exit code, 0 if all of it is there now."""
-    name = chosen_name(on, max_concurrent)
+    """Run what is not there yet, and report on it; the exit code, 0 if all of it is there now."""
+    name = runner_name(on, max_concurrent)
     _require_plain_paths(planned)
 
-    def run_as_first(run: Runner) -> int:
-        _require_local(name)
-        return _ran(planned, prefix, ChosenRunner(run=run), is_here=True)
+    def run_as_lead(run: Runner) -> int:
+        require(
+            name == "local",
+            f"steps that are to run by {name!r}, in a launch of several processes",
+            allowed="steps that run in those processes",
+            fix="leave out --on and --max-concurrent, or start the launch file once",
+        )
+        return _run_steps(planned, prefix, run, is_here=True)
 
     # Before all else: processes of one launch that disagree about what is there must not part.
-    if (code := run_together(planned, run_as_first)) is not None:
+    if (code := run_together(planned, run_as_lead)) is not None:
         return code
-    if all(item.action == "skip" for item in planned):
+    num_to_do = sum(item.action != "skip" for item in planned)
+    if num_to_do == 0:
         return 0  # and no cluster is asked for anything
-    with runner_named(name, planned, max_concurrent=max_concurrent) as runner:
-        return _ran(planned, prefix, runner, is_here=name == "local")
+    if name == "local":
+        return _run_steps(planned, prefix, local_runner(planned), is_here=True)
+    if name == "process":
+        with ProcessRunner(planned) as processes:
+            return _run_steps(
+                planned,
+                prefix,
+                processes,
+                max_concurrent=max_concurrent or usual_concurrency(planned),
+                room=processes.room,
+                ask_to_stop=processes.ask_to_stop,
+            )
+    from chomp.launch.ray_runner import ray_runner  # noqa: PLC0415 - Ray is an extra
+
+    with ray_runner(planned) as cluster:
+        return _run_steps(
+            planned,
+            prefix,
+            cluster,
+            max_concurrent=max_concurrent or min(_MOST_ON_RAY, num_to_do),
+            ask_to_stop=cluster.ask_to_stop,
+        )
 
 
 def is_data_ready(planned: Sequence[PlannedStep]) -> bool:
-    """Whether all that the last step of a plan is made from is there, and stays as it is."""
-    # A plan leaves out what a finished step was made from, and that may be gone by now.
+    """Whether everything that the last step of a plan is made from is there, and stays as it is."""
+    # A plan leaves out what a finished step was made from, which may be gone by now.
     found = map(read_status, planned[-1].dependencies)
     is_there = all(status is not None and status.state == "SUCCESS" for status in found)
     return is_there and all(item.action == "skip" for item in planned[:-1])
@@ -151,20 +183,8 @@ def require_dry_run(dry_run: DryRun | None, *, fix: str) -> None:
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class ChosenRunner:
-    """A runner, how many steps it may be given at once, and how it is told to stop them."""
-
-    run: Runner
-    max_concurrent: int = 1
-    ask_to_stop: Callable[[], None] = lambda: None
-    # Entered for each try at a step, before its lock is taken: lends it what it takes here.
-    room: Room | None = None
-    has_logs: bool = False  # whether what steps print goes to their folders, and not to a terminal
-
-
-def chosen_name(name: str | None, max_concurrent: int | None) -> str:
-    """The runner that the options ask for; `ConfigError` for options that nothing can obey.
+def runner_name(name: str | None, max_concurrent: int | None) -> str:
+    """The runner that the options ask for; `ConfigError` for options that contradict each other.
 
     Steps at the same time need processes of their own: a training run has this one to itself, with
     its signals, its devices and its environment.
@@ -191,44 +211,6 @@ def chosen_name(name: str | None, max_concurrent: int | None) -> str:
     return name or ("process" if at_once else "local")
 
 
-@contextmanager
-def runner_named(
-    name: str, plan: Sequence[PlannedStep], *, max_concurrent: int | None = None
-) -> Iterator[ChosenRunner]:
-    """The runner of that name for the steps of a plan, as long as the context lasts.
-
-    Raises `LaunchError` for a step that asks for what it does not have, before anything runs. To be
-    entered in the main thread.
-    """
-    if name == "local":
-        yield ChosenRunner(run=local_runner(plan))
-    elif name == "process":
-        # Imported where they are used: Ray is an extra, and others need neither.
-        from chomp.launch.process import process_runner, usual_concurrency  # noqa: PLC0415
-
-        most = max_concurrent or usual_concurrency(plan)
-        with process_runner(plan) as here:
-            yield ChosenRunner(
-                run=here,
-                max_concurrent=most,
-                ask_to_stop=here.ask_to_stop,
-                room=here.room,
-                has_logs=True,
-            )
-    else:
-        from chomp.launch.ray_runner import ray_runner  # noqa: PLC0415
-
-        to_do = sum(item.action != "skip" for item in plan)
-        most = max_concurrent or min(_MOST_ON_RAY, max(1, to_do))
-        with ray_runner(plan) as there:
-            yield ChosenRunner(
-                run=there,
-                max_concurrent=most,
-                ask_to_stop=there.ask_to_stop,
-                has_logs=True,
-            )
-
-
 def local_runner(plan: Sequence[PlannedStep]) -> Runner:
     """A runner that calls a step's function here. `LaunchError` for a plan that it cannot run."""
     for planned in plan:
@@ -239,10 +221,9 @@ def local_runner(plan: Sequence[PlannedStep]) -> Runner:
             asked = f"{wanted.processes} processes" if wanted.processes > 1 else dict(wanted.custom)
             raise LaunchError(
                 f"step {planned.step.name!r} asks for {asked}",
-                allowed="steps of one process, and of what this machine is known to have, "
-                "where steps run in this one",
-                fix="add --on process for processes of this machine, or --on ray for those of "
-                "a cluster",
+                allowed="steps of one process that ask for CPUs, GPUs and memory, where steps run "
+                "in this process",
+                fix="add --on process for processes of this machine, or --on ray for a cluster",
             )
         if wanted.gpus and wanted.gpus > (usable := 0 if is_on_cpu() else len(visible_gpus())):
             raise LaunchError(
@@ -252,31 +233,43 @@ def local_runner(plan: Sequence[PlannedStep]) -> Runner:
                 fix=f"lower resources.gpus, check {VISIBLE} and {PLATFORMS}, or run it on a "
                 "cluster with --on ray",
             )
-    return _called_here
+    return _run_here
 
 
 def allowed_overrides(names: Sequence[str]) -> list[str]:
-    """What `--allow` means as overrides, for the run's own config."""
+    """What `--allow` means as overrides of the run's own config."""
     return [f"trainer.allow_changes=[{', '.join(names)}]"] if names else []
 
 
 def allowed_fields(step: ExecutorStep, names: Sequence[str]) -> list[str]:
     """The fields that `--allow` names, as the step's config spells them.
 
-    Raises `ConfigError` for one that is none, or that is part of a run's identity: the run itself
-    would refuse to go on, but only after its folder has been written to.
+    Raises `ConfigError` for an unknown field, or one that is part of a run's identity: the run
+    itself would refuse it too, but only after its folder has been written to.
     """
     config = replaced(step.config, lambda marker: "")
-    fields = [_spelled(config, name) for name in names]
+    fields = []
+    for name in names:
+        found = find_field(config, name)
+        if found is None or found[1] == "identity":
+            fault = (
+                "no field of the run's config" if found is None else "part of the run's identity"
+            )
+            raise ConfigError(
+                f"--allow {name}, which is {fault}",
+                allowed="fields of the schedule, such as train.steps or optim.lr",
+                fix="correct the name" if found is None else "start a new run",
+            )
+        fields.append(dotted(found[0]))
     return [*fields, *(_stores_of(config) if _STAGES in fields else ())]
 
 
 def in_earlier_folder(
     step: ExecutorStep, path: str, identities: Identities, allowed: Sequence[str]
 ) -> ExecutorStep:
-    """The step in the folder of the nearest earlier run that it may go on with, if there is one.
+    """The step in the folder of the nearest earlier run that it may continue, if there is one.
 
-    `path`, named by the step's hash, is where it would go; what is there already is its own.
+    `path`, named by the step's hash, is where it would run; what is there already is its own.
     """
     if not allowed or read_status(path) is not None:
         return step
@@ -297,14 +290,14 @@ def refuse_other_run(planned: PlannedStep, allowed: Sequence[str], *, elsewhere:
     info = read_info(planned.path)
     changes = [] if info is None else changes_since(info, planned.step.name, planned.identity)
     changes = not_allowed(changes, allowed)
-    told = [f"{d.path}: {short(d.before)} there, {short(d.after)} here" for d in changes]
-    more = f" and {len(told) - _CHANGES_SHOWN} more" if len(told) > _CHANGES_SHOWN else ""
-    listed = f" ({', '.join(told[:_CHANGES_SHOWN])}{more})" if told else ""
+    shown = [f"{d.path}: {short(d.before)} there, {short(d.after)} here" for d in changes]
+    more = f" and {len(shown) - _CHANGES_SHOWN} more" if len(shown) > _CHANGES_SHOWN else ""
+    listed = f" ({', '.join(shown[:_CHANGES_SHOWN])}{more})" if shown else ""
     raise LaunchError(
         f"{planned.path} holds another run{listed}",
         allowed="a folder that is new, or one of the same run, which is then continued",
-        fix=f"{_ways_on(planned.step, changes, elsewhere)}; {force_flag(planned)} moves the "
-        "earlier run aside and starts over",
+        fix=f"{_how_to_continue(planned.step, changes, elsewhere)}; {force_flag(planned)} moves "
+        "the earlier run aside and starts over",
     )
 
 
@@ -315,10 +308,17 @@ def _require_plain_paths(planned: Sequence[PlannedStep]) -> None:
             require_plain_path(item.path)
 
 
-def _ran(planned: list[PlannedStep], prefix: str, runner: ChosenRunner, *, is_here: bool) -> int:
+def _run_steps(
+    planned: list[PlannedStep],
+    prefix: str,
+    run: Runner,
+    *,
+    is_here: bool = False,  # in this process, and not with logs of their own
+    max_concurrent: int = 1,
+    room: Room | None = None,
+    ask_to_stop: Callable[[], None] = lambda: None,
+) -> int:
     to_do = [item for item in planned if item.action != "skip"]
-    if not to_do:
-        return 0
     # Now, and not after the first step has worked for an hour.
     for item in to_do:
         if item.step.check is not None and item.action == "run":
@@ -328,36 +328,27 @@ def _ran(planned: list[PlannedStep], prefix: str, runner: ChosenRunner, *, is_he
                 error.within(item.step.name)
                 raise
     chosen = [item.path for item in to_do if item.step.override_output_path is not None]
-    for folder in (prefix, *chosen):
+    for folder in (prefix, *chosen) if to_do else ():
         require_writable_folder(folder)
     failures = run_plan(
         planned,
-        runner.run,
-        max_concurrent=runner.max_concurrent,
-        room=runner.room,
-        on_start=partial(print_start, has_log=runner.has_logs),
+        run,
+        max_concurrent=max_concurrent,
+        room=room,
+        on_start=partial(print_start, has_log=not is_here),
         on_wait=print_wait,
         on_failure=print_failure,
-        ask_to_stop=runner.ask_to_stop,
+        ask_to_stop=ask_to_stop,
     )
     if not failures:
         return 0
     print_failures(failures, of=len(to_do))
-    # The first is never that of a dependant, which would come after its dependency.
+    # A dependant never fails first: its dependency does.
     first = failures[0].error
     return first.exit_code if isinstance(first, ChompError) else 1
 
 
-def _require_local(name: str) -> None:
-    require(
-        name == "local",
-        f"steps that are to run by {name!r}, in a launch of several processes",
-        allowed="steps that run in those processes",
-        fix="leave out --on and --max-concurrent, or start the launch file once",
-    )
-
-
-def _called_here(planned: PlannedStep) -> None:
+def _run_here(planned: PlannedStep) -> None:
     try:
         planned.step.fn(planned.config)
     except MemoryError as error:
@@ -369,8 +360,8 @@ def _called_here(planned: PlannedStep) -> None:
         ) from error
 
 
-def _ways_on(step: ExecutorStep, changes: Sequence[Difference], elsewhere: str) -> str:
-    """How to go on in spite of changes: `--allow` is offered only where it would be taken."""
+def _how_to_continue(step: ExecutorStep, changes: Sequence[Difference], elsewhere: str) -> str:
+    """How to continue despite changes: `--allow` is offered only where it would be accepted."""
     config = replaced(step.config, lambda marker: "")
     fields = {d.path: _schedule_field(config, d.path) for d in changes}
     if _STAGES in fields.values():
@@ -385,12 +376,12 @@ def _ways_on(step: ExecutorStep, changes: Sequence[Difference], elsewhere: str) 
             "which --allow does not change"
         )
     flags = " ".join(f"--allow {field}" for field in dict.fromkeys(fields.values()))
-    goes_on = f"; {flags} goes on with it as it is now"
-    return f"{elsewhere}, or undo the change{goes_on * (0 < len(changes) <= _CHANGES_SHOWN)}"
+    allow = f"; {flags} continues it with the new values"
+    return f"{elsewhere}, or undo the change{allow * (0 < len(changes) <= _CHANGES_SHOWN)}"
 
 
 def _schedule_field(config: Any, path: str) -> str | None:
-    """The field of the schedule that a changed place is in; None: it is part of the identity."""
+    """The field of the schedule that a changed place is in; None if it is part of the identity."""
     while path:
         found = find_field(config, path)
         if found is not None:
@@ -404,15 +395,3 @@ def _stores_of(config: Any) -> list[str]:
     names = list(config.data.components)
     stores = ("train_store", "validation_store")
     return [dotted(("data", "components", name, store)) for name in names for store in stores]
-
-
-def _spelled(config: Any, name: str) -> str:
-    found = find_field(config, name)
-    if found is None or found[1] == "identity":
-        fault = "no field of the run's config" if found is None else "part of the run's identity"
-        raise ConfigError(
-            f"--allow {name}, which is {fault}",
-            allowed="fields of the schedule, such as train.steps or optim.lr",
-            fix="correct the name" if found is None else "start a new run",
-        )
-    return dotted(found[0])

@@ -1,11 +1,11 @@
 """Ctrl-C and SIGTERM while other processes work.
 
-`StopRequest` notes the signals, and those who watch processes hand them on. Handlers can only be
-set by the main thread, while processes may be watched by several others. While nobody watches, a
+`StopRequest` counts the signals, and those who watch processes pass them on. Only the main thread
+can set handlers, while processes may be watched by several other threads. While nobody watches, a
 signal ends whatever the main thread does, as usual.
 
 `run_with_restarts` (`--restarts`) starts a command again when it was preempted, which its exit code
-75 says. The process that does so does nothing else: a signal to it is handed on, and ends both.
+75 says. The process that does so does nothing else: a signal to it is passed on, and ends both.
 """
 
 import os
@@ -59,7 +59,7 @@ class StopRequest:
 
     @contextmanager
     def watched(self) -> Iterator[None]:
-        """While it is open, somebody looks at `times` and hands the wish on. From any thread."""
+        """While it is entered, somebody checks `times` and passes signals on. From any thread."""
         with self._counting:
             self._watchers += 1
         try:
@@ -69,7 +69,7 @@ class StopRequest:
                 self._watchers -= 1
 
     def ask(self) -> None:
-        """Make the wish without a signal, unless it was made: twice would mean at once."""
+        """Request a stop without a signal, unless there was one: a second would mean: at once."""
         if self.signal is None:
             self.signal, self.times = signal.SIGTERM, 1
 
@@ -81,11 +81,11 @@ class StopRequest:
     def interruption(self, saved: str = "The same command continues.") -> RunInterrupted:
         """The exception that ends the command. `saved` is what the processes said about it."""
         assert self.signal is not None, "only a command that was asked to stop is interrupted"
-        # By what was asked here: the processes are asked by SIGTERM, whatever it was.
+        # Named by the signal that came here: the processes get SIGTERM, whatever it was.
         return RunInterrupted(f"{self.signal.name}: {saved}", exit_code=_EXIT_CODES[self.signal])
 
     def exit_code(self) -> int | None:
-        """What a command ends with that was asked to stop; None if it was not."""
+        """The exit code of a command that was asked to stop; None if it was not."""
         return None if self.signal is None else _EXIT_CODES[self.signal]
 
     def _note(self, number: int, frame: FrameType | None) -> None:
@@ -94,36 +94,36 @@ class StopRequest:
         if self._watchers == 0:
             raise self.interruption()
         if self.times == 1:
-            # Past Python's streams: the signal may have come in the middle of a line to one.
+            # Not through Python's streams: the signal may have come in the middle of a write.
             os.write(2, _PATIENCE.encode())
 
 
 def run_with_restarts(command: Sequence[str], restarts: int) -> int:
     """Run `command` as a process, and again while it ends with 75, at most `restarts` times.
 
-    Gives the exit code of the last one, as a shell would. Only from the main thread.
+    Returns the exit code of the last one, as a shell would. Only from the main thread.
     """
-    asked: list[int] = []
-    early: list[int] = []  # of these, what came while no process could be told
+    received: list[int] = []
+    early: list[int] = []  # of these, what came while no process was running
     running: list[subprocess.Popen[bytes]] = []
 
-    def hand_on(number: int, frame: FrameType | None) -> None:
-        asked.append(number)
+    def pass_on(number: int, frame: FrameType | None) -> None:
+        received.append(number)
         if running:
             running[0].send_signal(number)
         else:
             early.append(number)
 
-    earlier = {n: signal.signal(n, hand_on) for n in (signal.SIGINT, signal.SIGTERM)}
+    earlier = {n: signal.signal(n, pass_on) for n in (signal.SIGINT, signal.SIGTERM)}
     try:
         for attempt in range(restarts + 1):
             running.append(subprocess.Popen(command))
-            # From here on the handler tells it; each signal once, as a second one means at once.
+            # From here on the handler does this. Each signal once: a second one means at once.
             for number in early:
                 running[0].send_signal(number)
             code = running[0].wait()
             running.clear()
-            if code != PREEMPTED_EXIT_CODE or asked or attempt == restarts:
+            if code != PREEMPTED_EXIT_CODE or received or attempt == restarts:
                 break
             print_restart(attempt + 1, restarts)
     finally:
@@ -144,16 +144,16 @@ def this_command(*start: str) -> list[str]:
 
 
 def require_restartable(restarts: int, force: Sequence[str]) -> None:
-    """Raise `ConfigError` for a number of restarts that cannot be, or one that would lose work."""
+    """Raise `ConfigError` for a negative number of restarts, or for ones that would lose work."""
     require(
         restarts >= 0,
         f"{OPTION} {restarts}",
         allowed="0 or more",
-        fix=f"leave out {OPTION}, or give the times that a preempted run may be started again",
+        fix=f"leave out {OPTION}, or say how often a preempted run may be started again",
     )
     require(
         restarts == 0 or not force,
         f"{OPTION} {restarts} with --force",
-        allowed="one of them: forced once more, the run would lose what it had saved",
-        fix=f"run it once with --force, then with {OPTION} and without",
+        allowed="one of them: forced again at a restart, the run would lose what it had saved",
+        fix=f"run it once with --force, then with {OPTION} alone",
     )

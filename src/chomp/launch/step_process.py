@@ -1,10 +1,10 @@
-"""The process of one step: `python -m chomp.launch.step_process OUTCOME < payload`.
+"""The process of one step: it reads a packed step from stdin and runs it.
 
-Calls the step's function with its config and leaves at OUTCOME how that ended. The exit code is
-that of a launch file which ran the step itself: 0, an error's own, 75 and 130 for interruptions.
+It writes how that ended to the file that its argument names. The exit code is that of a launch file
+which ran the step itself: 0, an error's own, 75 and 130 for interruptions.
 
-A step travels by pickle, which names modules instead of carrying them. Python finds most of them
-again by itself. Two kinds it does not: the launch file that was run as `__main__`, and one that was
+A step is sent by pickle, which names modules and does not hold them. Python finds most of them by
+itself. Two kinds it does not find: the launch file that was run as `__main__`, and one that was
 loaded from its path under a made-up name. Those are loaded from their files before the step is
 unpacked. A payload comes from the process that started this one, never from a folder: unpacking
 runs code.
@@ -32,25 +32,35 @@ _MAIN = "__main__"
 _MAIN_AGAIN = "__mp_main__"
 
 
+def main() -> None:
+    """Run the step that is sent to this process, and end with its exit code."""
+    faulthandler.enable()  # a crash in native code leaves where it was in the log
+    sys.exit(run_sent_step(sys.stdin.buffer.read(), sys.argv[1]))
+
+
 def run_sent_step(payload: bytes, outcome: str) -> int:
-    """Run a step that was sent here; the exit code. `outcome` is where to say how it ended."""
+    """Run a step that was sent here; the exit code. How it ended is written to `outcome`."""
     show_log_warnings()
     error: BaseException | None = None
     try:
         fn, config = load_step(payload)
         fn(config)
-    # All of them: sys.exit in a step is no success, and Ctrl-C is told to the one that waits.
+    # All of them: sys.exit in a step is no success, and Ctrl-C is reported to whoever waits.
     except BaseException as raised:
         error = raised
-        _show(raised)
+        # For the log. A `ChompError` says all in its message; any other is a bug.
+        if isinstance(raised, ChompError):
+            print(f"{type(raised).__name__}: {raised}", file=sys.stderr)
+        else:
+            traceback.print_exception(raised)
     ended = outcome_of(error)
-    # Before this process ends: at its exit, one of several may wait for the others, or not at all.
+    # Before this process ends: at exit, a process of a gang may wait for the others, or crash.
     write_outcome(outcome, ended)
     return ended.exit_code
 
 
 def pack_step(planned: PlannedStep) -> bytes:
-    """The step with all that another process needs to call it.
+    """The step with everything that another process needs to call it.
 
     Raises `LaunchError` for a function or a config that cannot be sent.
     """
@@ -58,7 +68,7 @@ def pack_step(planned: PlannedStep) -> bytes:
     pickler = _NotingPickler(content)
     try:
         pickler.dump((planned.step.fn, planned.config))
-        places = [_place(name) for name in pickler.modules]
+        sources = [_source_of(name) for name in pickler.modules]
     except (pickle.PicklingError, AttributeError, TypeError, ImportError) as error:
         raise LaunchError(
             f"step {planned.step.name!r} cannot be sent to another process: {error}",
@@ -69,8 +79,8 @@ def pack_step(planned: PlannedStep) -> bytes:
     return pickle.dumps(
         {
             "arguments": sys.argv,
-            "paths": [*sys.path, *(path for _, _, paths in places for path in paths)],
-            "files": {name: file for name, file, _ in places if file is not None},
+            "paths": [*sys.path, *(path for _, _, paths in sources for path in paths)],
+            "files": {name: file for name, file, _ in sources if file is not None},
             "step": content.getvalue(),
         }
     )
@@ -88,9 +98,9 @@ def load_step(payload: bytes) -> tuple[Callable[[Any], Any], Any]:
     for name, file in sent["files"].items():
         if name == _MAIN:
             # Both names, as multiprocessing does: what was pickled there says `__main__`.
-            sys.modules[_MAIN] = _loaded_file(_MAIN_AGAIN, file)
+            sys.modules[_MAIN] = _load_file(_MAIN_AGAIN, file)
         else:
-            _loaded_file(name, file)
+            _load_file(name, file)
     fn, config = pickle.loads(sent["step"])
     return fn, config
 
@@ -111,15 +121,7 @@ class _NotingPickler(pickle.Pickler):
         return NotImplemented
 
 
-def _show(error: BaseException) -> None:
-    """For the log. A `ChompError` says all in its message; any other is a bug."""
-    if isinstance(error, ChompError):
-        print(f"{type(error).__name__}: {error}", file=sys.stderr)
-    else:
-        traceback.print_exception(error)
-
-
-def _place(name: str) -> tuple[str, str | None, list[str]]:
+def _source_of(name: str) -> tuple[str, str | None, list[str]]:
     """A module, the file to load it from if its name does not lead there, and paths it needs."""
     module = sys.modules[name]
     file = getattr(module, "__file__", None)
@@ -131,7 +133,10 @@ def _place(name: str) -> tuple[str, str | None, list[str]]:
     if name == _MAIN or not _leads_to(name, place):
         if "." in name:
             raise ImportError(f"{name} is no name that {file} can be imported by")
-        return name, str(place), [str(place.parent), str(_package_root(place.parent))]
+        root = place.parent
+        while (root / "__init__.py").is_file():
+            root = root.parent
+        return name, str(place), [str(place.parent), str(root)]
     above = place.parents[name.count(".") + (place.stem == "__init__")]
     return name, None, [str(above)]
 
@@ -144,13 +149,7 @@ def _leads_to(name: str, place: Path) -> bool:
     return parts[-name.count(".") - 1 :] == tuple(name.split("."))
 
 
-def _package_root(folder: Path) -> Path:
-    while (folder / "__init__.py").is_file():
-        folder = folder.parent
-    return folder
-
-
-def _loaded_file(name: str, file: str) -> ModuleType:
+def _load_file(name: str, file: str) -> ModuleType:
     spec = importlib.util.spec_from_file_location(name, file)
     if spec is None or spec.loader is None:
         raise LaunchError(
@@ -162,8 +161,3 @@ def _loaded_file(name: str, file: str) -> ModuleType:
     sys.modules[name] = module  # where dataclasses look up their annotations
     spec.loader.exec_module(module)
     return module
-
-
-if __name__ == "__main__":
-    faulthandler.enable()  # a crash in native code leaves where it was in the log
-    sys.exit(run_sent_step(sys.stdin.buffer.read(), sys.argv[1]))

@@ -1,7 +1,7 @@
 """What a step in another process leaves behind: how it ended, and what it printed.
 
-The outcome is a small file of text alone, so that no end of a step can harm the process that reads
-it. What the step raised is raised again there, by the nearest class that this process knows.
+The outcome is a small text file, so reading it can do no harm, however the step ended. What the
+step raised is raised again by whoever reads it, as the nearest class that is known there.
 
 All attempts of a step share one log: `.executor_log` is that of the only process, or of the first
 of several; `.executor_log.1` and so on are those of the others.
@@ -41,16 +41,12 @@ class Outcome:
 
     @property
     def is_preempted(self) -> bool:
-        """Whether the step was told to make room: it has saved its state and may go on anywhere."""
+        """Whether the step was preempted: it has saved its state and may continue anywhere."""
         return "RunInterrupted" in self.kinds and self.exit_code == PREEMPTED_EXIT_CODE
-
-    def describe(self) -> str:
-        """The end in one line."""
-        return f"{self.kinds[0]}: {self.text}" if self.kinds else "it returned"
 
 
 class RaisedElsewhere(Exception):
-    """The traceback of another process, to stand above the error that is raised again here.
+    """The traceback of another process: the cause of the error that is raised again here.
 
     `log` is the file with what that process printed.
     """
@@ -79,12 +75,12 @@ def outcome_of(error: BaseException | None) -> Outcome:
 
 
 def write_outcome(path: str, outcome: Outcome) -> None:
-    """Leave an outcome at `path`, whole or not at all."""
+    """Write an outcome to `path`, whole or not at all."""
     write_json_atomic(path, asdict(outcome))
 
 
 def read_outcome(path: str) -> Outcome | None:
-    """The outcome at `path`; None where a process ended before it could say."""
+    """The outcome at `path`; None if the process ended before it could write one."""
     if not exists(path):
         return None
     found: dict[str, Any] = read_json(path)
@@ -92,12 +88,12 @@ def read_outcome(path: str) -> Outcome | None:
 
 
 def error_of(outcome: Outcome, log: str | None = None) -> BaseException:
-    """What the step raised: a `ChompError` as itself, another by the nearest builtin class.
+    """What the step raised: a `ChompError` as itself, another as the nearest builtin class.
 
     Its cause shows the traceback of the other process. Ctrl-C there is a `RunInterrupted` here,
     where nobody pressed a key. `log` is the file with what that process printed.
     """
-    error = _raised_again(outcome)
+    error = _without_cause(outcome)
     for note in outcome.notes:
         error.add_note(note)
     error.__cause__ = RaisedElsewhere(outcome.traceback, log)
@@ -120,16 +116,8 @@ def log_path(folder: str, member: int = 0) -> str:
 
 
 @contextmanager
-def open_log(planned: PlannedStep, member: int, count: int) -> Iterator[BinaryIO]:
-    """The log of a member, to be printed to, with a line that says whose words follow."""
-    header = log_header(planned, member, count)
-    with append_log(log_path(planned.path, member), header) as log:
-        yield log
-
-
-@contextmanager
 def append_log(place: str, header: str) -> Iterator[BinaryIO]:
-    """The log at `place`, to be printed to behind `header`."""
+    """The log at `place`, opened to be printed to after a line with `header`."""
     with storage_errors(place, "append to"):
         descriptor = open_to_append(place)
     with open(descriptor, "ab", buffering=0) as log:
@@ -138,7 +126,7 @@ def append_log(place: str, header: str) -> Iterator[BinaryIO]:
 
 
 def log_header(planned: PlannedStep, member: int, count: int) -> str:
-    """Whose words follow: the step, the attempt, which of its processes, when and by whom."""
+    """Who prints what follows: the step, the attempt, which of its processes, since when."""
     status = read_status(planned.path)
     attempt = "" if status is None else f", attempt {status.attempt}"
     part = "" if count == 1 else f", member {member} of {count}"
@@ -148,19 +136,20 @@ def log_header(planned: PlannedStep, member: int, count: int) -> str:
     )
 
 
-def _raised_again(outcome: Outcome) -> BaseException:
+def _without_cause(outcome: Outcome) -> BaseException:
     if "KeyboardInterrupt" in outcome.kinds:
         return RunInterrupted("The same command continues.", exit_code=INTERRUPTED_EXIT_CODE)
     if "RunInterrupted" in outcome.kinds:
         return RunInterrupted(outcome.text, exit_code=outcome.exit_code)
+    described = f"{outcome.kinds[0]}: {outcome.text}" if outcome.kinds else "it returned"
     # By name alone: what another process wrote must not decide what is imported here.
     for name in outcome.kinds:
         kind = getattr(errors, name, None) or getattr(builtins, name, None)
         if isinstance(kind, type) and issubclass(kind, Exception | SystemExit):
-            # A class that could not come along is named in the text.
-            text = outcome.text if name == outcome.kinds[0] else outcome.describe()
+            # A class that is not known here is named in the text.
+            text = outcome.text if name == outcome.kinds[0] else described
             try:
                 return kind(text)
             except TypeError:
-                continue  # one of the few builtins that want more than a text
-    return RuntimeError(outcome.describe())
+                continue  # one of the few builtins that need more than a text
+    return RuntimeError(described)

@@ -1,7 +1,7 @@
 """One launch function, many configs: a grid or a list of overrides becomes steps, and then a table.
 
 A point is the overrides of one run. Steps that several points share, such as token stores, are
-equal and so are one step; each run is named by its hash, so a sweep that grows reuses what is
+equal and so are one step; each run is named by its hash, so a sweep that is extended reuses what is
 there.
 """
 
@@ -35,16 +35,15 @@ from chomp.tracking.run_files import (
 
 L = TypeVar("L", bound=ConfigClass)
 Point = tuple[str, ...]  # `dotted=value`, as on a command line
-# A word that a command line takes for itself, unless YAML has another meaning for it.
+# Text that needs no quotes in an override, unless YAML has another meaning for it.
 _WORD = re.compile(r"[A-Za-z_][\w./-]*")
 # Text in quotes, as YAML has it.
 _QUOTED = re.compile(r'"(?:[^"\\]|\\.)*"|\'(?:[^\']|\'\')*\'')
 _ALLOW_CODE = "allow_code"  # of tasks of the harness
-# More runs than anybody means: a comma too many multiplies.
-MAX_POINTS = 1000
+MAX_POINTS = 1000  # more is a mistake: the values of several axes multiply
 DEFAULT_METRIC = "eval/loss"
 LOWEST, HIGHEST = "lowest", "highest"  # which value of the metric is the best
-_INSTEAD = "train/loss"  # of runs that evaluate nothing
+_DEFAULT_WITHOUT_EVAL = "train/loss"
 _WIDTH = 1000
 
 
@@ -74,7 +73,11 @@ def sweep_of(
     runs: list[ExecutorStep] = []
     configs: set[str] = set()
     for point in points:
-        configured = _at(config, point)
+        try:
+            configured = apply_overrides(config, point)
+        except ConfigError as error:
+            error.within(f"in the sweep, at {' '.join(point)}")
+            raise
         require(
             repr(configured) not in configs,
             f"a sweep with the config of {' '.join(point)} twice",
@@ -96,7 +99,18 @@ def sweep_of(
 
 def grid_of(axes: Sequence[str]) -> list[Point]:
     """Every combination of the values of `dotted=a,b,c`, the last axis changing fastest."""
-    return list(itertools.product(*map(_values, axes)))
+    choices: list[list[str]] = []
+    for axis in axes:
+        field, equals, values = axis.partition("=")
+        found = _split(values)
+        require(
+            bool(field and equals) and all(found),
+            f"--sweep {axis}",
+            allowed="a dotted field and its values, such as optim.lr=1e-3,3e-3",
+            fix="write the values behind =, with commas between them",
+        )
+        choices.append([f"{field}={value}" for value in found])
+    return list(itertools.product(*choices))
 
 
 def points_in_file(path: str) -> list[Point]:
@@ -123,7 +137,7 @@ def points_in_file(path: str) -> list[Point]:
 
 
 def require_order(best: str) -> None:
-    """Raise `ConfigError` for a wish about the table's order that nothing can obey."""
+    """Raise `ConfigError` unless `best` is an order of the table."""
     require(
         best in (LOWEST, HIGHEST),
         f"--sweep-best {best}",
@@ -146,51 +160,36 @@ def print_sweep(
     """
     found = {point: _last_row(planned, metric) for point, planned in runs.items()}
     if metric == DEFAULT_METRIC and not any(row for _, row in found.values()):
-        metric = _INSTEAD
+        metric = _DEFAULT_WITHOUT_EVAL
         found = {point: _last_row(planned, metric) for point, planned in runs.items()}
-    fields = _fields(list(runs))
+    fields = dict.fromkeys(text.split("=", 1)[0] for point in runs for text in point)
     shown = " or ".join(sorted({name for name, row in found.values() if row})) or metric
     table = Table("", *fields, title=f"sweep, by {shown}, {best} first")
     for heading in (shown, "steps"):
         table.add_column(heading, justify="right")
     table.add_column("run")
+    # A loss that is not finite is null in the record, so such runs have no value either.
+    values = {
+        point: float(row[name])
+        for point, (name, row) in found.items()
+        if isinstance(row.get(name), int | float)
+    }
     sign = 1.0 if best == LOWEST else -1.0
-    in_order = sorted(runs, key=lambda at: _order(*found[at], sign))
+    in_order = sorted(runs, key=lambda point: sign * values[point] if point in values else math.inf)
     for place, point in enumerate(in_order, start=1):
         given = dict(text.split("=", 1) for text in point)
         name, row = found[point]
-        value = row.get(name)
-        weights = f" ({AVERAGED})" if is_of_averaged(name) else ""
-        is_there = isinstance(value, int | float)
-        table.add_row(
-            str(place) if is_there else "-",
-            *(given.get(field, "-") for field in fields),
-            f"{value:.4f}{weights}" if is_there else _why_not(runs[point]),
-            f"{row['step'] + 1:,}" if is_there else "-",
-            runs[point].path,
-        )
+        if point in values:
+            weights = f" ({AVERAGED})" if is_of_averaged(name) else ""
+            value, steps = f"{values[point]:.4f}{weights}", f"{row['step'] + 1:,}"
+        else:
+            status = read_status(runs[point].path)
+            value, steps = "not run" if status is None else status.state.lower(), "-"
+        number = str(place) if point in values else "-"
+        shown_fields = (given.get(field, "-") for field in fields)
+        table.add_row(number, *shown_fields, value, steps, runs[point].path)
     # As wide as its content: a path that is cut cannot be copied.
     (console or PlainConsole(width=_WIDTH)).print(table)
-
-
-def _at(config: L, point: Point) -> L:
-    try:
-        return apply_overrides(config, point)
-    except ConfigError as error:
-        error.within(f"in the sweep, at {' '.join(point)}")
-        raise
-
-
-def _values(axis: str) -> list[str]:
-    field, equals, values = axis.partition("=")
-    found = _split(values)
-    require(
-        bool(field and equals) and all(found),
-        f"--sweep {axis}",
-        allowed="a dotted field and its values, such as optim.lr=1e-3,3e-3",
-        fix="write the values behind =, with commas between them",
-    )
-    return [f"{field}={value}" for value in found]
 
 
 def _split(values: str) -> list[str]:
@@ -217,7 +216,11 @@ def _as_text(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, str):
-        return _quoted(value)
+        # In quotes where it would mean something else without: "null" and "5" would.
+        if _WORD.fullmatch(value) and parse_yaml(value, source="a word") == value:
+            return value
+        quoted: str = yaml.safe_dump(value, default_style='"', width=math.inf, allow_unicode=True)
+        return quoted.rstrip("\n")
     if isinstance(value, list):
         return f"[{', '.join(map(_as_text, value))}]"
     if isinstance(value, Mapping):
@@ -228,18 +231,6 @@ def _as_text(value: Any) -> str:
     return str(value)
 
 
-def _quoted(text: str) -> str:
-    """Text in quotes, where it would not be taken for itself without: "null" and "5" would not."""
-    if _WORD.fullmatch(text) and parse_yaml(text, source="a word") == text:
-        return text
-    quoted: str = yaml.safe_dump(text, default_style='"', width=math.inf, allow_unicode=True)
-    return quoted.rstrip("\n")
-
-
-def _fields(points: Sequence[Point]) -> list[str]:
-    return list(dict.fromkeys(text.split("=", 1)[0] for point in points for text in point))
-
-
 def _last_row(planned: PlannedStep, metric: str) -> tuple[str, Row]:
     """The metric by its name in a run, and the newest row that has it; empty where none has."""
     config = resolved_config(planned.path)
@@ -248,16 +239,3 @@ def _last_row(planned: PlannedStep, metric: str) -> tuple[str, Row]:
     if metric == DEFAULT_METRIC:
         metric = f"{held_out_prefix(eval_prefix_in(config), set().union(*rows))}/loss"
     return metric, next((row for row in reversed(rows) if metric in row), {})
-
-
-def _order(metric: str, row: Row, sign: float) -> float:
-    value = row.get(metric)
-    # A loss that is not finite is null in the record; both belong to the end of the table.
-    if not isinstance(value, int | float) or not math.isfinite(value):
-        return math.inf
-    return sign * value
-
-
-def _why_not(planned: PlannedStep) -> str:
-    status = read_status(planned.path)
-    return "not run" if status is None else status.state.lower()
