@@ -16,7 +16,7 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from chomp.config import apply_overrides, config_from_mapping, config_to_mapping
-from chomp.config.names import also_names
+from chomp.config.fields import also_names
 from chomp.errors import ConfigError
 from chomp.kernels.precision import Precision
 from chomp.mesh import BATCH_AXES

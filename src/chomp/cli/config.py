@@ -32,7 +32,7 @@ from chomp.config import (
 )
 from chomp.config.fields import MARKS, mark_of, settings_of
 from chomp.config.files import to_yaml
-from chomp.config.names import resolve_also
+from chomp.config.overrides import resolve_also
 from chomp.config.schema import field_schema, section_schema, sections_at
 from chomp.config.variables import SECTION
 from chomp.errors import ConfigError

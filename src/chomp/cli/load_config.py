@@ -21,7 +21,7 @@ from chomp.config import apply_overrides, config_from_mapping
 from chomp.config.fields import dotted, sections, settings_by_spelling
 from chomp.config.files import parse_yaml
 from chomp.config.messages import did_you_mean, nearest
-from chomp.config.names import resolve_also, split_override
+from chomp.config.overrides import resolve_also, split_override
 from chomp.config.variables import SECTION, replace_variables
 from chomp.data import LmDataConfig, MemorySource, is_held_out, source_documents
 from chomp.data.store.token_store import MANIFEST, TOKENS

@@ -40,7 +40,7 @@ from chomp.cli.commands import VerifyResume
 from chomp.cli.load_config import GivenConfig, load_launch
 from chomp.cli.main import exit_code
 from chomp.cli.output import print_json, print_rows, say
-from chomp.config.names import split_override
+from chomp.config.overrides import split_override
 from chomp.errors import LaunchError, require
 from chomp.executor.step import replaced
 from chomp.screen import outliving_the_screen

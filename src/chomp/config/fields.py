@@ -63,13 +63,12 @@ def dotted(path: Iterable[str | int]) -> str:
 
     A key that holds a dot, an equals sign, a quote or nothing at all is quoted.
     """
-
-    def quoted(part: str) -> str:
-        if part and not set(part) & set(".='\""):
-            return part
-        return f"'{part}'" if '"' in part else f'"{part}"'
-
-    return ".".join(quoted(str(part)) for part in path) or "the config"
+    parts = []
+    for part in map(str, path):
+        if not part or set(part) & set(".='\""):
+            part = f"'{part}'" if '"' in part else f'"{part}"'
+        parts.append(part)
+    return ".".join(parts) or "the config"
 
 
 class Bounds(NamedTuple):
@@ -289,7 +288,7 @@ def settings_of(cls: type) -> tuple[Setting, ...]:
     """The fields of a config class that its constructor takes, in declared order.
 
     Raises `TypeError` for a class in which one spelling means two fields, and `ConfigError` for
-    bounds that do not fit their field.
+    bounds of no number and for a default that is out of bounds.
     """
     # The extras are validators in `Annotated`, which messages about a field mention.
     declared = get_type_hints(cls, include_extras=True)
@@ -306,7 +305,19 @@ def settings_of(cls: type) -> tuple[Setting, ...]:
                     f"{cls.__name__}: {name!r} means both {owner[name]} and {item.name}"
                 )
             owner[name] = item.name
-        _refuse_wrong_bounds(cls, item)
+        if item.bounds != Bounds():
+            require(
+                _holds_numbers(item.declared),
+                f"{cls.__name__}.{item.name} is {item.declared} with bounds: {item.bounds}",
+                allowed="bounds of numbers, and of lists and mappings of numbers",
+                fix="leave the bounds out",
+            )
+            require(
+                not any(item.bounds.outside(item.default())),
+                f"{cls.__name__}.{item.name} has the default {item.default()}",
+                allowed=f"a default in its bounds: {item.bounds}",
+                fix="change the default or the bounds",
+            )
     return tuple(settings)
 
 
@@ -314,6 +325,103 @@ def settings_of(cls: type) -> tuple[Setting, ...]:
 def settings_by_spelling(cls: type) -> Mapping[str, Setting]:
     """Every name and alias of a config class, with the field it means."""
     return {spelling: item for item in settings_of(cls) for spelling in item.spellings}
+
+
+def fields_at(cls: type, path: Iterable[str]) -> list[tuple[type, Setting]]:
+    """The fields that a path leads to from a config class, each with the class that has it.
+
+    Any spelling will do. Several where a union of configs is on the way, none where nothing is.
+    """
+    found: list[tuple[type, Setting]] = []
+    classes: tuple[type, ...] = (cls,)
+    for part in path:
+        known = [(each, settings_by_spelling(each)) for each in classes]
+        found = [(each, settings[part]) for each, settings in known if part in settings]
+        classes = tuple(inner for _, item in found for inner in sections(item.declared))
+    return found
+
+
+# ---- Names in other sections -----------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class AlsoName:
+    """A field's name in another section, seen from the config class that holds both.
+
+    `section` and `field` are paths by field names; `route` has all spellings of each part of the
+    name.
+    """
+
+    name: tuple[str, ...]
+    route: tuple[frozenset[str], ...]
+    section: tuple[str, ...]
+    field: tuple[str, ...]
+    zero_is_null: bool
+
+    def meaning(self, value: Any) -> Any:
+        """What a value that was given by this name means to the field."""
+        is_zero = not isinstance(value, bool) and value == 0
+        return None if is_zero and self.zero_is_null else value
+
+
+@cache  # called for every section that is parsed
+def also_names(cls: type) -> tuple[AlsoName, ...]:
+    """The `also` names that start from a config class; those that start from one inside are its.
+
+    If no config around a field has the first part of its name, the name has no effect. Raises
+    `TypeError` for a name that is a field's own, or that two fields claim.
+    """
+    found: dict[tuple[tuple[str, ...], str], AlsoName] = {}
+    for name, field, item in _declared_also(cls):
+        path = _section_path(cls, name)
+        if path is None:
+            continue
+        section = tuple(each.name for each in path)
+        other = found.get((section, name[-1]))
+        # The members of a union may share a field, and its other name with it.
+        if other is not None and other.field != field:
+            both = f"{dotted(other.field)} and {dotted(field)}"
+            raise TypeError(f"{cls.__name__}: {dotted(name)!r} means both {both}")
+        found[section, name[-1]] = AlsoName(
+            name=name,
+            route=(*(frozenset(each.spellings) for each in path), frozenset({name[-1]})),
+            section=section,
+            field=field,
+            zero_is_null=item.zero_is_null,
+        )
+    return tuple(found.values())
+
+
+def _declared_also(
+    cls: type, around: frozenset[type] = frozenset()
+) -> Iterator[tuple[tuple[str, ...], tuple[str, ...], Setting]]:
+    """Every `also` name of a field in or below a class that starts no lower than that class.
+
+    With the path of the field. Lists and mappings are not entered: their items have no one path.
+    """
+    around |= {cls}
+    for item in settings_of(cls):
+        for name in item.also:
+            yield tuple(name.split(".")), (item.name,), item
+        for section in sections(item.declared):
+            if section in around:  # a config that may hold its like
+                continue
+            for parts, field, inner in _declared_also(section, around):
+                if _section_path(section, parts) is None:
+                    yield parts, (item.name, *field), inner
+
+
+def _section_path(cls: type, name: tuple[str, ...]) -> list[Setting] | None:
+    """The fields that lead from a class to the section of a name; None if it has none."""
+    path = []
+    for end in range(1, len(name)):
+        found = fields_at(cls, name[:end])
+        if not found:
+            return None
+        path.append(found[0][1])
+    for owner, _ in fields_at(cls, name):
+        raise TypeError(f"{cls.__name__}: {dotted(name)!r} is a field of {owner.__name__}")
+    return path
 
 
 # ---- Declared types --------------------------------------------------------------------------
@@ -327,19 +435,13 @@ def is_config(value: object) -> bool:
 @cache
 def members(declared: Any) -> tuple[Any, ...]:
     """The alternatives of a type, None left out; one for a type that is no union."""
-    declared = _unwrapped(declared)
-    if _is_union(declared):
-        return tuple(inner for part in get_args(declared) for inner in members(part))
-    return () if declared in (None, type(None)) else (declared,)
+    return tuple(each for each in _alternatives(declared) if each not in (None, type(None)))
 
 
 @cache
 def allows_none(declared: Any) -> bool:
     """Whether null is among the alternatives of a type."""
-    declared = _unwrapped(declared)
-    if _is_union(declared):
-        return any(allows_none(part) for part in get_args(declared))
-    return declared in (None, type(None), Any, object)
+    return any(each in (None, type(None), Any, object) for each in _alternatives(declared))
 
 
 def is_section(member: Any) -> TypeGuard[type]:
@@ -356,12 +458,13 @@ def sections(declared: Any) -> tuple[type, ...]:
 def kinds_of(section: type) -> tuple[Any, ...]:
     """The values of a config class's `kind: Literal[...]`; a union of configs needs that field."""
     item = settings_by_spelling(section).get(KIND)
-    if item is None or get_origin(_unwrapped(item.declared)) is not Literal:
+    kinds = () if item is None else members(item.declared)
+    if len(kinds) != 1 or get_origin(kinds[0]) is not Literal:
         raise TypeError(
             f"{section.__name__} is one of several configs a field may hold, so it needs a field "
             f"{KIND}: Literal[...] that tells it from the others"
         )
-    return get_args(_unwrapped(item.declared))
+    return get_args(kinds[0])
 
 
 def section_for(declared: Any, value: Mapping[Any, Any]) -> type | None:
@@ -377,13 +480,15 @@ def section_for(declared: Any, value: Mapping[Any, Any]) -> type | None:
 @cache
 def list_member(declared: Any) -> Any | None:
     """The alternative that a list fills, if there is one."""
-    return _with_origin(declared, _LISTS)
+    return next((each for each in members(declared) if (get_origin(each) or each) in _LISTS), None)
 
 
 @cache
 def mapping_member(declared: Any) -> Any | None:
     """The alternative that a mapping with free keys fills, if there is one."""
-    return _with_origin(declared, _MAPPINGS)
+    return next(
+        (each for each in members(declared) if (get_origin(each) or each) in _MAPPINGS), None
+    )
 
 
 def fixed_length(member: Any) -> int | None:
@@ -409,12 +514,9 @@ def entry_types(member: Any) -> tuple[Any, Any]:
 
 def choices_of(member: Any) -> tuple[Any, ...]:
     """The values a `Literal` or an enum lists, as they are written in a file; else nothing."""
-    if get_origin(member) is Literal:
-        listed = get_args(member)
-    elif isinstance(member, type) and issubclass(member, Enum):
-        listed = tuple(member)
-    else:
-        return ()
+    listed: Iterable[Any] = get_args(member) if get_origin(member) is Literal else ()
+    if isinstance(member, type) and issubclass(member, Enum):
+        listed = member
     return tuple(choice.value if isinstance(choice, Enum) else choice for choice in listed)
 
 
@@ -444,24 +546,21 @@ def is_text(declared: Any) -> bool:
     return not has_inside and scalar_types(declared) == frozenset({str})
 
 
-def _unwrapped(declared: Any) -> Any:
-    """The type without its `Annotated` wrapping."""
+def _alternatives(declared: Any) -> list[Any]:
+    """The members of a union, at any depth and without `Annotated`; None among them."""
     while get_origin(declared) is Annotated:
         declared = get_args(declared)[0]
-    return declared
-
-
-def _is_union(declared: Any) -> bool:
     # `A | B` and Union[A, B] are different objects until Python 3.14.
-    return get_origin(declared) in (Union, types.UnionType)
+    if get_origin(declared) in (Union, types.UnionType):
+        return [inner for part in get_args(declared) for inner in _alternatives(part)]
+    return [declared]
 
 
-def _with_origin(declared: Any, origins: tuple[Any, ...]) -> Any | None:
-    found = (each for each in members(declared) if (get_origin(each) or each) in origins)
-    return next(found, None)
+def _holds_numbers(declared: Any) -> bool:
+    return declared in (int, float) or any(map(_holds_numbers, get_args(declared)))
 
 
-# ---- Settings and bounds ---------------------------------------------------------------------
+# ---- Settings of fields ----------------------------------------------------------------------
 
 
 def _setting_of(field: "dataclasses.Field[Any]") -> Setting:
@@ -477,27 +576,3 @@ def _bounded(cls: Any) -> tuple[Setting, ...]:
     if all(_setting_of(field).bounds == Bounds() for field in dataclasses.fields(cls)):
         return ()
     return tuple(item for item in settings_of(cls) if item.bounds != Bounds())
-
-
-def _refuse_wrong_bounds(cls: type, item: Setting) -> None:
-    """Raise `ConfigError` for bounds of no number, and for a default that is out of bounds."""
-    if item.bounds == Bounds():
-        return
-
-    def parts(declared: Any) -> Iterator[Any]:
-        yield declared
-        for part in get_args(declared):
-            yield from parts(part)
-
-    require(
-        any(part in (int, float) for part in parts(item.declared)),
-        f"{cls.__name__}.{item.name} is {item.declared} with bounds: {item.bounds}",
-        allowed="bounds of numbers, and of lists and mappings of numbers",
-        fix="leave the bounds out",
-    )
-    require(
-        not any(item.bounds.outside(item.default())),
-        f"{cls.__name__}.{item.name} has the default {item.default()}",
-        allowed=f"a default in its bounds: {item.bounds}",
-        fix="change the default or the bounds",
-    )

@@ -36,7 +36,12 @@ from chomp.errors import ConfigError
 _MAX_VALUE_CHARACTERS = 80
 
 _TYPE_WORDS = {bool: "true or false", int: "an integer", float: "a number", str: "a string"}
-_VALUE_WORDS = _TYPE_WORDS | {bool: "a boolean"}
+_VALUE_WORDS = _TYPE_WORDS | {
+    bool: "a boolean",
+    dict: "a mapping",
+    list: "a list",
+    tuple: "a list",
+}
 _BOOLEAN_WORDS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 
 
@@ -70,12 +75,10 @@ def describe_value(value: Any) -> str:
     """A value as it was given, cut to a readable length, and its type in words."""
     if value is None:
         return "null"
-    if isinstance(value, bool):
-        return f"{str(value).lower()} (a boolean)"
-    text = repr(value)
+    cls = type(value)
+    text = str(value).lower() if cls is bool else repr(value)
     if len(text) > _MAX_VALUE_CHARACTERS:
         text = text[: _MAX_VALUE_CHARACTERS - 3] + "..."
-    cls = type(value)
     if cls in _VALUE_WORDS:
         words = _VALUE_WORDS[cls]
     elif isinstance(value, Mapping):
@@ -92,11 +95,10 @@ def describe_value(value: Any) -> str:
 def describe_type(declared: Any) -> str:
     """What a declared type lets in, in words."""
     configs = sections(declared)
+    words = [f"a mapping with {_known_keys(config)}" for config in configs]
     if len(configs) > 1:
         kinds = ", ".join(repr(kind) for config in configs for kind in kinds_of(config))
         words = [f"a mapping whose kind is one of {kinds}"]
-    else:
-        words = [f"a mapping with {_known_keys(config)}" for config in configs]
     words += [_describe_member(member) for member in members(declared) if not is_section(member)]
     if allows_none(declared) and "any value" not in words:
         words.append("null")
@@ -197,11 +199,8 @@ def _likely_fix(path: KeyPath, value: Any, declared: Any) -> str | None:
 
 def missing_value(path: KeyPath, declared: Any) -> ConfigError:
     """The error for a field without a default that was not given."""
-    return ConfigError(
-        f"{dotted(path)} is missing",
-        allowed=describe_type(declared),
-        fix=f"add {path[-1]} to {dotted(path[:-1])}",
-    )
+    fix = f"add {path[-1]} to {dotted(path[:-1])}"
+    return ConfigError(f"{dotted(path)} is missing", allowed=describe_type(declared), fix=fix)
 
 
 def unknown_key(path: KeyPath, section: type, also: Collection[str] = ()) -> ConfigError:
@@ -247,33 +246,4 @@ def no_such_field(path: KeyPath, field: KeyPath, section: KeyPath, value: Any) -
         f"{dotted(path)}, which is {dotted(field)}, with {dotted(section)}={describe_value(value)}",
         allowed=f"{dotted(path)} if {dotted(section)} has that field",
         fix=f"remove {dotted(path)}, or change {dotted(section)}",
-    )
-
-
-def wrong_key(path: KeyPath, key: Any, declared: Any) -> ConfigError:
-    """The error for a key its mapping's key type does not let in; `path` is the mapping's."""
-    is_free_text = scalar_types(declared) == frozenset({str}) and not choices_of(declared)
-    return ConfigError(
-        f"{dotted(path)} has the key {describe_value(key)}",
-        allowed=f"keys that are each {describe_type(declared)}",
-        fix=f"write it in quotes: '{key}'" if is_free_text else "rename or remove the key",
-    )
-
-
-def wrong_class(path: KeyPath, value: Any, classes: Iterable[type]) -> ConfigError:
-    """The error for a dataclass instance where another class is declared."""
-    names = " or ".join(cls.__name__ for cls in classes)
-    return ConfigError(
-        f"{dotted(path)} is an instance of {type(value).__name__}",
-        allowed=f"exactly {names}, or a mapping of its fields",
-        fix=f"give {dotted(path)} as {names}, or declare {type(value).__name__} in its place",
-    )
-
-
-def blank_text(path: KeyPath, value: str, declared: Any, *, is_item: bool) -> ConfigError:
-    """The error for blank text where a name or a path is left out by writing null or nothing."""
-    return ConfigError(
-        f"{dotted(path)}={value!r}, which is blank",
-        allowed=f"{describe_type(declared)}, and text that is not blank",
-        fix=f"leave {dotted(path)} out" if is_item else f"set {dotted(path)} to null",
     )

@@ -4,15 +4,18 @@ The declared type of the field decides what the text means. Overrides only chang
 has; the one thing they add is a whole entry of a mapping.
 """
 
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
 from chomp.config.fields import (
     KIND,
     MARKS,
+    AlsoName,
     ConfigClass,
     KeyPath,
     Mark,
+    also_names,
     dotted,
     entry_types,
     is_text,
@@ -33,11 +36,14 @@ from chomp.config.messages import (
     raise_problems,
     unknown_key,
 )
-from chomp.config.names import AlsoName, also_names, resolve_also, split_override
 from chomp.config.parse import Walk, config_to_mapping, parse, plain_value, validated
 from chomp.errors import ConfigError
 
 C = TypeVar("C", bound=ConfigClass)
+
+_PART = r"""(?:"[^"]*"|'[^']*'|[^.='"]+)"""
+# The first "=" outside quotes ends the path; the value may hold more of them, and line ends.
+_OVERRIDE = re.compile(rf"\s*({_PART}(?:\.{_PART})*)\s*=(.*)", re.DOTALL)
 
 
 def apply_overrides(config: C, overrides: Iterable[str]) -> C:
@@ -86,6 +92,26 @@ def find_field(config: ConfigClass, name: str) -> tuple[KeyPath, Mark] | None:
     except ConfigError:
         return None
     return place.path, place.mark
+
+
+def split_override(text: str) -> tuple[tuple[str, ...], str] | None:
+    """The path and the value of `path=value`; None if the text has no such form."""
+    match = _OVERRIDE.fullmatch(text)
+    if match is None:
+        return None
+    parts = [part.strip() for part in re.findall(_PART, match[1])]
+    if "" in parts:  # a name of blanks alone; one that is meant to be empty is quoted
+        return None
+    return tuple(part[1:-1] if part[0] in "\"'" else part for part in parts), match[2].strip()
+
+
+def resolve_also(cls: type, parts: tuple[str, ...]) -> tuple[tuple[str, ...], AlsoName | None]:
+    """A path from a config class with the field's own path in place of an `also` name of it."""
+    for item in also_names(cls):
+        end = len(item.route)
+        if len(parts) >= end and all(map(frozenset.__contains__, item.route, parts)):
+            return (*item.field, *parts[end:]), item
+    return parts, None
 
 
 class _Place(NamedTuple):
@@ -181,9 +207,32 @@ def _find(
             key = int(part)
             declared = item_type(list_member(declared), key)
         else:
-            raise _nothing_inside(typed, here)
+            whole = dotted(typed[:-1])
+            allowed = "paths through configs, mappings and lists"
+            if isinstance(here, list):
+                ends = f"the indexes 0 to {len(here) - 1}"
+                allowed = ends if here else "no index: the list is empty"
+            raise ConfigError(
+                f"{dotted(typed)} does not exist: {whole} is {describe_value(here)}",
+                allowed=allowed,
+                fix=f"give {whole} as a whole",
+            )
         container, path = here, (*path, key)
     return _Place(container, key, path, typed, declared, mark, is_kind, also, also_keys)
+
+
+def _unknown_entry(path: KeyPath, here: Mapping[str, Any], value_type: Any) -> ConfigError:
+    near = nearest(str(path[-1]), here)
+    known = ", ".join(dotted((key,)) for key in here) or "none yet"
+    whole = dotted(path[:-1])
+    adding = f"give {whole} as a whole: {whole}={{...}}"
+    if sections(value_type) or mapping_member(value_type) is not None:
+        adding = f"add the entry as a whole: {dotted(path)}={{...}}"
+    return ConfigError(
+        f"{dotted(path)} does not exist{did_you_mean(near)}",
+        allowed=f"the keys of {whole}: {known}",
+        fix=f"rename it to {near}, or {adding}" if near else adding,
+    )
 
 
 def _parse_value(text: str, place: _Place, typed: KeyPath) -> Any:
@@ -206,37 +255,9 @@ def _parse_value(text: str, place: _Place, typed: KeyPath) -> Any:
             allowed=describe_type(place.declared),
             fix="write the value after '='",
         )
-    walk = Walk(also_keys=place.also_keys, builds=False)
-    value = walk.value(place.declared, value, place.path, typed)
+    walk = Walk({place.path: typed}, place.also_keys, builds=False)
+    value = walk.value(place.declared, value, place.path)
     errors = list(walk.problems.values())
     if errors:
         raise errors[0] if len(errors) == 1 else ConfigError(" ".join(map(str, errors)))
     return plain_value(value if place.also is None else place.also.meaning(value))
-
-
-def _unknown_entry(path: KeyPath, here: Mapping[str, Any], value_type: Any) -> ConfigError:
-    near = nearest(str(path[-1]), here)
-    known = ", ".join(dotted((key,)) for key in here) or "none yet"
-    whole = dotted(path[:-1])
-    if sections(value_type) or mapping_member(value_type) is not None:
-        adding = f"add the entry as a whole: {dotted(path)}={{...}}"
-    else:
-        adding = f"give {whole} as a whole: {whole}={{...}}"
-    return ConfigError(
-        f"{dotted(path)} does not exist{did_you_mean(near)}",
-        allowed=f"the keys of {whole}: {known}",
-        fix=f"rename it to {near}, or {adding}" if near else adding,
-    )
-
-
-def _nothing_inside(path: KeyPath, here: Any) -> ConfigError:
-    whole = dotted(path[:-1])
-    if isinstance(here, list):
-        allowed = f"the indexes 0 to {len(here) - 1}" if here else "no index: the list is empty"
-    else:
-        allowed = "paths through configs, mappings and lists"
-    return ConfigError(
-        f"{dotted(path)} does not exist: {whole} is {describe_value(here)}",
-        allowed=allowed,
-        fix=f"give {whole} as a whole",
-    )

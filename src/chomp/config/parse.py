@@ -10,7 +10,7 @@ import dataclasses
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from enum import Enum
 from functools import cache
 from os import PathLike, fspath
@@ -23,6 +23,8 @@ from chomp.config.fields import (
     ConfigClass,
     KeyPath,
     allows_none,
+    also_names,
+    choices_of,
     dotted,
     entry_types,
     fixed_length,
@@ -39,18 +41,16 @@ from chomp.config.fields import (
     settings_of,
 )
 from chomp.config.messages import (
-    blank_text,
+    describe_type,
     describe_value,
     missing_value,
+    no_such_field,
     raise_problems,
     scalar_in_text,
     two_spellings,
     unknown_key,
-    wrong_class,
-    wrong_key,
     wrong_value,
 )
-from chomp.config.names import MovedValue, also_names, fields_of, move_values
 from chomp.errors import ConfigError
 
 C = TypeVar("C", bound=ConfigClass)
@@ -204,11 +204,12 @@ def _plain_text(text: str, path: KeyPath) -> str:
 
 
 class Walk:
-    """One input on its way to a config, and its problems by the path of their field.
+    """One input on its way to a config, and its problems by the place of their field.
 
-    `written` has the paths that the user spelled another way than this input does, and `also_keys`
-    the keys that sections take for fields of other sections. Without `builds`, a section becomes
-    a mapping of all its fields, and neither types nor rules between fields are checked.
+    A place is a path by field names. `written` has the places that the user spelled another way,
+    and `also_keys` the keys that sections take for fields of other sections. Without `builds`, a
+    section becomes a mapping of all its fields, and neither types nor rules between fields are
+    checked.
     """
 
     def __init__(
@@ -218,95 +219,107 @@ class Walk:
         builds: bool = True,
     ) -> None:
         self.problems: dict[KeyPath, ConfigError] = {}
-        self._written = written or {}
+        self._written = dict(written or {})
         self._also_keys = dict(also_keys or {})
         self._builds = builds
+        # What names in other sections gave and no field has taken yet, with the paths they had.
+        self._moved: dict[KeyPath, tuple[KeyPath, Any]] = {}
 
-    def value(
-        self, declared: Any, value: Any, at: KeyPath = (), path: KeyPath = (), default: Any = None
-    ) -> Any:
+    def value(self, declared: Any, value: Any, at: KeyPath = (), default: Any = None) -> Any:
         """A value of the declared type; None if it has a problem.
 
-        `at` is the place by field names, `path` as the user wrote it. `default` is what the field
-        has if no value is given: a mapping for a config changes only the fields that it names.
+        `default` is what the field has if no value is given: a mapping for a config changes only
+        the fields that it names.
         """
-        path = self._written.get(at, path)
-        if isinstance(value, MovedValue):
-            path, value, also = value
-            value = also.meaning(value.meaning if isinstance(value, Unquoted) else value)
         if isinstance(value, Unquoted):
             value = _meaning(value, declared)
         if is_config(value) and (known := sections(declared)):
             if type(value) in known:
-                return self._section(type(value), fields_of(value), at, path, None)
+                fields = {item.name: getattr(value, item.name) for item in settings_of(type(value))}
+                return self._section(type(value), fields, at, None)
             # A subclass, too: no file could say which one it was.
-            return self._refuse(at, wrong_class(path, value, known))
+            path, given = dotted(self._spelled(at)), type(value).__name__
+            names = " or ".join(cls.__name__ for cls in known)
+            error = ConfigError(
+                f"{path} is an instance of {given}",
+                allowed=f"exactly {names}, or a mapping of its fields",
+                fix=f"give {path} as {names}, or declare {given} in its place",
+            )
+            return self._refuse(at, error)
         if isinstance(value, Mapping):
             if sections(declared):
-                return self._chosen_section(declared, value, at, path, default)
+                return self._chosen_section(declared, value, at, default)
             if (member := mapping_member(declared)) is not None:
-                return self._mapping(member, value, at, path)
+                return self._mapping(member, value, at)
         if isinstance(value, list | tuple) and (member := list_member(declared)) is not None:
             if self._builds and fixed_length(member) not in (None, len(value)):
-                self._refuse(at, wrong_value(path, value, declared))
+                self._refuse(at, wrong_value(self._spelled(at), value, declared))
             items = [
-                self.value(item_type(member, index), item, (*at, index), (*path, index))
+                self.value(item_type(member, index), item, (*at, index))
                 for index, item in enumerate(value)
             ]
             return tuple(items) if tuple in (member, get_origin(member)) else items
-        return self._single(declared, value, at, path)
+        return self._single(declared, value, at)
+
+    def _spelled(self, at: KeyPath) -> KeyPath:
+        """A place as the user wrote it."""
+        for end in range(len(at), -1, -1):
+            if at[:end] in self._written:
+                return (*self._written[at[:end]], *at[end:])
+        return at
 
     def _refuse(self, at: KeyPath, error: ConfigError) -> Any:
         """Note a problem, unless its place has one, and return None in place of the value."""
         self.problems.setdefault(at, error)
 
     def _chosen_section(
-        self, declared: Any, value: Mapping[Any, Any], at: KeyPath, path: KeyPath, default: Any
+        self, declared: Any, value: Mapping[Any, Any], at: KeyPath, default: Any
     ) -> Any:
         """The config of a union that the mapping's `kind` names, or the only one there is."""
         cls = section_for(declared, value)
         if cls is None:
             kinds = tuple(kind for section in sections(declared) for kind in kinds_of(section))
-            where, kind_type = (*path, KIND), _LITERAL[kinds]
+            path, kind_type = (*self._spelled(at), KIND), _LITERAL[kinds]
             if KIND in value:
-                return self._refuse(at, wrong_value(where, value[KIND], kind_type))
-            return self._refuse(at, missing_value(where, kind_type))
+                return self._refuse(at, wrong_value(path, value[KIND], kind_type))
+            return self._refuse(at, missing_value(path, kind_type))
         # The fields of another class or another kind mean nothing here.
         kind = getattr(default, KIND, None)
         is_same = type(default) is cls and value.get(KIND, kind) == kind
-        return self._section(cls, value, at, path, default if is_same else None)
+        return self._section(cls, value, at, default if is_same else None)
 
-    def _section(
-        self, cls: type, value: Mapping[Any, Any], at: KeyPath, path: KeyPath, default: Any
-    ) -> Any:
+    def _section(self, cls: type, value: Mapping[Any, Any], at: KeyPath, default: Any) -> Any:
         """A config with every field as given, else as in `default`, else its own default."""
-        for name in also_names(cls):
-            self._also_keys.setdefault((*at, *name.section), []).append(name.name[-1])
-        value, problems = move_values(cls, value, at, path)
-        for field, error in problems.items():
-            self._refuse(field, error)
-        keys = self._keys_by_field(cls, value, at, path)
+        given = self._by_field(cls, self._move_values(cls, value, at), at)
         fields: dict[str, Any] = {}
-        written: dict[str, KeyPath] = {}
         for item in settings_of(cls):
-            key = keys.get(item.name, item.name)
-            inner, where = (*at, item.name), (*path, key)
+            inner = (*at, item.name)
             kept = item.default() if default is None else getattr(default, item.name)
-            if item.name in keys:
-                given = value[key]
-                found = self.value(item.declared, given, inner, where, kept)
-                where = (
-                    given.path if isinstance(given, MovedValue) else self._written.get(inner, where)
-                )
+            if inner in self._moved:
+                path, moved = self._moved.pop(inner)
+                if item.name in given:
+                    self._refuse(inner, two_spellings(self._spelled(inner), path))
+                else:
+                    self._written[inner], given[item.name] = path, moved
+            elif item.name not in given and self._moved_into(inner):
+                given[item.name] = {}  # as if the section were there and empty
+            if item.name in given:
+                found = self.value(item.declared, given[item.name], inner, kept)
             elif item.is_required and default is None:
-                self._refuse(inner, missing_value(where, item.declared))
+                self._refuse(inner, missing_value(self._spelled(inner), item.declared))
                 continue
             else:
-                found = self.value(item.declared, kept, inner, where)
+                found = self.value(item.declared, kept, inner)
+            for place in self._moved_into(inner):
+                path, moved = self._moved.pop(place)
+                # A period that is none may be given for a section that is none.
+                if inner not in self.problems and (moved, given[item.name]) != (None, None):
+                    section = self._spelled(inner)
+                    self._refuse(place, no_such_field(path, place, section, given[item.name]))
             for rest, number in item.bounds.outside(found):
-                spelled = self._written.get((*inner, *rest), (*where, *rest))
-                self.problems[(*inner, *rest)] = item.out_of_bounds(spelled, number)
-            fields[item.name], written[item.name] = found, where
+                place = (*inner, *rest)
+                self.problems[place] = item.out_of_bounds(self._spelled(place), number)
+            fields[item.name] = found
         if not self._builds:
             return fields
         # The rules of a class wait until all its fields are right.
@@ -315,48 +328,89 @@ class Walk:
         try:
             return cls(**fields)
         except (ValueError, AssertionError) as error:
-            return self._refuse(at, _rule_error(error, path, written))
+            return self._refuse(at, self._rule_error(error, at, fields))
 
-    def _keys_by_field(
-        self, cls: type, value: Mapping[Any, Any], at: KeyPath, path: KeyPath
-    ) -> dict[str, str]:
-        """The key under which each field was given, by the field's name."""
+    def _by_field(self, cls: type, value: Mapping[Any, Any], at: KeyPath) -> dict[str, Any]:
+        """What is given for each field, by the field's name."""
         known = settings_by_spelling(cls)
-        keys: dict[str, str] = {}
-        for key in value:
+        path = self._spelled(at)
+        given: dict[str, Any] = {}
+        for key, found in value.items():
             item = known.get(key) if isinstance(key, str) else None
             if item is None:
                 also = self._also_keys.get(at, ())
                 self._refuse((*at, str(key)), unknown_key((*path, str(key)), cls, also))
-            elif item.name in keys:
-                first = (*path, keys[item.name])
-                self._refuse((*at, item.name), two_spellings(first, (*path, key)))
-            else:
-                keys[item.name] = key
-        return keys
+                continue
+            inner = (*at, item.name)
+            if item.name in given:
+                self._refuse(inner, two_spellings(self._spelled(inner), (*path, key)))
+                continue
+            given[item.name] = found
+            if key != item.name:
+                self._written.setdefault(inner, (*path, key))
+        return given
 
-    def _mapping(self, member: Any, value: Mapping[Any, Any], at: KeyPath, path: KeyPath) -> Any:
+    def _move_values(self, cls: type, value: Mapping[Any, Any], at: KeyPath) -> Mapping[Any, Any]:
+        """The mapping without what it gives by names in other sections, which is kept for these."""
+        for name in also_names(cls):
+            self._also_keys.setdefault((*at, *name.section), []).append(name.name[-1])
+            value, found = _take(value, name.route)
+            place = (*at, *name.field)
+            for key_path, given in found.items():
+                path = (*self._spelled(at), *key_path)
+                if place in self._moved:
+                    self._refuse(place, two_spellings(self._moved[place][0], path))
+                else:
+                    self._moved[place] = path, name.meaning(given)
+        return value
+
+    def _moved_into(self, at: KeyPath) -> list[KeyPath]:
+        return [place for place in self._moved if place[: len(at)] == at]
+
+    def _rule_error(self, error: Exception, at: KeyPath, fields: Iterable[str]) -> ConfigError:
+        """The error of a class's own rule, with the names by which its fields were given."""
+        found = error if isinstance(error, ConfigError) else ConfigError(str(error))
+        path = self._spelled(at)
+        given = {name: self._spelled((*at, name)) for name in fields}
+        renamed = ", ".join(
+            f"{name} is given as {dotted(spelled)}"
+            for name, spelled in given.items()
+            if spelled != (*path, name) and re.search(rf"\b{re.escape(name)}\b", str(found))
+        )
+        head = dotted(path) if path else ""
+        head += f" ({renamed})" if renamed else ""
+        return found.within(head.strip()) if head else found
+
+    def _mapping(self, member: Any, value: Mapping[Any, Any], at: KeyPath) -> Any:
         """A mapping with free keys."""
         key_type, value_type = entry_types(member)
+        path = self._spelled(at)
         try:
             entries = dict(plain_items(value, path))
         except ConfigError as error:
             return self._refuse(at, error)
-        keys = dict(zip(entries, value, strict=True))
         found: dict[Any, Any] = {}
-        for text, item in entries.items():
-            inner = (*at, text)
+        for (text, item), key in zip(entries.items(), value, strict=True):
             try:
-                key = _typed_key(key_type, text, keys[text])
+                typed = _typed_key(key_type, text, key)
             except ValueError:
-                self._refuse(inner, wrong_key(path, keys[text], key_type))
+                is_free_text = scalar_types(key_type) == {str} and not choices_of(key_type)
+                error = ConfigError(
+                    f"{dotted(path)} has the key {describe_value(key)}",
+                    allowed=f"keys that are each {describe_type(key_type)}",
+                    fix=f"write it in quotes: '{key}'"
+                    if is_free_text
+                    else "rename or remove the key",
+                )
+                self._refuse((*at, text), error)
             else:
-                result = self.value(value_type, item, inner, (*path, text))
-                found[key if self._builds else text] = result
+                result = self.value(value_type, item, (*at, text))
+                found[typed if self._builds else text] = result
         return found
 
-    def _single(self, declared: Any, value: Any, at: KeyPath, path: KeyPath) -> Any:
+    def _single(self, declared: Any, value: Any, at: KeyPath) -> Any:
         """The value of a field that has no fields, entries or items of its own."""
+        path = self._spelled(at)
         if value is None:
             is_fine = allows_none(declared) or not self._builds
             return None if is_fine else self._refuse(at, wrong_value(path, value, declared))
@@ -371,7 +425,12 @@ class Walk:
             is_item = is_text(declared) and isinstance(at[-1] if at else "", int)
             is_blank = isinstance(value, str) and not value.strip() and str in accepted
             if is_blank and (is_item or allows_none(declared)):
-                self._refuse(at, blank_text(path, value, declared, is_item=is_item))
+                error = ConfigError(
+                    f"{dotted(path)}={value!r}, which is blank",
+                    allowed=f"{describe_type(declared)}, and text that is not blank",
+                    fix=f"leave {dotted(path)} out" if is_item else f"set {dotted(path)} to null",
+                )
+                self._refuse(at, error)
         try:
             plain = plain_value(value, path)
         except ConfigError as error:
@@ -390,18 +449,20 @@ class Walk:
             return plain if isinstance(plain, int | float) else None  # which may be out of bounds
 
 
-def _rule_error(error: Exception, path: KeyPath, written: Mapping[str, KeyPath]) -> ConfigError:
-    """The error of a class's own rule, with the names by which its fields were given."""
-    found = error if isinstance(error, ConfigError) else ConfigError(str(error))
-    text = str(found)
-    renamed = [
-        f"{name} is given as {dotted(given)}"
-        for name, given in written.items()
-        if given != (*path, name) and re.search(rf"\b{re.escape(name)}\b", text)
-    ]
-    names = f" ({', '.join(renamed)})" if renamed else ""
-    head = f"{dotted(path)}{names}" if path else names.strip()
-    return found.within(head) if head else found
+def _take(
+    value: Mapping[Any, Any], route: tuple[frozenset[str], ...]
+) -> tuple[Mapping[Any, Any], dict[KeyPath, Any]]:
+    """A mapping without what is at the end of a route, and what was there, by path."""
+    left, found = dict(value), dict[KeyPath, Any]()
+    for key in value:
+        if key not in route[0]:
+            continue
+        if len(route) == 1:
+            found[(key,)] = left.pop(key)
+        elif isinstance(value[key], Mapping):
+            left[key], below = _take(value[key], route[1:])
+            found |= {(key, *rest): inner for rest, inner in below.items()}
+    return left, found
 
 
 # ---- Scalars ---------------------------------------------------------------------------------

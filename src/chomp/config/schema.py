@@ -5,7 +5,6 @@ import inspect
 import io
 import textwrap
 import tokenize
-from collections.abc import Iterator
 from functools import cache
 from itertools import combinations
 from typing import Any
@@ -16,16 +15,16 @@ from chomp.config.fields import (
     KIND,
     Bounds,
     ConfigClass,
+    also_names,
     entry_types,
+    fields_at,
     is_config,
     item_type,
     list_member,
     mapping_member,
     sections,
-    settings_by_spelling,
     settings_of,
 )
-from chomp.config.names import also_names
 
 Schema = dict[str, Any]
 
@@ -67,41 +66,34 @@ def section_schema(schema: Schema, cls: type) -> Schema | None:
 
 def field_schema(schema: Schema, cls: type, path: tuple[str, ...]) -> Schema | None:
     """What a schema of a class says about a field inside of it; None if it has no such field."""
-    classes: tuple[type, ...] = (cls,)
-    found: Schema | None = None
-    for part in path:
-        known = [(each, settings_by_spelling(each).get(part)) for each in classes]
-        owner, item = next(((each, item) for each, item in known if item), (None, None))
-        section = None if owner is None else section_schema(schema, owner)
-        if section is None or item is None:
-            return None
-        found, classes = section["properties"][item.name], sections(item.declared)
-    return found
+    for owner, item in fields_at(cls, path):
+        section = section_schema(schema, owner)
+        return None if section is None else section["properties"][item.name]
+    return None
 
 
 def sections_at(cls: type, path: tuple[str, ...]) -> tuple[type, ...]:
     """The config classes that a dotted place inside of a class may hold."""
-    classes: tuple[type, ...] = (cls,)
-    for part in path:
-        items = [settings_by_spelling(each).get(part) for each in classes]
-        classes = tuple(inner for item in items if item for inner in sections(item.declared))
-    return classes
+    return tuple(inner for _, item in fields_at(cls, path) for inner in sections(item.declared))
 
 
 def classes_inside(cls: type) -> list[type]:
     """A config class and all config classes inside it, each once, in the order of fields."""
-    found: dict[type, None] = {}
+    found: list[type] = []
 
-    def note(section: type) -> None:
-        if section in found:
-            return
-        found[section] = None
-        for item in settings_of(section):
-            for inner in _sections_in(item.declared):
-                note(inner)
+    def note(declared: Any) -> None:
+        for section in sections(declared):
+            if section not in found:
+                found.append(section)
+                for item in settings_of(section):
+                    note(item.declared)
+        if (items := list_member(declared)) is not None:
+            note(item_type(items, 0))
+        if (entries := mapping_member(declared)) is not None:
+            note(entry_types(entries)[1])
 
     note(cls)
-    return list(found)
+    return found
 
 
 @cache  # reading a source file again for each of its classes would be slow
@@ -112,12 +104,10 @@ def field_comments(cls: type) -> dict[str, str]:
     """
     found: dict[str, str] = {}
     for base in reversed(cls.__mro__):
-        if base is not object:
-            found |= _own_comments(base)
+        found |= _own_comments(base)
     for item in settings_of(cls):
-        if doc := item.field.metadata.get("description"):
-            found[item.name] = doc
-    return {item.name: found[item.name] for item in settings_of(cls) if item.name in found}
+        found[item.name] = item.field.metadata.get("description") or found.get(item.name, "")
+    return {item.name: found[item.name] for item in settings_of(cls) if found[item.name]}
 
 
 def _own_comments(cls: type) -> dict[str, str]:
@@ -144,10 +134,8 @@ def _own_comments(cls: type) -> dict[str, str]:
                 above -= 1
             # In between, comments are about parts of the default and not about the field.
             lines = dict.fromkeys([*range(above, first + 1), last])
-            text = " ".join(comments[line] for line in lines if line in comments)
-            if text:
-                found[statement.target.id] = text
-    return found
+            found[statement.target.id] = " ".join(comments[x] for x in lines if x in comments)
+    return {name: text for name, text in found.items() if text}
 
 
 def _add_bounds(part: Schema, bounds: Bounds, is_whole: bool = True) -> None:
@@ -169,9 +157,12 @@ def _add_names(schema: Schema, cls: type) -> None:
     for item in settings_of(cls):
         if part is not None and item.aliases:
             _add_aliases(part, item.spellings)
-        members = sections(item.declared)
-        for member in members if len(members) > 1 else ():
-            _require_kind(section_schema(schema, member))
+        if len(sections(item.declared)) > 1:
+            for member in sections(item.declared):
+                # A default kind does not decide which of several configs a mapping is.
+                chosen = section_schema(schema, member)
+                if chosen is not None and KIND not in chosen.setdefault("required", []):
+                    chosen["required"].append(KIND)
     for other in also_names(cls):
         field = field_schema(schema, cls, other.field)
         for section in sections_at(cls, other.section):
@@ -189,18 +180,3 @@ def _add_aliases(part: Schema, spellings: tuple[str, ...]) -> None:
     if name in part.get("required", []):
         part["required"].remove(name)
         part["allOf"].append({"anyOf": [{"required": [each]} for each in spellings]})
-
-
-def _require_kind(part: Schema | None) -> None:
-    """A default kind does not decide which of several configs a mapping is."""
-    if part is not None and KIND not in part.setdefault("required", []):
-        part["required"].append(KIND)
-
-
-def _sections_in(declared: Any) -> Iterator[type]:
-    """The config classes that a type may hold: itself, as items of a list, or as entries."""
-    yield from sections(declared)
-    if (items := list_member(declared)) is not None:
-        yield from _sections_in(item_type(items, 0))
-    if (entries := mapping_member(declared)) is not None:
-        yield from _sections_in(entry_types(entries)[1])

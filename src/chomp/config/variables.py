@@ -9,7 +9,7 @@ A variable may use others. The section is gone once the file is read: a config n
 
 import copy
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from chomp.config.fields import KeyPath, dotted
@@ -42,7 +42,7 @@ def replace_variables(content: Mapping[str, Any], *, source: str) -> dict[str, A
         )
     variables = _Variables(values or {})
     try:
-        variables.refuse_as_keys(content, ())
+        _refuse_as_keys(content, ())
         variables.replace(values or {}, (SECTION,))  # unused ones are checked too
         return {
             key: variables.replace(value, (key,))
@@ -56,8 +56,8 @@ def replace_variables(content: Mapping[str, Any], *, source: str) -> dict[str, A
 class _Variables:
     """The variables of one file, each worked out when it is first needed."""
 
-    def __init__(self, values: Mapping[str, Any]) -> None:
-        self._values = values
+    def __init__(self, values: Mapping[Any, Any]) -> None:
+        self._values = dict(_by_name(values))
         self._known: dict[str, Any] = {}
         self._open: list[str] = []  # those being worked out, each for the one before
 
@@ -66,29 +66,11 @@ class _Variables:
         if isinstance(value, str):
             return self._replace_in_text(value, path)
         if isinstance(value, Mapping):
-            self.refuse_as_keys(value, path)
+            _refuse_as_keys(value, path)
             return {key: self.replace(item, (*path, str(key))) for key, item in value.items()}
         if isinstance(value, list):
             return [self.replace(item, (*path, index)) for index, item in enumerate(value)]
         return value
-
-    def refuse_as_keys(self, value: Mapping[Any, Any], path: KeyPath) -> None:
-        """Raise `ConfigError` for a reference that is a key: names are not replaced."""
-        for key, item in value.items():
-            if not isinstance(key, str) or not _LEFT.search(key):
-                continue
-            # Braces without quotes around them are a mapping to YAML, of a name and nothing.
-            if path and item is None and _WHOLE.fullmatch(key):
-                raise ConfigError(
-                    f"{dotted(path)}: {{{key}}} without quotes, which YAML takes for a mapping",
-                    allowed="a reference inside of text in quotes, or a whole one without braces",
-                    fix=f'write "{{{key}}}", or {key}',
-                )
-            raise ConfigError(
-                f"{dotted(path)}: the key {key!r}",
-                allowed="variables in values; a key is what it is written as",
-                fix="write the name itself, or make the mapping around it a variable",
-            )
 
     def _replace_in_text(self, text: str, path: KeyPath) -> Any:
         if whole := _WHOLE.fullmatch(text):
@@ -125,38 +107,44 @@ class _Variables:
                 allowed="variables that end in a value",
                 fix=f"write a value for one of {', '.join(self._open)}",
             )
-        here: Any = self._values
-        for part in name.split("."):
-            inner = dict(_items(here))
-            if part not in inner:
-                known = sorted(_names(self._values))
-                near = nearest(name, known)
-                raise ConfigError(
-                    f"{dotted(path)}: there is no variable {name}{did_you_mean(near)}",
-                    allowed=f"the names under {SECTION}: {', '.join(known) or 'there are none'}",
-                    fix=f"write $variables.{near}" if near else f"add it to {SECTION}",
-                )
-            here = inner[part]
+        if name not in self._values:
+            # Of a mapping its parts, which are what is used.
+            known = sorted(k for k, value in self._values.items() if not isinstance(value, Mapping))
+            near = nearest(name, known)
+            raise ConfigError(
+                f"{dotted(path)}: there is no variable {name}{did_you_mean(near)}",
+                allowed=f"the names under {SECTION}: {', '.join(known) or 'there are none'}",
+                fix=f"write $variables.{near}" if near else f"add it to {SECTION}",
+            )
         self._open.append(name)
-        self._known[name] = self.replace(here, (SECTION, *name.split(".")))
+        self._known[name] = self.replace(self._values[name], (SECTION, *name.split(".")))
         self._open.pop()
         return self._known[name]
 
 
-def _items(value: Any) -> list[tuple[str, Any]]:
-    """What is named inside of a value, as far as a reference can say the name.
+def _by_name(values: Mapping[Any, Any], before: str = "") -> Iterator[tuple[str, Any]]:
+    """Every variable and every part of one by its dotted name; YAML's numbers are names too."""
+    for key, value in values.items():
+        if _PART.fullmatch(str(key)):
+            yield f"{before}{key}", value
+            if isinstance(value, Mapping):
+                yield from _by_name(value, f"{before}{key}.")
 
-    By the text of the name: what YAML takes for a number is a name as well.
-    """
-    if not isinstance(value, Mapping):
-        return []
-    return [(str(key), item) for key, item in value.items() if _PART.fullmatch(str(key))]
 
-
-def _names(values: Mapping[Any, Any], before: str = "") -> list[str]:
-    """The dotted names of all variables; of a mapping its parts, which are what is used."""
-    names: list[str] = []
-    for key, value in _items(values):
-        inner = f"{before}{key}"
-        names += _names(value, f"{inner}.") if isinstance(value, Mapping) else [inner]
-    return names
+def _refuse_as_keys(value: Mapping[Any, Any], path: KeyPath) -> None:
+    """Raise `ConfigError` for a reference that is a key: names are not replaced."""
+    for key, item in value.items():
+        if not isinstance(key, str) or not _LEFT.search(key):
+            continue
+        # Braces without quotes around them are a mapping to YAML, of a name and nothing.
+        if path and item is None and _WHOLE.fullmatch(key):
+            raise ConfigError(
+                f"{dotted(path)}: {{{key}}} without quotes, which YAML takes for a mapping",
+                allowed="a reference inside of text in quotes, or a whole one without braces",
+                fix=f'write "{{{key}}}", or {key}',
+            )
+        raise ConfigError(
+            f"{dotted(path)}: the key {key!r}",
+            allowed="variables in values; a key is what it is written as",
+            fix="write the name itself, or make the mapping around it a variable",
+        )
