@@ -12,7 +12,7 @@ PROGRAM = """
 import os, sys
 from pathlib import Path
 from chomp.errors import LaunchError
-from chomp.screen import checked_screen, is_reader_gone, outliving_the_screen
+from chomp.storage.screen import checked_screen, is_reader_gone, outliving_the_screen
 
 def work():
     for _ in range(9):

@@ -25,7 +25,6 @@ LAYERS = {
     "config": 0,
     "storage": 1,
     "mesh": 1,
-    "screen": 2,
     "tokenize": 2,
     "kernels": 2,
     "optim": 2,

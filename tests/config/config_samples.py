@@ -7,7 +7,8 @@ from enum import Enum, IntEnum
 from pathlib import Path
 from typing import Any, Literal
 
-from chomp.config import Config, setting
+from chomp.config import Config, config_from_mapping, setting
+from chomp.config.files import parse_yaml
 from chomp.errors import require
 
 
@@ -66,7 +67,8 @@ class AdamConfig(Config):
     """One member of a union told apart by `kind`."""
 
     kind: Literal["adamw"] = "adamw"
-    lr: float = setting(default=3e-4, aliases=("learning_rate", "rate"), doc="Peak learning rate.")
+    # Peak learning rate.
+    lr: float = setting(default=3e-4, aliases=("learning_rate", "rate"))
     betas: tuple[float, float] = (0.9, 0.95)
 
     def __post_init__(self) -> None:
@@ -128,7 +130,7 @@ class RunConfig(Config):
     logging: LoggingConfig = setting(default_factory=LoggingConfig, mark="cosmetic")
     fallback: AdamConfig | MuonConfig | None = None
     run_id: str = "run"
-    steps: int = setting(default=100, aliases=("num_steps",), mark="schedule", doc="Updates.")
+    steps: int = setting(default=100, aliases=("num_steps",), mark="schedule")  # Updates.
     ema_beta: float | None = None
     jit: bool = True
     priority: Priority = Priority.LOW
@@ -143,3 +145,9 @@ def run(**changes: Any) -> RunConfig:
 
 MODEL = {"vocab_size": 256}
 """The least a mapping must say about the model."""
+
+
+def read(text: str, cls: type[Any] = RunConfig) -> Any:
+    """The config in the text of a YAML file, which messages call run.yaml."""
+    content = parse_yaml(text, source="run.yaml")
+    return config_from_mapping(cls, {} if content is None else content, source="run.yaml")

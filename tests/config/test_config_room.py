@@ -21,7 +21,6 @@ def test_the_public_names_are_exactly_these():
         "config_to_mapping",
         "config_to_yaml",
         "fingerprint",
-        "load_config",
         "setting",
         "unset_additions",
         "validated",

@@ -50,7 +50,7 @@ class Base(Config):
     # Of nothing: a line lies between.
 
     plain: int = 2
-    said: int = setting(default=1, doc="What it is.")  # not this
+    said: int = setting(default=1)  # What it is.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +63,7 @@ class Outer(Base):
     plain: int = 3  # said here
 
 
-def test_a_field_is_described_by_its_comments_or_its_doc():
+def test_a_field_is_described_by_its_comments():
     assert field_comments(Base) == {"steps": "Two lines above it.", "said": "What it is."}
 
 

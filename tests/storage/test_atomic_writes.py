@@ -1,4 +1,4 @@
-"""Atomic writes and appended lines, under kill -9 and among processes."""
+"""Atomic writes, under kill -9 and among processes, and where they may not go."""
 
 import math
 import os
@@ -31,14 +31,6 @@ for turn in itertools.count():
     storage.write_bytes_atomic(sys.argv[1], content)
     if turn == 1:
         print("writing", flush=True)
-"""
-
-APPEND_MANY = """
-import sys
-from chomp import storage
-
-for number in range(200):
-    storage.append_line(sys.argv[1], sys.argv[2] * 300 + f" {number}")
 """
 
 
@@ -90,8 +82,6 @@ def test_a_write_keeps_permissions_and_goes_through_no_link(tmp_path: Path):
     storage.write_text_atomic(private, "mine")
     assert stat.S_IMODE(private.stat().st_mode) == 0o600
     (tmp_path / "link").symlink_to(private)
-    with pytest.raises(StorageError):
-        storage.append_line(tmp_path / "link", "more")
     storage.write_text_atomic(tmp_path / "link", "new")
     assert not (tmp_path / "link").is_symlink()
     assert ((tmp_path / "link").read_text(), private.read_text()) == ("new", "mine")
@@ -148,18 +138,12 @@ def test_a_link_made_while_a_run_goes_on_is_not_written_through(tmp_path: Path):
     assert list((tmp_path / "outside").iterdir()) == []
 
 
-@pytest.mark.parametrize("append", [storage.append_line, lambda path, text: appended(path, text)])
-def test_a_log_that_is_a_link_is_not_appended_to(tmp_path: Path, append):
+def test_a_log_that_is_a_link_is_not_appended_to(tmp_path: Path):
     (tmp_path / "mine").write_text("mine")
     (tmp_path / "log").symlink_to(tmp_path / "mine")
-    with pytest.raises(StorageError):
-        append(str(tmp_path / "log"), "text")
-    assert (tmp_path / "mine").read_text() == "mine"
-
-
-def appended(path: str, text: str) -> None:
-    with append_log(path, text):
+    with pytest.raises(StorageError), append_log(str(tmp_path / "log"), "text"):
         pass
+    assert (tmp_path / "mine").read_text() == "mine"
 
 
 def test_a_record_that_is_a_link_is_not_written(tmp_path: Path):
@@ -237,34 +221,10 @@ def test_json_that_is_not_strict_is_refused_by_its_key_path(
     assert storage.read_json(path) == "old"
 
 
-def test_lines_of_several_processes_never_mix(
-    tmp_path: Path, start: Callable[..., subprocess.Popen[str]]
-):
-    log = tmp_path / "log"
-    processes = [start(APPEND_MANY, log, letter) for letter in "abc"]
-    for process in processes:
-        assert process.wait(timeout=120) == 0
-    expected = {f"{letter * 300} {number}" for letter in "abc" for number in range(200)}
-    lines = [line for line in log.read_text().splitlines() if line]
-    assert set(lines) == expected
-    assert len(lines) == len(expected)
-
-
-def test_a_line_is_appended_as_it_is(tmp_path: Path):
-    log = join(tmp_path, "log")
-    storage.append_line(log, "grüße")
-    storage.append_line(log, "")
-    storage.append_line(log, "bad \udc80")
-    assert storage.read_text(log) == "grüße\n\nbad \\udc80\n"
-    with pytest.raises(StorageError, match="one line without its line end"):
-        storage.append_line(log, "two\nlines")
-
-
 @pytest.mark.parametrize(
     "write",
     [
         lambda path: storage.write_bytes_atomic(path, b"x"),
-        lambda path: storage.append_line(path, "x"),
         storage.make_folder,
         storage.remove_tree,
         storage.require_writable_folder,

@@ -23,7 +23,7 @@ from chomp.errors import StorageError
 from chomp.executor import read_status
 from chomp.executor.pins import read_pins
 from chomp.executor.status import read_info
-from chomp.launch.step_result import read_outcome
+from chomp.launch.step_result import append_log, read_outcome
 from chomp.report.record import read_record
 from chomp.report.run_texts import samples
 from chomp.report.watch.watched_run import FollowedFile
@@ -81,7 +81,7 @@ READERS: dict[str, tuple[str, Callable[[Path], Any]]] = {
 APPENDED: dict[str, tuple[str, Callable[[Path], Any]]] = {
     "stream": ("any.jsonl", storage.open_stream),
     "size": ("any.jsonl", storage.file_info),
-    "line": ("log", lambda path: storage.append_line(path, "text")),
+    "log": ("log", lambda path: append_log(str(path), "text").__enter__()),
     "rows": ("metrics.jsonl", read_metrics),
     "attempt": ("metrics.jsonl", last_attempt),
     "rows written": ("metrics.jsonl", lambda path: JsonlTracker(path, attempt=1)),

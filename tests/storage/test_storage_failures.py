@@ -77,12 +77,11 @@ def test_a_link_that_leads_nowhere_is_called_that(tmp_path: Path):
     "write",
     [
         lambda path: storage.write_text_atomic(path, "x"),
-        lambda path: storage.append_line(path, "x"),
         storage.make_folder,
         storage.require_writable_folder,
         lambda path: storage.FileLock.try_acquire(path),
     ],
-    ids=["write", "append", "make", "require", "lock"],
+    ids=["write", "make", "require", "lock"],
 )
 @pytest.mark.parametrize("place", ["below a file", "/sys", "/proc"])
 def test_a_place_that_takes_no_files_is_explained(
@@ -142,19 +141,6 @@ def test_a_full_disk_leaves_no_trace_of_what_failed(
     process = start(LIMITED, 1000, "require_writable_folder", repr(str(tmp_path)))
     assert "the disk is full" in process.communicate(timeout=120)[0]
     assert os.listdir(tmp_path) == []
-
-
-def test_a_log_line_cut_by_a_full_disk_costs_only_itself(
-    tmp_path: Path, start: Callable[..., subprocess.Popen[str]]
-):
-    log = tmp_path / "log"
-    storage.append_line(log, "first")
-    process = start(LIMITED, 10, "append_line", repr(str(log)), "'second'*9")
-    assert "cannot append to" in process.communicate(timeout=120)[0]
-    storage.append_line(log, "third")
-    lines = log.read_text().splitlines()
-    assert lines[0] == "first"
-    assert lines[-1] == "third"
 
 
 def test_an_unknown_scheme_names_the_fix():

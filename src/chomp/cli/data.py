@@ -41,8 +41,8 @@ from chomp.executor.identity import dependencies_of
 from chomp.executor.status import read_info
 from chomp.launch.console import print_differences
 from chomp.launch.run import run_planned
-from chomp.screen import outliving_the_screen
 from chomp.storage import exists, folder_size_bytes, join
+from chomp.storage.screen import outliving_the_screen
 from chomp.tokenize import Tokenizer, load_tokenizer
 from chomp.tokenize.load import DESCRIPTION
 from chomp.tracking import read_metrics

@@ -11,7 +11,7 @@ from importlib import import_module
 from chomp.cli import commands  # noqa: F401  # each is added to the app
 from chomp.cli.options import Command, app
 from chomp.errors import ChompError, ConfigError, RunInterrupted
-from chomp.screen import NO_READER_EXIT_CODE, checked_screen, is_reader_gone
+from chomp.storage.screen import NO_READER_EXIT_CODE, checked_screen, is_reader_gone
 
 # ruff: noqa: PLC0415
 # What is imported inside functions is what `chomp --help` does not need: it must answer at once.

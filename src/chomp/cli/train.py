@@ -44,7 +44,6 @@ from chomp.launch.run import (
 )
 from chomp.launch.signals import require_restartable, run_with_restarts, this_command
 from chomp.report.run_table import print_run_table
-from chomp.screen import outliving_the_screen
 from chomp.storage import (
     FileLock,
     exists,
@@ -55,6 +54,7 @@ from chomp.storage import (
     lock_holder,
 )
 from chomp.storage.paths import without_dots
+from chomp.storage.screen import outliving_the_screen
 from chomp.tracking.run_files import RESOLVED_CONFIG, record_of
 
 Resume = Literal["none", "latest"] | int

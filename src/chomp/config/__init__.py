@@ -7,7 +7,7 @@ types, at every depth, and reads back equal from its own mapping or YAML text.
 """
 
 from chomp.config.fields import Config, Mark, setting
-from chomp.config.files import config_to_yaml, load_config
+from chomp.config.files import config_to_yaml
 from chomp.config.fingerprint import (
     MISSING,
     Difference,
@@ -35,7 +35,6 @@ __all__ = [
     "config_to_mapping",
     "config_to_yaml",
     "fingerprint",
-    "load_config",
     "setting",
     "unset_additions",
     "validated",

@@ -197,7 +197,6 @@ def setting(
     also: tuple[str, ...] = (),
     zero_is_null: bool = False,
     mark: Mark = "identity",
-    doc: str = "",
     is_versioned: bool | None = None,
     is_added: bool = False,
     gt: float | None = None,
@@ -206,7 +205,7 @@ def setting(
     le: float | None = None,
     **unknown: Any,
 ) -> T:
-    """A dataclass field with bounds, other names, a mark and a line of documentation.
+    """A dataclass field with bounds, other names and a mark; the comment beside it describes it.
 
     Other names are accepted in mappings, files and overrides, never as Python arguments; what is
     written out uses the field's own name.
@@ -216,7 +215,6 @@ def setting(
       has the first part (`also=("train.eval_every",)`). With `zero_is_null`, a 0 under such a name
       means null.
     - `mark`: what a change means for a run that is resumed; covers everything inside the field.
-    - `doc`: what the reference says about the field, instead of the comment beside it.
     - `is_versioned`: whether the field is part of the identity of an executor's step. None: unless
       it is cosmetic. True: even if it is cosmetic, such as the path of data. False: never; for what
       is asked of one start and says nothing about the run.
@@ -228,8 +226,8 @@ def setting(
         given = ", ".join(f"{name}={value!r}" for name, value in unknown.items())
         raise ConfigError(
             f"setting({given})",
-            allowed="default, default_factory, aliases, also, zero_is_null, mark, doc, "
-            "is_versioned, is_added, and the bounds gt, ge, lt, le",
+            allowed="default, default_factory, aliases, also, zero_is_null, mark, is_versioned, "
+            "is_added, and the bounds gt, ge, lt, le",
             fix="write gt (above), ge (at least), lt (below) or le (at most) for a bound",
         )
     # Other mistakes in a class are bugs, so they are TypeErrors and keep their traceback.
@@ -241,7 +239,7 @@ def setting(
             raise TypeError(f"{name}={value!r} is one string; write {name}=({value!r},)")
     if any("." not in name for name in also):
         raise TypeError(f"also={also!r} holds a name of this section; that is an alias")
-    # pydantic puts the second and the third into the JSON schema.
+    # pydantic puts the second into the JSON schema.
     metadata: dict[str, Any] = {
         _METADATA_KEY: Setting(
             aliases=aliases,
@@ -254,8 +252,6 @@ def setting(
         ),
         "json_schema_extra": {**{key: list(value) for key, value in names.items()}, "mark": mark},
     }
-    if doc:
-        metadata["description"] = doc
     made: Any = dataclasses.field(
         default=default, default_factory=default_factory, metadata=metadata
     )  # type: ignore[call-overload]

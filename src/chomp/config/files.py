@@ -1,23 +1,18 @@
-"""Config files: YAML or JSON text to a config or to plain data, and a config to YAML text.
+"""The text of config files: YAML to plain data, and plain data or a config to YAML.
 
 YAML is safe, has each key once, and none of the surprises of YAML 1.1: `3e-4` is a number; `no`,
 `12:30`, `010` and `2026-01-31` are text. What is written out is quoted wherever a YAML 1.1 reader
-would see something else. Files are only read here; who writes one decides where and how atomically.
+would see something else. Who reads or writes the file decides where, and how atomically.
 """
 
-import json
 import re
-from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Any
 
 import yaml
 
 from chomp.config.fields import ConfigClass
-from chomp.config.messages import did_you_mean, nearest
-from chomp.config.parse import Unquoted, config_from_mapping, config_to_mapping
+from chomp.config.parse import Unquoted, config_to_mapping
 from chomp.errors import ConfigError
-
-C = TypeVar("C", bound=ConfigClass)
 
 # Nobody writes a config like that; a few hundred bytes of nested aliases stand for more values than
 # memory holds, and Python recurses once for every level.
@@ -49,31 +44,30 @@ _NULL = re.compile(r"(?:~|null|Null|NULL|)\Z")
 _MERGE = re.compile(r"<<\Z")
 
 
-def load_config(cls: type[C], path: str | Path) -> C:
-    """The config in a file: JSON if its name ends in `.json`, else YAML.
-
-    An empty file gives the defaults. Raises `ConfigError`, headed by the file's name, for a file
-    that cannot be read, for a key written twice and for everything `config_from_mapping` refuses.
-    """
-    path = Path(path)
-    text = _read(path)
-    content = _parse_json(text, path) if path.suffix == ".json" else parse_yaml(text, str(path))
-    return config_from_mapping(cls, {} if content is None else content, source=str(path))
-
-
 def config_to_yaml(config: ConfigClass) -> str:
-    """The config as YAML text that `load_config` reads back equal: every field, declared order."""
+    """The config as YAML text that reads back equal: every field, declared order."""
     return to_yaml(config_to_mapping(config))
 
 
-def parse_yaml(text: str, source: str) -> Any:
-    """The one document in a YAML text. Raises `ConfigError` with line and column if it has none."""
-    return _parse_yaml(text, _Loader, source)
+def parse_yaml(text: str, source: str, *, keeps_unquoted: bool = False) -> Any:
+    """The one document in a YAML text. Raises `ConfigError` with line and column if it has none.
 
-
-def parse_override(text: str) -> Any:
-    """The value of an override; scalars without quotes come back as `Unquoted`."""
-    return _parse_yaml(text, _OverrideLoader, "the value")
+    With `keeps_unquoted`, scalars without quotes come back as `Unquoted`, for command lines.
+    """
+    require_bounded(text, source=source)
+    try:
+        return yaml.load(text, Loader=_OverrideLoader if keeps_unquoted else _Loader)
+    except YAML_FAILURES as error:
+        reason = " ".join(str(error).split())
+        if not isinstance(error, yaml.YAMLError):
+            reason = f"a value does not fit the tag before it ({type(error).__name__}: {error})"
+        elif isinstance(error, yaml.MarkedYAMLError) and (mark := error.problem_mark) is not None:
+            reason = f"line {mark.line + 1}, column {mark.column + 1}: {error.problem}"
+        raise ConfigError(
+            f"{source} cannot be read as YAML: {reason}",
+            allowed="one YAML document of plain data, each key once",
+            fix="correct the text at that point",
+        ) from error
 
 
 def to_yaml(value: Any) -> str:
@@ -99,72 +93,6 @@ def require_bounded(text: str | bytes, *, source: str) -> None:
             f"levels, numbers of {MAX_NUMBER_LENGTH} characters",
             fix="correct the text; a list this long belongs in a data file",
         )
-
-
-# ---- Reading ---------------------------------------------------------------------------------
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        try:
-            near = nearest(path.name, [other.name for other in path.parent.iterdir()])
-        except OSError:  # the folder cannot be read either
-            near = None
-        raise ConfigError(
-            f"there is no config file {path}{did_you_mean(near)}",
-            allowed="the path of a YAML or JSON file",
-            fix=f"pass {path.with_name(near)}" if near else "check the path",
-        ) from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(
-            f"the config file {path} cannot be read: {error}",
-            allowed="a YAML or JSON file in UTF-8",
-            fix="pass the path of such a file",
-        ) from error
-
-
-def _parse_json(text: str, path: Path) -> Any:
-    def refuse_constant(name: str) -> NoReturn:
-        raise ValueError(f"{name} is no JSON number")
-
-    def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        result: dict[str, Any] = {}
-        for key, value in pairs:
-            if key in result:  # the decoder itself would let the last one win
-                raise ValueError(f"the key {key!r} is written twice")
-            result[key] = value
-        return result
-
-    try:
-        # An empty file means the same in both formats.
-        return json.loads(
-            text or "{}", object_pairs_hook=unique_keys, parse_constant=refuse_constant
-        )
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(
-            f"{path} cannot be read as JSON: {error}",
-            allowed="one JSON object, each key once",
-            fix="correct the text at that point",
-        ) from error
-
-
-def _parse_yaml(text: str, loader: type[yaml.SafeLoader], source: str) -> Any:
-    require_bounded(text, source=source)
-    try:
-        return yaml.load(text, Loader=loader)
-    except YAML_FAILURES as error:
-        reason = " ".join(str(error).split())
-        if not isinstance(error, yaml.YAMLError):
-            reason = f"a value does not fit the tag before it ({type(error).__name__}: {error})"
-        elif isinstance(error, yaml.MarkedYAMLError) and (mark := error.problem_mark) is not None:
-            reason = f"line {mark.line + 1}, column {mark.column + 1}: {error.problem}"
-        raise ConfigError(
-            f"{source} cannot be read as YAML: {reason}",
-            allowed="one YAML document of plain data, each key once",
-            fix="correct the text at that point",
-        ) from error
 
 
 def _excess(text: str | bytes) -> str | None:

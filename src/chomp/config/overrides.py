@@ -27,7 +27,7 @@ from chomp.config.fields import (
     sections,
     settings_by_spelling,
 )
-from chomp.config.files import parse_override
+from chomp.config.files import parse_yaml
 from chomp.config.messages import (
     describe_type,
     describe_value,
@@ -241,13 +241,13 @@ def _parse_value(text: str, place: _Place, typed: KeyPath) -> Any:
     Text fields take the text itself, less a pair of quotes around all of it; for all others it is
     YAML. Rules between fields are checked with the whole config.
     """
-    value: Any
-    if is_text(place.declared):
-        is_quoted = len(text) > 1 and text[0] == text[-1] and text[0] in "\"'"
+    value: Any = text
+    is_quoted = len(text) > 1 and text[0] == text[-1] and text[0] in "\"'"
+    if is_text(place.declared) and not is_quoted:
         # A bare null is null even where that is refused: a run called "null" is never meant.
-        value = parse_override(text) if is_quoted else None if text == "null" else text
+        value = None if text == "null" else text
     elif text:
-        value = parse_override(text)
+        value = parse_yaml(text, "the value", keeps_unquoted=True)
     else:
         # As from an unset shell variable; YAML would read null.
         raise ConfigError(

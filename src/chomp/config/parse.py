@@ -24,7 +24,6 @@ from chomp.config.fields import (
     KeyPath,
     allows_none,
     also_names,
-    choices_of,
     dotted,
     entry_types,
     fixed_length,
@@ -34,6 +33,7 @@ from chomp.config.fields import (
     kinds_of,
     list_member,
     mapping_member,
+    members,
     scalar_types,
     section_for,
     sections,
@@ -234,16 +234,16 @@ class Walk:
         if isinstance(value, Unquoted):
             value = _meaning(value, declared)
         if is_config(value) and (known := sections(declared)):
-            if type(value) in known:
-                fields = {item.name: getattr(value, item.name) for item in settings_of(type(value))}
-                return self._section(type(value), fields, at, None)
+            cls: type = type(value)
+            if cls in known:
+                fields = {item.name: getattr(value, item.name) for item in settings_of(cls)}
+                return self._section(cls, fields, at, None)
             # A subclass, too: no file could say which one it was.
-            path, given = dotted(self._spelled(at)), type(value).__name__
-            names = " or ".join(cls.__name__ for cls in known)
+            path, names = dotted(self._spelled(at)), " or ".join(each.__name__ for each in known)
             error = ConfigError(
-                f"{path} is an instance of {given}",
+                f"{path} is an instance of {cls.__name__}",
                 allowed=f"exactly {names}, or a mapping of its fields",
-                fix=f"give {path} as {names}, or declare {given} in its place",
+                fix=f"give {path} as {names}, or declare {cls.__name__} in its place",
             )
             return self._refuse(at, error)
         if isinstance(value, Mapping):
@@ -394,15 +394,13 @@ class Walk:
             try:
                 typed = _typed_key(key_type, text, key)
             except ValueError:
-                is_free_text = scalar_types(key_type) == {str} and not choices_of(key_type)
-                error = ConfigError(
+                is_text = members(key_type) == (str,)
+                wrong_key = ConfigError(
                     f"{dotted(path)} has the key {describe_value(key)}",
                     allowed=f"keys that are each {describe_type(key_type)}",
-                    fix=f"write it in quotes: '{key}'"
-                    if is_free_text
-                    else "rename or remove the key",
+                    fix=f"write it in quotes: '{key}'" if is_text else "rename or remove the key",
                 )
-                self._refuse((*at, text), error)
+                self._refuse((*at, text), wrong_key)
             else:
                 result = self.value(value_type, item, (*at, text))
                 found[typed if self._builds else text] = result

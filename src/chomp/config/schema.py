@@ -32,9 +32,9 @@ Schema = dict[str, Any]
 def config_schema(cls: type[ConfigClass]) -> Schema:
     """JSON schema (draft 2020-12) of the mappings that a config class takes.
 
-    Nested classes are under `$defs`. A class's docstring is its description, a field's comment or
-    `doc` the field's; a setting also has the keywords `aliases` and `mark`. Aliases and names in
-    other sections are properties as well. A rule between fields is not in it.
+    Nested classes are under `$defs`. A class's docstring is its description, a field's comment the
+    field's; a setting also has the keywords `aliases` and `mark`. Aliases and names in other
+    sections are properties as well. A rule between fields is not in it.
     """
     schema = TypeAdapter(cls).json_schema()
     for each in classes_inside(cls):
@@ -100,14 +100,12 @@ def classes_inside(cls: type) -> list[type]:
 def field_comments(cls: type) -> dict[str, str]:
     """What a class says about each field in comments, on one line: beside it, or right above it.
 
-    A field's `setting(doc=...)` comes first where it has one. Inherited fields keep their comments.
+    Inherited fields keep their comments.
     """
     found: dict[str, str] = {}
     for base in reversed(cls.__mro__):
         found |= _own_comments(base)
-    for item in settings_of(cls):
-        found[item.name] = item.field.metadata.get("description") or found.get(item.name, "")
-    return {item.name: found[item.name] for item in settings_of(cls) if found[item.name]}
+    return {item.name: found[item.name] for item in settings_of(cls) if item.name in found}
 
 
 def _own_comments(cls: type) -> dict[str, str]:

@@ -44,15 +44,15 @@ from chomp.launch.sweep import (
     require_order,
     sweep_of,
 )
-from chomp.screen import (
+from chomp.step_options import Allow, Force, MaxConcurrent, On, Overrides, Restarts
+from chomp.storage import join
+from chomp.storage.paths import require_current_folder
+from chomp.storage.screen import (
     NO_READER_EXIT_CODE,
     checked_screen,
     is_reader_gone,
     outliving_the_screen,
 )
-from chomp.step_options import Allow, Force, MaxConcurrent, On, Overrides, Restarts
-from chomp.storage import join
-from chomp.storage.paths import require_current_folder
 
 L = TypeVar("L", bound=ConfigClass)
 # The options of launch files alone, each with its type and its line of help.

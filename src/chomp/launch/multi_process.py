@@ -47,7 +47,7 @@ from chomp.launch.gang import (
 from chomp.launch.process import PLATFORMS, VISIBLE, is_on_cpu, visible_gpus
 from chomp.launch.signals import StopRequest
 from chomp.launch.step_result import INTERRUPTED_EXIT_CODE, PREEMPTED_EXIT_CODE, Outcome
-from chomp.screen import outliving_the_screen
+from chomp.storage.screen import outliving_the_screen
 
 # Set by `srun`, but not for a batch script, which is one process of a job that may have many. What
 # these and JAX's own variables mean is read by `chomp.mesh`.

@@ -4,7 +4,6 @@ No room above this one opens, renames or removes a file by itself.
 """
 
 from chomp.storage.atomic import (
-    append_line,
     json_text,
     rename_folder,
     require_writable_folder,
@@ -46,7 +45,6 @@ __all__ = [
     "FileLock",
     "LockHolder",
     "StrPath",
-    "append_line",
     "exists",
     "file_info",
     "folder_size_bytes",

@@ -1,8 +1,8 @@
 """Writing so that a reader, a crash or a full disk never sees half of a file.
 
 A file is written under a temporary name in the same folder, synced, and renamed; then the folder is
-synced. Whatever fails before the rename leaves the old content as it was. `append_line` is the
-exception, for logs: it never rewrites what is there. Only local paths are written.
+synced. Whatever fails before the rename leaves the old content as it was. Only local paths are
+written.
 """
 
 import contextlib
@@ -83,37 +83,6 @@ def json_text(
             fix="write null or a string in its place, or leave the key out",
         )
     return json.dumps(value, allow_nan=False, indent=indent, sort_keys=sort_keys)
-
-
-def append_line(path: StrPath, text: str) -> None:
-    """The file ends with `text` as a line of its own; it is made if missing, and not synced.
-
-    One `O_APPEND` write, so lines of several processes never mix. A line that a kill or a full disk
-    cut short stays cut, and the next one starts on a line of its own; for the same reason an empty
-    line may stand between those of two processes.
-    """
-    name = require_local(path, "append to")
-    if "\n" in text:
-        raise StorageError(
-            f"cannot append to {name}: the text has line ends in it: {text[:60]!r}",
-            allowed="one line without its line end",
-            fix="append the lines one by one, or escape the line ends",
-        )
-    # A log line is worth more than its spelling: what UTF-8 cannot hold is written as an escape.
-    line = text.encode("utf-8", "backslashreplace") + b"\n"
-    with storage_errors(name, "append to"):
-        descriptor = open_to_append(name)
-        try:
-            # Without a lock, which a stopped process could keep from everyone else's log. So this
-            # may see half of another's line, and then adds a line end that was not needed.
-            size = os.fstat(descriptor).st_size
-            if size and os.pread(descriptor, 1, size - 1) != b"\n":
-                line = b"\n" + line
-            # A short write means the disk is nearly full; asking again finishes it or raises.
-            while line:
-                line = line[os.write(descriptor, line) :]
-        finally:
-            os.close(descriptor)
 
 
 def open_to_append(path: str) -> int:

@@ -11,7 +11,7 @@ import errno
 import os
 import pwd
 from collections.abc import Iterator
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from chomp.errors import ChompError, StorageError
 from chomp.storage.paths import (
@@ -56,41 +56,11 @@ def storage_errors(path: StrPath, doing: Doing) -> Iterator[None]:
         # path the same exception is a bug of ours and keeps its traceback.
         if not isinstance(error, OSError) and is_local(path):
             raise
-        raise storage_error(error, path, doing) from error
-
-
-def storage_error(error: Exception, path: StrPath, doing: Doing) -> StorageError:
-    """The `StorageError` that explains `error`, to be raised `from` it."""
-    text = normalise(path)
-    code = error.errno if isinstance(error, OSError) else None
-    if code in _NO_ROOM:
-        failure = _no_room(text, doing, _NO_ROOM[code])
-    elif isinstance(error, PermissionError) or code == errno.EROFS:
-        failure = _not_permitted(text, doing, is_read_only=code == errno.EROFS)
-    elif isinstance(error, FileNotFoundError):
-        failure = _missing(text, doing)
-    elif isinstance(error, NotAFile):
-        failure = StorageError(
-            f"cannot {doing} {text}: it is a pipe, a device or a socket",
-            allowed="a regular file",
-            fix="remove it, and bring back the file if there was one",
-        )
-    elif code == errno.ELOOP:
-        failure = StorageError(
-            f"cannot {doing} {text}: it is a symbolic link, or there is a circle of them",
-            allowed="a regular file",
-            fix="remove the link",
-        )
-    elif isinstance(error, NotADirectoryError | IsADirectoryError | FileExistsError):
-        failure = _wrong_kind(text, doing, error)
-    else:
-        failure = StorageError(
-            f"cannot {doing} {text}: {str(error) or type(error).__name__}",
-            allowed=f"a path this process can {doing}",
-            fix="see the error above this one for what the filesystem said",
-        )
-    failure.errno = code
-    return failure
+        text = normalise(path)
+        reason, allowed, fix = _explain(error, text, doing)
+        failure = StorageError(f"cannot {doing} {text}: {reason}", allowed=allowed, fix=fix)
+        failure.errno = error.errno if isinstance(error, OSError) else None
+        raise failure from error
 
 
 def user_name() -> str:
@@ -102,108 +72,106 @@ def user_name() -> str:
         return f"uid {number}"
 
 
-def _no_room(path: str, doing: Doing, reason: str) -> StorageError:
-    folder = _nearest_folder(parent_of(path))
-    return StorageError(
-        f"cannot {doing} {path}: {reason}{_free_text(folder)}; nothing was replaced",
-        allowed="a folder with room for the whole file",
-        fix=f"free space below {folder} or choose another folder, then run again",
+def _explain(error: Exception, path: str, doing: Doing) -> tuple[str, str, str]:
+    """What went wrong, what is allowed, and how to fix it."""
+    code = error.errno if isinstance(error, OSError) else None
+    if isinstance(error, FileNotFoundError):
+        return _explain_missing(path, doing)
+    if code in _NO_ROOM:
+        folder = _nearest_folder(parent_of(path))
+        return (
+            f"{_NO_ROOM[code]}{_free_text(folder)}; nothing was replaced",
+            "a folder with room for the whole file",
+            f"free space below {folder} or choose another folder, then run again",
+        )
+    if isinstance(error, PermissionError) or code == errno.EROFS:
+        folder = _nearest_folder(parent_of(path))
+        user = f"user {user_name()} (uid {os.geteuid()})"
+        who = user if is_local(path) else f"the credentials of {user}"
+        reason = (
+            f"{who} {'is' if is_local(path) else 'are'} not permitted to do this in folder {folder}"
+        )
+        if code == errno.EROFS:
+            reason = f"the filesystem of folder {folder} is read-only, for {user} as for all"
+        return (
+            reason,
+            f"a path this user may {doing}",
+            f"change the permissions of {folder}, run as another user, or choose another folder",
+        )
+    if isinstance(error, NotAFile):
+        fix = "remove it, and bring back the file if there was one"
+        return "it is a pipe, a device or a socket", "a regular file", fix
+    if code == errno.ELOOP:
+        reason = "it is a symbolic link, or there is a circle of them"
+        return reason, "a regular file", "remove the link"
+    if isinstance(error, IsADirectoryError):
+        fix = "name a file inside the folder"
+        return "it is a folder, not a file", "the path of a file", fix
+    if isinstance(error, NotADirectoryError | FileExistsError):
+        there = path
+        with contextlib.suppress(Exception):
+            while not _ask(there, "exists") and parent_of(there) != there:
+                there = parent_of(there)
+        if isinstance(error, FileExistsError):
+            fix = "choose another path, or remove what is there"
+            return f"{there} is already there", "a path that is free", fix
+        return (
+            f"{there} is a file, so it cannot be used as a folder",
+            "a path whose parents are folders",
+            "choose a path that is not below a file",
+        )
+    return (
+        str(error) or type(error).__name__,
+        f"a path this process can {doing}",
+        "see the error above this one for what the filesystem said",
     )
 
 
-def _not_permitted(path: str, doing: Doing, *, is_read_only: bool) -> StorageError:
-    folder = _nearest_folder(parent_of(path))
-    user = f"user {user_name()} (uid {os.geteuid()})"
-    if is_read_only:
-        reason = f"the filesystem of folder {folder} is read-only, for {user} as for all"
-    elif is_local(path):
-        reason = f"{user} is not permitted to do this in folder {folder}"
-    else:
-        reason = f"the credentials of {user} are not permitted to do this in folder {folder}"
-    return StorageError(
-        f"cannot {doing} {path}: {reason}",
-        allowed=f"a path this user may {doing}",
-        fix=f"change the permissions of {folder}, run as another user, or choose another folder",
-    )
-
-
-def _missing(path: str, doing: Doing) -> StorageError:
+def _explain_missing(path: str, doing: Doing) -> tuple[str, str, str]:
     parent = parent_of(path)
     folder = _nearest_folder(parent)
     if is_local(path) and (doing == "make" or (doing in _CREATING and os.path.isdir(parent))):
         # What /proc and some FUSE mounts answer: the folder is there, and takes no new files.
-        return StorageError(
-            f"cannot {doing} {path}: folder {folder} exists, but takes no new files",
-            allowed="a folder on a filesystem that stores files",
-            fix="choose another folder",
+        return (
+            f"folder {folder} exists, but takes no new files",
+            "a folder on a filesystem that stores files",
+            "choose another folder",
         )
-    names = _names_in(folder)
+    names: list[str] = []
+    with contextlib.suppress(Exception):
+        names = sorted(map(name_of, _ask(folder, "names")))
     full = os.path.abspath(path) if is_local(path) else path
     wanted = full.removeprefix(folder).lstrip("/").partition("/")[0] or name_of(path)
     close = difflib.get_close_matches(wanted, names, n=1)
     absence = "leads nowhere" if wanted in names else "does not exist"
     more = f" and {len(names) - _NAMES_SHOWN} more" if len(names) > _NAMES_SHOWN else ""
     shown = ", ".join(names[:_NAMES_SHOWN]) + more if names else "nothing"
-    return StorageError(
-        f"cannot {doing} {path}: {wanted!r} {absence} in {folder}, which holds {shown}",
-        allowed="a path in a folder that exists" if doing in _CREATING else "a path that exists",
-        fix=f"did you mean {join(folder, close[0])}"
-        if close
-        else f"correct {wanted!r}, or make it",
+    return (
+        f"{wanted!r} {absence} in {folder}, which holds {shown}",
+        "a path in a folder that exists" if doing in _CREATING else "a path that exists",
+        f"did you mean {join(folder, close[0])}" if close else f"correct {wanted!r}, or make it",
     )
-
-
-def _wrong_kind(path: str, doing: Doing, error: OSError) -> StorageError:
-    if isinstance(error, IsADirectoryError):
-        reason = "it is a folder, not a file"
-        allowed, fix = "the path of a file", "name a file inside the folder"
-    else:
-        there = path
-        with contextlib.suppress(Exception):
-            while not _exists(there) and parent_of(there) != there:
-                there = parent_of(there)
-        if isinstance(error, NotADirectoryError):
-            reason = f"{there} is a file, so it cannot be used as a folder"
-            allowed, fix = (
-                "a path whose parents are folders",
-                "choose a path that is not below a file",
-            )
-        else:
-            reason = f"{there} is already there"
-            allowed, fix = "a path that is free", "choose another path, or remove what is there"
-    return StorageError(f"cannot {doing} {path}: {reason}", allowed=allowed, fix=fix)
 
 
 def _nearest_folder(path: str) -> str:
     """The path itself if it is a folder, otherwise its nearest parent that is one."""
     path = os.path.abspath(path) if is_local(path) else path
     with contextlib.suppress(Exception):
-        while not _is_folder(path) and parent_of(path) != path:
+        while not _ask(path, "is folder") and parent_of(path) != path:
             path = parent_of(path)
     return path
 
 
-def _exists(path: str) -> bool:
+def _ask(path: str, what: Literal["exists", "is folder", "names"]) -> Any:
+    """What the filesystem says of a path, without the checks that the room's functions have."""
     if is_local(path):
-        return os.path.lexists(path)
+        return {"exists": os.path.lexists, "is folder": os.path.isdir, "names": os.listdir}[what](
+            path
+        )
     filesystem, inner = filesystem_of(path)
-    return bool(filesystem.exists(inner))
-
-
-def _is_folder(path: str) -> bool:
-    if is_local(path):
-        return os.path.isdir(path)
-    filesystem, inner = filesystem_of(path)
-    return bool(filesystem.isdir(inner))
-
-
-def _names_in(folder: str) -> list[str]:
-    with contextlib.suppress(Exception):
-        if is_local(folder):
-            return sorted(os.listdir(folder))
-        filesystem, inner = filesystem_of(folder)
-        return sorted(name_of(entry) for entry in filesystem.ls(inner, detail=False))
-    return []
+    if what == "names":
+        return filesystem.ls(inner, detail=False)
+    return filesystem.exists(inner) if what == "exists" else filesystem.isdir(inner)
 
 
 def _free_text(folder: str) -> str:

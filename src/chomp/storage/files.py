@@ -271,23 +271,38 @@ def parse_json(text: str | bytes) -> Any:
     with an error of its own. Here NaN, infinity, numbers too large to be finite, a key given twice,
     and nesting deeper than `MAX_DEPTH` are errors.
     """
+
+    def refuse_constant(name: str) -> NoReturn:
+        raise ValueError(f"it holds the bare word {name}")
+
+    def finite(digits: str) -> float:
+        number = float(digits)
+        if math.isinf(number):
+            raise ValueError("it holds a number that is too large to be finite")
+        return number
+
+    def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found = dict(pairs)
+        if len(found) != len(pairs):
+            names = [name for name, _ in pairs]
+            twice = next(name for name in found if names.count(name) > 1)
+            raise ValueError(f"it holds the key {twice[:40]!r} twice in one object")
+        return found
+
+    too_deep = f"it is nested deeper than {MAX_DEPTH} lists and objects"
     try:
-        value = json.loads(text, parse_constant=_refuse_constant, object_pairs_hook=_unique_keys)
+        value = json.loads(
+            text, parse_constant=refuse_constant, parse_float=finite, object_pairs_hook=unique_keys
+        )
     except RecursionError:
-        raise ValueError(_TOO_DEEP) from None
-    level: list[Any] = [[value]]
+        raise ValueError(too_deep) from None
+    level = [value]
     for _ in range(MAX_DEPTH + 1):
-        inside: list[Any] = []
-        for box in level:
-            for item in box.values() if isinstance(box, dict) else box:
-                if isinstance(item, dict | list):
-                    inside.append(item)
-                elif isinstance(item, float) and math.isinf(item):
-                    raise ValueError("it holds a number that is too large to be finite")
-        if not inside:
+        boxes = [each for each in level if isinstance(each, dict | list)]
+        if not boxes:
             return value
-        level = inside
-    raise ValueError(_TOO_DEEP)
+        level = [item for box in boxes for item in (box.values() if isinstance(box, dict) else box)]
+    raise ValueError(too_deep)
 
 
 def open_regular(path: str, flags: int = os.O_RDONLY, mode: int = 0o666) -> int:
@@ -351,22 +366,6 @@ class _CheckedFile(io.RawIOBase):
         if not self.closed:
             self._raw.close()
         super().close()
-
-
-_TOO_DEEP = f"it is nested deeper than {MAX_DEPTH} lists and objects"
-
-
-def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in found if names.count(name) > 1)
-        raise ValueError(f"it holds the key {twice[:40]!r} twice in one object")
-    return found
-
-
-def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"it holds the bare word {name}")
 
 
 def _mode_of(path: str) -> int | None:
