@@ -10,7 +10,7 @@ from chomp.executor import ExecutorStep, this_output_path, versioned
 def work(config: dict[str, Any]) -> None:
     """The function of most steps: adds a line to its folder, and fails when told to."""
     with open(storage.join(config["out"], "runs"), "a") as runs:
-        runs.write("ran\n")
+        print("ran", file=runs)
     if "error" in config:
         raise ValueError(config["error"])
 

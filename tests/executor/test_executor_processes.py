@@ -24,7 +24,7 @@ log, prefix, go, at_once, *force = sys.argv[1:]
 
 def work(config):
     with open(log, "a") as started:  # one write, so that lines of several processes never mix
-        started.write(config["name"] + "\n")
+        print(config["name"], file=started)
     for path in config["needs"]:
         assert storage.exists(path + "/made"), path
     storage.write_text_atomic(config["out"] + "/made", "")
@@ -49,7 +49,7 @@ from chomp.executor import ExecutorStep, plan_steps, run_plan, this_output_path
 
 def work(config):
     with open(config["out"] + "/runs", "a") as runs:
-        runs.write("first\n")
+        print("first", file=runs)
     print("running", flush=True)
     sys.stdin.readline()
 
@@ -113,7 +113,7 @@ def test_a_step_whose_process_was_killed_is_continued(tmp_path: Path, start: Sta
 
     def work(config: dict[str, str]) -> None:
         with open(f"{config['out']}/runs", "a") as runs:
-            runs.write("second\n")
+            print("second", file=runs)
 
     [path] = [str(each) for each in tmp_path.glob("own-*")]
     own = ExecutorStep("own", work, {"out": path})
