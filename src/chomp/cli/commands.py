@@ -27,7 +27,6 @@ from chomp.cli.options import (
 )
 from chomp.errors import require
 from chomp.step_options import Allow, Force, MaxConcurrent, On, Overrides, Restarts
-from chomp.storage.screen import outliving_the_screen
 
 # --- training -----------------------------------------------------------------------------------
 

@@ -35,8 +35,8 @@ from chomp.ledger.result_file import (
 )
 from chomp.ledger.runs import found_side, side_of
 from chomp.ledger.verdict import amount_text, best_of, p_text, share_text
-from chomp.screen import outliving_the_screen
 from chomp.storage import join, write_text_atomic
+from chomp.storage.screen import outliving_the_screen
 from chomp.tracking.run_files import TEMPLATE
 from chomp.variants.checkout import checkout_root
 from chomp.variants.diff import folder_changes

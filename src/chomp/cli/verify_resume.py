@@ -43,8 +43,8 @@ from chomp.cli.output import print_json, print_rows, say
 from chomp.config.overrides import split_override
 from chomp.errors import LaunchError, require
 from chomp.executor.step import replaced
-from chomp.screen import outliving_the_screen
 from chomp.storage import read_json
+from chomp.storage.screen import outliving_the_screen
 from chomp.tracking import metrics, read_metrics
 from chomp.tracking.run_files import METRICS_FILE
 
