@@ -165,9 +165,9 @@ def _nearest_folder(path: str) -> str:
 def _ask(path: str, what: Literal["exists", "is folder", "names"]) -> Any:
     """What the filesystem says of a path, without the checks that the room's functions have."""
     if is_local(path):
-        return {"exists": os.path.lexists, "is folder": os.path.isdir, "names": os.listdir}[what](
-            path
-        )
+        if what == "names":
+            return os.listdir(path)
+        return os.path.lexists(path) if what == "exists" else os.path.isdir(path)
     filesystem, inner = filesystem_of(path)
     if what == "names":
         return filesystem.ls(inner, detail=False)
