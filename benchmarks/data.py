@@ -48,7 +48,7 @@ from chomp.data import (
     source_documents,
     source_fingerprint,
 )
-from chomp.data.packing import PACKING_WINDOW, pack_windows
+from chomp.data.packing import PACKING_WINDOW, pack_documents
 from chomp.kernels.attention.mask import PAD_SEGMENT
 from chomp.tokenize import save_tokenizer, train_bpe
 
@@ -80,6 +80,7 @@ def tokenizing(folder: Path, num_bytes: int, rounds: int) -> list[Figure]:
             split="train",
             validation_fraction=VALIDATION_FRACTION,
             tokenizer_path=tokenizer_path,
+            with_held_out=False,
         )
         build_store(config)
 
@@ -149,11 +150,11 @@ def memory(folder: Path, batches: int) -> list[Figure]:
 def packing(num_documents: int) -> list[Figure]:
     """Planning packed rows from lengths alone."""
     lengths = web_lengths(500 * num_documents, seed=0)
-    windows = [(i, lengths[i : i + PACKING_WINDOW]) for i in range(0, len(lengths), PACKING_WINDOW)]
+    windows = [lengths[i : i + PACKING_WINDOW] for i in range(0, len(lengths), PACKING_WINDOW)]
     rule: dict[str, Any] = {"max_documents": MAX_DOCUMENTS_PER_ROW, "rule": "split"}
     with phase("planning packed rows"):
         begin = time.perf_counter()
-        planned = list(pack_windows(windows, SEQ_LEN, **rule))
+        planned = list(pack_documents(windows, SEQ_LEN, **rule))
         seconds = time.perf_counter() - begin
     speed = sum(len(window.length) for window in planned) / seconds / 1e6
     positions = SEQ_LEN * sum(len(window.pieces_per_row) for window in planned)
@@ -167,7 +168,7 @@ def packing(num_documents: int) -> list[Figure]:
 def streams(folder: Path, num_bytes: int) -> list[Figure]:
     """Rows straight from a file of documents of web lengths, one byte being a token."""
     # Every stream warns that it is shuffled within windows only.
-    logging.getLogger("chomp.data.streams.stream").setLevel(logging.ERROR)
+    logging.getLogger("chomp.data.stream").setLevel(logging.ERROR)
     path = folder / "web.jsonl"
     write_jsonl(path, web_texts(num_bytes))
     modes: tuple[Literal["concat", "packed"], ...] = ("concat", "packed")

@@ -15,28 +15,23 @@ import numpy as np
 from jaxtyping import Int, UInt16
 
 from chomp.data import (
+    MANIFEST,
+    TOKENS,
     EncodedBatch,
     LmDataConfig,
     StoreIdentity,
     StoreManifest,
+    StoreWriter,
     embedded_documents,
 )
-from chomp.data.store.flat_array import FlatArray, FlatArrayWriter, checksum, chunk_checksums
-from chomp.data.store.token_store import (
+from chomp.data.store.array import FlatArray, FlatArrayWriter, checksum, chunk_checksums
+from chomp.data.store.build import CHUNK_DOCUMENTS, CHUNK_TOKENS, SHARD_DOCUMENTS, SHARD_TOKENS
+from chomp.data.store.store import (
     CHUNK_CHECKSUMS,
     DOCUMENT_ENDS,
     DOCUMENT_MARKS,
     FORMAT_VERSION,
-    MANIFEST,
-    TOKENS,
     marks_of,
-)
-from chomp.data.store.writer import (
-    CHUNK_DOCUMENTS,
-    CHUNK_TOKENS,
-    SHARD_DOCUMENTS,
-    SHARD_TOKENS,
-    StoreWriter,
 )
 from chomp.tokenize import ByteTokenizer
 

@@ -40,6 +40,13 @@ On = Annotated[
         "machine) or ray (a cluster).",
     ),
 ]
+VerifySources = Annotated[
+    bool,
+    typer.Option(
+        "--verify-sources",
+        help="Read all source files again; else only those that changed since they were read.",
+    ),
+]
 MaxConcurrent = Annotated[
     int | None, typer.Option(metavar="N", help="Steps that may run at the same time.")
 ]

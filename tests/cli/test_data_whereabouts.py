@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from chomp.cli.data import RunData, run_data
 from chomp.cli.load_config import GivenConfig
 from chomp.cli.main import exit_code
-from chomp.data import TokenStore, row_origin, sightings
+from chomp.data import TokenStore, occurrences, row_origin
 from chomp.tracking import JsonlTracker
 from tests.cli.conftest import Chomp
 from tests.cli.small_launch import store_folder
@@ -65,7 +65,7 @@ def test_documents_and_batches_name_each_other(built_once: Path, overrides, monk
     @settings(max_examples=60, deadline=None)
     @given(name=st.sampled_from(sorted(seen)))
     def agree(name: str) -> None:
-        found = sightings(dataset, name, run.total_steps)
+        found = occurrences(dataset, name, run.total_steps)
         assert found is not None
         told = [(item.step, item.row, item.epoch, item.component) for item in found]
         assert told == sorted(told)
@@ -165,7 +165,7 @@ def test_a_document_that_no_store_has_though_its_file_is_listed_says_why(
 
 def test_a_document_that_the_run_does_not_come_to_is_told_so(built: Path, chomp: Chomp):
     run = run_data(GivenConfig(path="launch.py", overrides=("train.steps=1",)))
-    told = {name: sightings(run.dataset(), name, 1) for name in document_ids(run)}
+    told = {name: occurrences(run.dataset(), name, 1) for name in document_ids(run)}
     name = next(name for name, found in told.items() if not found)
     said = chomp("data", "where", "launch.py", "-o", "train.steps=1", "--doc", name)
     assert said.code == 0

@@ -12,12 +12,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from chomp.data import PackedRows, PackingRule, TokenStore
-from chomp.data.store.encoding import EncodedBatch
-from chomp.data.store.flat_array import FlatArrayWriter, checksum
-from chomp.data.store.token_store import read_manifest
-from chomp.data.store.verify import verify_store
-from chomp.data.store.writer import StoreWriter
+from chomp.data import (
+    EncodedBatch,
+    PackedRows,
+    PackingRule,
+    StoreWriter,
+    TokenStore,
+    read_manifest,
+    verify_store,
+)
+from chomp.data.store.array import FlatArrayWriter, checksum
 from tests.cli.conftest import Chomp
 from tests.cli.small_launch import store_folder
 from tests.data.number_stores import NUMBERS, number_identity

@@ -22,12 +22,9 @@ import typer
 from chomp.checkpoint import save_step_checkpoint
 from chomp.cli.main import app
 from chomp.config import config_to_mapping
-from chomp.data import ArraysSource
-from chomp.data.documents import Position
-from chomp.data.sources.hugging_face import HuggingFaceSource
+from chomp.data import ArraysSource, HuggingFaceSource, Position
 from chomp.errors import ChompError
-from chomp.tokenize import ByteTokenizer, load_tokenizer
-from chomp.tokenize.load import save_tokenizer
+from chomp.tokenize import ByteTokenizer, load_tokenizer, save_tokenizer
 from chomp.tracking import JsonlTracker
 from experiments.grug.base.launch import GrugBaseLaunchConfig, run_config
 from tests.checkpoint.checkpoint_samples import about

@@ -15,11 +15,11 @@ from chomp.data import (
     Split,
     StoreIdentity,
     StoreManifest,
+    StoreWriter,
     TextSource,
     TokenStore,
     encoded,
 )
-from chomp.data.store.writer import StoreWriter
 
 EOS = 0
 FRACTION = 0.1

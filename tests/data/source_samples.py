@@ -12,13 +12,15 @@ import pyarrow.parquet
 import pytest
 import zstandard
 
-from chomp.data.sources.formats import Format, PrebuiltFormat, TextFormat
-from chomp.data.sources.source import (
+from chomp.data import (
     ArraysSource,
+    Format,
     JsonlSource,
     MemorySource,
     ParquetSource,
+    PrebuiltFormat,
     Source,
+    TextFormat,
     TextSource,
 )
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from chomp.data.batch_schedule import BatchSchedule
+from chomp.data import BatchSchedule
 from chomp.errors import ConfigError
 
 Sizes = list[tuple[int, int]]

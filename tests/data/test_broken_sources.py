@@ -15,16 +15,19 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 from source_samples import FILE_KINDS, compressed, jsonl_bytes, redirect_hub_cache, source_of
 
-from chomp.data.documents import Position
-from chomp.data.sources.formats import ChatFormat, Format, PrebuiltFormat, TextFormat
-from chomp.data.sources.source import (
+from chomp.data import (
     ArraysSource,
+    ChatFormat,
     EmbeddedSource,
+    Format,
     HuggingFaceSource,
     JsonlSource,
     MemorySource,
     ParquetSource,
+    Position,
+    PrebuiltFormat,
     Source,
+    TextFormat,
     TextSource,
     located_documents,
     part_names,

@@ -23,6 +23,7 @@ from chomp.data import (
     PrebuiltFormat,
     Source,
     StoreBuildConfig,
+    StoreWriter,
     TextFormat,
     TextSource,
     TokenizerBuildConfig,
@@ -34,9 +35,7 @@ from chomp.data import (
     source_documents,
     source_fingerprint,
 )
-from chomp.data.store import build, encoding
-from chomp.data.store import writer as store_writer
-from chomp.data.store.writer import StoreWriter
+from chomp.data.store import build
 from chomp.errors import DataError
 from chomp.tokenize import ByteTokenizer, load_tokenizer, save_tokenizer, train_bpe
 
@@ -63,6 +62,7 @@ def config(tmp_path: Path) -> Config:
             split="train",
             validation_fraction=FRACTION,
             tokenizer_path=str(tmp_path / "tokenizer"),
+            with_held_out=False,
         )
         return replace(planned, **changes)
 
@@ -99,13 +99,13 @@ def _small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
     """Progress after every 256 tokens, and batches of two documents."""
     writer = partial(StoreWriter, shard_tokens=256, chunk_tokens=64)
     monkeypatch.setattr(build, "StoreWriter", writer)
-    monkeypatch.setattr(encoding, "_BATCH_DOCUMENTS", 2)
+    monkeypatch.setattr(build, "_BATCH_DOCUMENTS", 2)
 
 
 @pytest.fixture
 def _early_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Processes after the first batch, however small."""
-    monkeypatch.setattr(encoding, "_CHARACTERS_ENCODED_HERE", 1)
+    monkeypatch.setattr(build, "_CHARACTERS_ENCODED_HERE", 1)
 
 
 @pytest.fixture
@@ -569,12 +569,12 @@ import json, resource, sys
 from functools import partial
 from chomp.config import config_from_mapping
 from chomp.data import StoreBuildConfig, build_store
-from chomp.data.store import build, encoding, writer as store_writer
+from chomp.data.store import build
 from chomp.errors import StorageError
 
-build.StoreWriter = partial(store_writer.StoreWriter, shard_tokens=256, chunk_tokens=64)
-store_writer.SHARD_DOCUMENTS, store_writer.CHUNK_DOCUMENTS = 1024, 16
-encoding._BATCH_DOCUMENTS = 2
+build.StoreWriter = partial(build.StoreWriter, shard_tokens=256, chunk_tokens=64)
+build.SHARD_DOCUMENTS, build.CHUNK_DOCUMENTS = 1024, 16
+build._BATCH_DOCUMENTS = 2
 config = config_from_mapping(StoreBuildConfig, json.loads(sys.argv[1]))
 resource.setrlimit(resource.RLIMIT_FSIZE, (1200, 1200))
 try:
@@ -589,8 +589,8 @@ def test_a_full_disk_is_a_storage_error_and_the_next_build_goes_on(
     tmp_path: Path, store_config, monkeypatch: pytest.MonkeyPatch
 ):
     # Small enough that the first of them fit on the disk.
-    monkeypatch.setattr(store_writer, "SHARD_DOCUMENTS", 1024)
-    monkeypatch.setattr(store_writer, "CHUNK_DOCUMENTS", 16)
+    monkeypatch.setattr(build, "SHARD_DOCUMENTS", 1024)
+    monkeypatch.setattr(build, "CHUNK_DOCUMENTS", 16)
     undisturbed = build_undisturbed(store_config, tmp_path)
     # A limit on the size of files is what a test can have of a full disk.
     program = [sys.executable, "-c", FULL_DISK, json.dumps(config_to_mapping(store_config))]
@@ -602,3 +602,88 @@ def test_a_full_disk_is_a_storage_error_and_the_next_build_goes_on(
     assert json.loads((tmp_path / "store/progress.json").read_text())["num_documents"] > 0
     build_store(store_config)
     assert files_of(tmp_path / "store") == undisturbed
+
+
+@pytest.fixture
+def splits(tmp_path: Path, config: Config, source: TextSource) -> dict[str, StoreBuildConfig]:
+    """Both splits in folders named as those of steps."""
+    return {
+        split: config(
+            source,
+            split=split,
+            output_path=str(tmp_path / "tokens" / f"texts-{split}-0123456789ab"),
+            with_held_out=True,
+        )
+        for split in ("train", "validation")
+    }
+
+
+def unread(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*args: object) -> None:
+        raise AssertionError("the source is read again")
+
+    monkeypatch.setattr(TextSource, "records", refuse)
+
+
+def test_both_splits_are_written_in_one_pass_over_the_source(splits, tmp_path, monkeypatch):
+    expected = {
+        split: build_undisturbed(replace(each, with_held_out=False), tmp_path / split)
+        for split, each in splits.items()
+    }
+    build_store(splits["train"])
+    unread(monkeypatch)
+    build_store(splits["validation"])
+    for split, each in splits.items():
+        assert files_of(Path(each.output_path)) == expected[split]
+        build_store(each)  # finished: nothing is read
+
+
+@pytest.mark.parametrize("moved", [0, 2, 5])
+def test_a_store_that_was_taken_in_part_is_taken_whole_by_the_next_build(
+    splits, tmp_path, monkeypatch, moved: int
+):
+    expected = build_undisturbed(splits["validation"], tmp_path)
+    build_store(splits["train"])
+    folder = Path(splits["validation"].output_path)
+    folder.mkdir()
+    taken = folder / "held_out_taken"
+    (Path(splits["train"].output_path) / "held_out").rename(taken)
+    for each in sorted(path for path in taken.iterdir() if path.is_dir())[:moved]:
+        each.rename(folder / each.name)
+    unread(monkeypatch)
+    build_store(splits["validation"])
+    assert files_of(folder) == expected
+
+
+@pytest.mark.usefixtures("_small_shards")
+def test_a_train_build_that_goes_on_leaves_held_out_documents_to_their_own_pass(
+    splits, happening, tmp_path, monkeypatch
+):
+    expected = {
+        split: build_undisturbed(replace(each, with_held_out=False), tmp_path / split)
+        for split, each in splits.items()
+    }
+    happening(12, stop)
+    with pytest.raises(DataError, match="stopped"):
+        build_store(splits["train"])
+    assert (Path(splits["train"].output_path) / "progress.json").exists()
+    happening(10**6, stop)
+    for split in ("train", "validation"):
+        build_store(splits[split])
+        assert files_of(Path(splits[split].output_path)) == expected[split]
+
+
+def test_held_out_documents_of_another_tokenizer_are_not_taken(splits, tmp_path):
+    build_store(splits["train"])
+    tokenizer = train_bpe(TEXTS, vocab_size=300)
+    save_tokenizer(tokenizer, str(tmp_path / "other"))
+    validation = replace(splits["validation"], tokenizer_path=str(tmp_path / "other"))
+    build_store(validation)
+    store = TokenStore.open(validation.output_path, tokenizer_hash=tokenizer.content_hash)
+    assert store.num_tokens < len(line_of(str(Path(splits["train"].output_path) / "held_out")))
+
+
+def test_a_validation_store_that_is_there_is_not_written_again(splits):
+    for split in ("validation", "train"):
+        build_store(splits[split])
+    assert not (Path(splits["train"].output_path) / "held_out").exists()

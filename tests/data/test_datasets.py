@@ -31,12 +31,12 @@ from chomp.data import (
     LmDataConfig,
     MixtureStage,
     PackingConfig,
+    StoreWriter,
     TokenizerConfig,
     TrainDataset,
     build_eval_datasets,
     build_train_dataset,
 )
-from chomp.data.store.writer import StoreWriter
 from chomp.errors import ConfigError, DataError, StorageError
 
 SEQ_LEN = 8

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from chomp.data.store.flat_array import FlatArray, FlatArrayWriter
-from chomp.data.store.token_store import DOCUMENTS_PER_MARK, DocumentIndex, marks_of
+from chomp.data.store.array import FlatArray, FlatArrayWriter
+from chomp.data.store.store import DOCUMENTS_PER_MARK, DocumentIndex, marks_of
 
 M = DOCUMENTS_PER_MARK
 RANDOM = np.random.default_rng(0)

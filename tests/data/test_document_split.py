@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from chomp.data.documents import Document, Position, Span, documents_of_split, is_held_out
+from chomp.data import Document, Position, Span, documents_of_split, is_held_out
 from chomp.errors import DataError
 
 fractions = st.floats(0.01, 0.99)

@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chomp.data.documents import Document, Span
-from chomp.data.store.encoding import EncodedBatch, encoded
+from chomp.data import Document, EncodedBatch, Span, encoded
 from chomp.errors import DataError
 from chomp.tokenize import ByteTokenizer, UnencodableText, train_bpe
 

@@ -16,8 +16,8 @@ import tensorstore as ts
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from chomp.data.store import flat_array
-from chomp.data.store.flat_array import FlatArray, FlatArrayWriter, chunk_checksums
+from chomp.data.store import array
+from chomp.data.store.array import FlatArray, FlatArrayWriter, chunk_checksums
 from chomp.errors import DataError, StorageError
 
 SHARD, CHUNK = 64, 16
@@ -266,7 +266,7 @@ def test_zeros_are_stored_like_any_other_numbers(tmp_path: Path):
 @pytest.fixture
 def many_shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FlatArray:
     """Fifty shards, of which three stay open."""
-    monkeypatch.setattr(flat_array, "_OPEN_FILES", 3)
+    monkeypatch.setattr(array, "_OPEN_FILES", 3)
     write_plain(tmp_path / "array", np.arange(50 * SHARD, dtype=np.uint32))
     return FlatArray.open(str(tmp_path / "array"))
 
@@ -376,7 +376,7 @@ def test_an_array_opens_by_a_relative_path(path: Path, monkeypatch: pytest.Monke
 FEW_FILES = """
 import resource, sys
 import numpy as np
-from chomp.data.store.flat_array import FlatArray
+from chomp.data.store.array import FlatArray
 from chomp.errors import StorageError
 
 array = FlatArray.open(sys.argv[1])

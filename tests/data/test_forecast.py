@@ -7,9 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from chomp.data.batch_schedule import BatchSchedule
-from chomp.data.forecast import MAX_EPOCHS, Forecast, forecast, forecast_table
-from chomp.data.mixture import Mixture
+from chomp.data import MAX_EPOCHS, BatchSchedule, Forecast, Mixture, forecast, forecast_table
 from chomp.errors import DataError
 from chomp.storage.printable import PlainConsole
 

@@ -8,9 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from chomp.config import config_from_mapping, config_to_mapping
-from chomp.data.config import LmComponentConfig
-from chomp.data.documents import Document, Span
-from chomp.data.sources.formats import ChatFormat, Format, PrebuiltFormat, TextFormat
+from chomp.data import (
+    ChatFormat,
+    Document,
+    Format,
+    LmComponentConfig,
+    PrebuiltFormat,
+    Span,
+    TextFormat,
+)
 from chomp.errors import ConfigError, DataError
 
 texts = st.text(st.characters(codec="utf-8"), max_size=10)

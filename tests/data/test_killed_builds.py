@@ -31,9 +31,8 @@ from chomp.data import (
     build_store,
     source_fingerprint,
 )
-from chomp.data.store import build, encoding
-from chomp.data.store import writer as store_writer
-from chomp.data.store.flat_array import FlatArrayWriter
+from chomp.data.store import build
+from chomp.data.store.array import FlatArrayWriter
 from chomp.errors import DataError
 from chomp.storage import atomic
 from chomp.storage.paths import is_temporary
@@ -66,8 +65,8 @@ def arm(kill_at: int | None, events: mmap.mmap) -> None:
 
     FlatArrayWriter.write = counted(FlatArrayWriter.write)  # type: ignore[method-assign]
     for module, name in (
-        (store_writer, "write_json_atomic"),
-        (store_writer, "remove_tree"),
+        (build, "write_json_atomic"),
+        (build, "remove_tree"),
         (atomic.os, "replace"),
     ):
         setattr(module, name, counted(getattr(module, name)))
@@ -76,11 +75,11 @@ def arm(kill_at: int | None, events: mmap.mmap) -> None:
 def shrink() -> None:
     """Let a small corpus have many shards, and tokenizer processes from the first batch on."""
     build.StoreWriter = partial(  # type: ignore[misc,assignment]
-        store_writer.StoreWriter, shard_tokens=128, chunk_tokens=32
+        build.StoreWriter, shard_tokens=128, chunk_tokens=32
     )
-    store_writer.SHARD_DOCUMENTS, store_writer.CHUNK_DOCUMENTS = 8, 4
-    encoding._BATCH_DOCUMENTS = 2
-    encoding._CHARACTERS_ENCODED_HERE = 1
+    build.SHARD_DOCUMENTS, build.CHUNK_DOCUMENTS = 8, 4
+    build._BATCH_DOCUMENTS = 2
+    build._CHARACTERS_ENCODED_HERE = 1
 
 
 def build_in_a_fork(config: StoreBuildConfig, order: dict[str, Any]) -> dict[str, Any]:
@@ -198,6 +197,7 @@ def builds(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Builds]:
         split="train",
         validation_fraction=0.1,
         tokenizer_path=str(tmp_path / "tokenizer"),
+        with_held_out=False,
     )
     tests = Path(__file__).parent.parent
     process = subprocess.Popen(

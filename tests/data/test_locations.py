@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chomp.data import Position
-from chomp.data.store.flat_array import FlatArray, FlatArrayWriter
-from chomp.data.store.token_store import DocumentLocations, location_of, position_of
+from chomp.data.store.array import FlatArray, FlatArrayWriter
+from chomp.data.store.store import DocumentLocations, location_of, position_of
 
 MOST_RECORDS = 1 << 40
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from chomp.data.mixture import Mixture, first_difference, mixture_length, require_served
+from chomp.data import Mixture, first_difference, mixture_length, require_served
 from chomp.errors import ConfigError, DataError
 
 Weights = dict[str, float]

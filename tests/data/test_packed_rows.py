@@ -21,11 +21,11 @@ from chomp.data import (
     PackedRows,
     PackingRule,
     RowBatch,
+    StoreWriter,
     TokenStore,
     encoded,
+    verify_store,
 )
-from chomp.data.store.verify import verify_store
-from chomp.data.store.writer import StoreWriter
 from chomp.errors import ConfigError, DataError
 
 

@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from chomp.data.packing import PackedPlan, cut_documents, pack, pack_windows
+from chomp.data import cut_documents, pack, pack_documents
+from chomp.data.packing import PackedPlan
 from chomp.errors import DataError
 
 law = settings(max_examples=150, deadline=None)
@@ -175,35 +176,23 @@ def test_truncating_keeps_beginnings_and_dropping_keeps_short_documents(
 
 
 @law
-@given(st.lists(document_lengths, max_size=4), row_lengths, document_bounds)
-def test_windows_are_packed_each_for_itself_with_documents_counted_from_the_first(
-    lengths: list[np.ndarray], row_len: int, max_documents: int
+@given(document_lengths, row_lengths, document_bounds)
+def test_documents_are_packed_as_the_pieces_they_are_cut_into(
+    lengths: np.ndarray, row_len: int, max_documents: int
 ):
-    firsts = np.cumsum([0, *map(len, lengths)]).tolist()
-    windows = list(
-        pack_windows(
-            zip(firsts, lengths, strict=False), row_len, max_documents=max_documents, rule="split"
-        )
-    )
-    assert len(windows) == len(lengths)
-    whole = cut_documents(np.concatenate([np.zeros(0, np.int64), *lengths]), row_len, "split")
-    pieces = [
-        piece
-        for window in windows
-        for piece in zip(window.document, window.offset, window.length, strict=True)
-    ]
+    packed = pack_documents(lengths, row_len, max_documents=max_documents, rule="split")
+    whole = cut_documents(lengths, row_len, "split")
+    pieces = zip(packed.document, packed.offset, packed.length, strict=True)
     assert sorted(pieces) == list(zip(whole.document, whole.offset, whole.length, strict=True))
-    for window, own in zip(windows, lengths, strict=True):
-        ends = np.cumsum(window.pieces_per_row)
-        filled = np.diff(np.cumsum([0, *window.length])[[0, *ends]])
-        assert (filled <= row_len).all()
-        assert (window.pieces_per_row <= max_documents).all()
-        assert window.long_documents == (own > row_len).sum()
+    ends = np.cumsum(packed.pieces_per_row)
+    filled = np.diff(np.cumsum([0, *packed.length])[[0, *ends]])
+    assert (filled <= row_len).all()
+    assert (packed.pieces_per_row <= max_documents).all()
+    assert packed.long_documents == (lengths > row_len).sum()
 
 
-def test_a_window_tells_how_many_tokens_its_rule_left_out():
-    windows = [(0, np.asarray([4, 9])), (2, np.asarray([20, 3]))]
-    found = list(pack_windows(windows, 8, max_documents=4, rule="truncate"))
-    assert [window.dropped_tokens for window in found] == [1, 12]
-    assert [window.long_documents for window in found] == [1, 1]
-    assert found[1].document.tolist() == [2, 3]
+@pytest.mark.parametrize(("lengths", "dropped"), [([4, 9], 1), ([20, 3], 12)])
+def test_what_a_rule_leaves_out_is_counted(lengths: list[int], dropped: int):
+    found = pack_documents(np.asarray(lengths), 8, max_documents=4, rule="truncate")
+    assert found.dropped_tokens == dropped
+    assert found.long_documents == 1

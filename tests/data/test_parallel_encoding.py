@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 from worker_processes import needs_proc, workers_of
 
-from chomp.data import Document, LocatedDocument, Position, encoded
-from chomp.data.store import encoding
-from chomp.data.store.encoding import encoded_in_order
+from chomp.data import Document, LocatedDocument, Position, encoded, encoded_in_order
+from chomp.data.store import build as encoding
 from chomp.errors import DataError
 from chomp.tokenize import ByteTokenizer, UnencodableText, save_tokenizer
 

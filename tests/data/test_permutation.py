@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from chomp.data.shuffle import Permutation
+from chomp.data import Permutation
 from chomp.errors import DataError
 
 MANY = 100_000

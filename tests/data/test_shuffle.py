@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from chomp.data.shuffle import BlockShuffleConfig, Permutation, RowOrder
+from chomp.data import BlockShuffleConfig, Permutation, RowOrder
 from chomp.errors import ConfigError, DataError
 
 Shuffle = bool | BlockShuffleConfig

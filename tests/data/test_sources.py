@@ -27,23 +27,28 @@ from source_samples import (
 )
 
 from chomp.config import config_from_mapping, config_to_mapping
-from chomp.data.config import LmComponentConfig
-from chomp.data.documents import Document, LocatedDocument, Position
-from chomp.data.sources import local_files
-from chomp.data.sources.formats import ChatFormat, Format, PrebuiltFormat, TextFormat
-from chomp.data.sources.source import (
+from chomp.data import (
     ArraysSource,
+    ChatFormat,
+    Document,
     EmbeddedSource,
+    Format,
     HuggingFaceSource,
     JsonlSource,
+    LmComponentConfig,
+    LocatedDocument,
     MemorySource,
     ParquetSource,
+    Position,
+    PrebuiltFormat,
     Source,
+    TextFormat,
     TextSource,
     document_id,
     located_documents,
     part_names,
     source_documents,
+    source_files,
     source_fingerprint,
 )
 
@@ -104,7 +109,7 @@ def test_ids_come_in_order_and_from_any_record_on(kind, documents, step, tmp_pat
     source, how = ids_source(kind, tmp_path_factory.mktemp("source"), documents)
     with pytest.MonkeyPatch.context() as patch:
         # So that documents and separators lie across the edges of what is searched at once.
-        patch.setattr("chomp.data.sources.arrays._TOKENS_PER_SEARCH", step)
+        patch.setattr("chomp.data.sources._TOKENS_PER_SEARCH", step)
         full = list(located_documents(source, how))
         expected = [(record, ids) for record, ids in enumerate(documents) if ids]
         assert [(at.record, document.ids.tolist()) for at, document in full] == expected
@@ -175,7 +180,7 @@ def test_line_separators_inside_a_text_end_no_line(tmp_path):
 
 @pytest.mark.parametrize("suffix", ["jsonl", "jsonl.gz", "jsonl.zst"])
 def test_a_file_larger_than_every_buffer_reads_whole(tmp_path, monkeypatch, suffix):
-    monkeypatch.setattr(local_files, "_ZSTD_CHUNK_BYTES", 100)
+    monkeypatch.setattr(source_files, "_ZSTD_CHUNK_BYTES", 100)
     numbers = np.random.default_rng(0).integers(0, 10**9, (1000, 150))
     written = [" ".join(map(str, row)) for row in numbers.tolist()]
     (tmp_path / f"a.{suffix}").write_bytes(compressed(jsonl_bytes(written), suffix))
@@ -372,8 +377,8 @@ def test_a_cloud_file_with_a_checksum_is_known_without_being_read():
 def test_a_long_hashing_ends_the_same_with_its_bar(tmp_path, monkeypatch, capsys):
     source = source_of("text", tmp_path, [["x" * 10**6 + str(n)] for n in range(20)])
     expected = source_fingerprint(source)
-    monkeypatch.setattr(local_files, "_PATIENCE_S", 0.0)
-    monkeypatch.setattr(local_files, "_REDRAW_S", 0.001)
+    monkeypatch.setattr(source_files, "_PATIENCE_S", 0.0)
+    monkeypatch.setattr(source_files, "_REDRAW_S", 0.001)
     assert source_fingerprint(source) == expected
     assert capsys.readouterr().out.strip() == ""  # not a terminal: nothing to redraw
 

@@ -8,9 +8,15 @@ import numpy as np
 import pytest
 from number_stores import NUMBERS, number_identity
 
-from chomp.data import ConcatRows, EncodedBatch, PackedRows, PackingRule, TokenStore
-from chomp.data.store.verify import verify_store
-from chomp.data.store.writer import StoreWriter
+from chomp.data import (
+    ConcatRows,
+    EncodedBatch,
+    PackedRows,
+    PackingRule,
+    StoreWriter,
+    TokenStore,
+    verify_store,
+)
 from chomp.errors import ChompError
 from tests.harmed_files import BY_CHANCE, HARMS, harm
 

@@ -17,14 +17,19 @@ from fsspec.spec import AbstractFileSystem
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from chomp.data.documents import Document, is_held_out
-from chomp.data.packing import cut_documents
-from chomp.data.rows import RowBatch
-from chomp.data.shuffle import Permutation
-from chomp.data.sources.formats import PrebuiltFormat, TextFormat
-from chomp.data.sources.local_files import JsonlSource
-from chomp.data.streams import windows as stream_windows
-from chomp.data.streams.stream import StreamConfig, StreamRows
+from chomp.data import (
+    Document,
+    JsonlSource,
+    Permutation,
+    PrebuiltFormat,
+    RowBatch,
+    StreamConfig,
+    StreamRows,
+    TextFormat,
+    cut_documents,
+    is_held_out,
+)
+from chomp.data import stream as stream_module
 from chomp.errors import ConfigError, DataError
 from chomp.tokenize import ByteTokenizer
 
@@ -319,7 +324,7 @@ def test_loss_weights_follow_their_tokens(source):
 
 
 def test_a_window_of_long_documents_ends_before_it_fills_the_memory(source, monkeypatch):
-    monkeypatch.setattr(stream_windows, "WINDOW_CHARACTERS", 30)
+    monkeypatch.setattr(stream_module, "WINDOW_CHARACTERS", 30)
     stream = stream_of(source, "packed", window_documents=25)
     stream.read(1)
     assert 1 < stream.documents_read < 10

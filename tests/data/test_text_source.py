@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from chomp.data.sources.source import TextSource, source_documents, source_fingerprint
+from chomp.data import TextSource, source_documents, source_fingerprint
 from chomp.errors import ConfigError, DataError
 
 

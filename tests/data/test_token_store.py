@@ -27,10 +27,8 @@ from number_stores import (
     write_store,
 )
 
-from chomp.data import EncodedBatch, StoreIdentity, TokenStore
-from chomp.data.store import writer as store_writer
-from chomp.data.store.verify import verify_store
-from chomp.data.store.writer import StoreWriter
+from chomp.data import EncodedBatch, StoreIdentity, StoreWriter, TokenStore, verify_store
+from chomp.data.store import build as store_writer
 from chomp.errors import DataError, StorageError
 
 # 189 tokens: two whole shards and most of a third.

@@ -10,11 +10,11 @@ from chomp.data import (
     LmDataConfig,
     MemorySource,
     StreamConfig,
+    TokenStore,
     TrainedTexts,
     is_held_out,
     source_documents,
 )
-from chomp.data.store.token_store import TokenStore
 from chomp.errors import DataError
 
 LENGTHS = [3, 6, 2, 5]

@@ -14,10 +14,10 @@ from chomp.data import (
     EvalDataset,
     LmComponentConfig,
     LmDataConfig,
+    StoreWriter,
     build_eval_datasets,
     encoded,
 )
-from chomp.data.store.writer import StoreWriter
 from chomp.errors import DataError
 from chomp.evaluation import TaggedEvaluator
 from chomp.kernels.precision import Precision

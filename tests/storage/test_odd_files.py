@@ -18,7 +18,7 @@ from chomp.checkpoint import (
     open_checkpoint,
     problem_with_files,
 )
-from chomp.data.store.token_store import read_manifest
+from chomp.data import read_manifest
 from chomp.errors import StorageError
 from chomp.executor import read_status
 from chomp.executor.pins import read_pins

@@ -14,6 +14,7 @@ import pytest
 from rich.console import Console
 
 from chomp.data import (
+    GrugLmExample,
     HuggingFaceSource,
     JsonlSource,
     LmComponentConfig,
@@ -21,7 +22,6 @@ from chomp.data import (
     TextFormat,
     TokenizerConfig,
 )
-from chomp.data.examples import GrugLmExample
 from chomp.errors import ChompError, ConfigError, DataError, StorageError
 from chomp.executor import plan_steps
 from chomp.kernels.attention import AttentionMask

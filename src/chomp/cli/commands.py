@@ -26,7 +26,15 @@ from chomp.cli.options import (
     option,
 )
 from chomp.errors import require
-from chomp.step_options import Allow, Force, MaxConcurrent, On, Overrides, Restarts
+from chomp.step_options import (
+    Allow,
+    Force,
+    MaxConcurrent,
+    On,
+    Overrides,
+    Restarts,
+    VerifySources,
+)
 
 # --- training -----------------------------------------------------------------------------------
 
@@ -73,6 +81,7 @@ class Train(ConfigOptions):
     on: On = None
     max_concurrent: MaxConcurrent = None
     restarts: Restarts = 0
+    verify_sources: VerifySources = False
 
     def __post_init__(self) -> None:
         require(
@@ -528,6 +537,7 @@ class DataBuild(ConfigOptions):
     config: Config
     only: list[str] | None = option("Only this component; repeatable.", metavar="NAME")
     as_json: Json = False
+    verify_sources: VerifySources = False
 
 
 @command("data verify", "data:verify_data")

@@ -23,6 +23,7 @@ from chomp.cli.output import print_json, print_rows, print_table, say, shorten
 from chomp.config import config_from_mapping
 from chomp.config.messages import did_you_mean, nearest
 from chomp.data import (
+    MANIFEST,
     BatchSchedule,
     LmDataConfig,
     Split,
@@ -32,9 +33,9 @@ from chomp.data import (
     TrainDataset,
     build_train_dataset,
     forecast_table,
+    read_manifest,
+    verify_store,
 )
-from chomp.data.store.token_store import MANIFEST, read_manifest
-from chomp.data.store.verify import verify_store
 from chomp.errors import ChompError, ConfigError, DataError, require
 from chomp.executor import ExecutorStep, plan_steps
 from chomp.executor.identity import dependencies_of
@@ -42,9 +43,9 @@ from chomp.executor.status import read_info
 from chomp.launch.console import print_differences
 from chomp.launch.run import run_planned
 from chomp.storage import exists, folder_size_bytes, join
+from chomp.storage.file_hashes import read_files_again
 from chomp.storage.screen import outliving_the_screen
-from chomp.tokenize import Tokenizer, load_tokenizer
-from chomp.tokenize.load import DESCRIPTION
+from chomp.tokenize import DESCRIPTION, Tokenizer, load_tokenizer
 from chomp.tracking import read_metrics
 from chomp.tracking.run_files import RESOLVED_CONFIG, reached_path, record_of, resolved_config
 
@@ -252,11 +253,18 @@ def build_data(asked: DataBuild) -> int:
     given, only, is_json = GivenConfig.of(asked.config, asked), asked.only or [], asked.as_json
     if given.kind() in ("run folder", "token store"):
         # What it was built from may have changed since; what it uses is there or it is not.
+        require(
+            not asked.verify_sources,
+            given=f"--verify-sources with {given.path}, a {given.kind()}",
+            allowed="--verify-sources with a YAML file or a launch file, which name sources",
+            fix="leave it out, or pass the config that made it",
+        )
         run = run_data(given)
         _require_components(run, only)
         require_built(run)
     else:
-        steps = load_launch(given).steps()
+        with read_files_again(asked.verify_sources):
+            steps = load_launch(given).steps()
         run = _data_of_steps(given, steps)
         _require_components(run, only)
         # What the steps need of data, whether they are done themselves or not.

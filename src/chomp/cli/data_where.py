@@ -13,9 +13,16 @@ from chomp.cli.commands import DataWhere
 from chomp.cli.data import SHOWN_TOKENS, RunData, require_built, run_data, store_places
 from chomp.cli.load_config import GivenConfig
 from chomp.cli.output import print_json, print_rows, say, shorten
-from chomp.data import RowOrigin, Sighting, TokenStore, TrainDataset, row_origin, sightings
-from chomp.data.passport import DocumentPart
-from chomp.data.store.token_store import PARTS
+from chomp.data import (
+    PARTS,
+    DocumentPart,
+    Occurrence,
+    RowOrigin,
+    TokenStore,
+    TrainDataset,
+    occurrences,
+    row_origin,
+)
 from chomp.errors import DataError, require
 from chomp.storage import join, read_json
 
@@ -71,7 +78,7 @@ def where_document(given: GivenConfig, document_id: str, *, is_json: bool) -> in
     run = run_data(given)
     require_built(run)
     with closing(run.dataset()) as dataset:
-        found = sightings(dataset, document_id, run.total_steps)
+        found = occurrences(dataset, document_id, run.total_steps)
     held_out = _held_out_component(run, document_id) if found is None else None
     if found is None and held_out is None:
         raise _unknown_document(run, document_id)
@@ -157,7 +164,7 @@ def _reader_of_texts(run: RunData) -> TextOf:
     return text_of
 
 
-def _summary(run: RunData, document_id: str, found: list[Sighting]) -> str:
+def _summary(run: RunData, document_id: str, found: list[Occurrence]) -> str:
     if not found:
         return (
             f"{document_id} is in a train store, but none of its tokens are in the rows of "

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from chomp.cli.loaded_run import LoadedRun
 from chomp.data import (
+    MANIFEST,
     EvalDataset,
     JsonlSource,
     ParquetSource,
@@ -25,9 +26,9 @@ from chomp.data import (
     TextSource,
     build_eval_datasets,
     build_store,
+    read_manifest,
+    source_fingerprint,
 )
-from chomp.data.steps import named_fingerprint
-from chomp.data.store.token_store import MANIFEST, read_manifest
 from chomp.errors import DataError, require
 from chomp.executor import ExecutorStep, plan_steps, run_plan, this_output_path, versioned
 from chomp.launch.console import print_start, print_wait
@@ -155,7 +156,7 @@ def store_folders(
                 output_path=this_output_path(),
                 name=versioned(item.name),
                 source=source,  # where it is does not count, what it holds does
-                source_fingerprint=versioned(named_fingerprint(item.name, source)),
+                source_fingerprint=versioned(source_fingerprint(source, component=item.name)),
                 format=versioned(TextFormat(text_key=text_key)),
                 split=versioned("validation"),
                 validation_fraction=versioned(1.0),  # all of a file is evaluated

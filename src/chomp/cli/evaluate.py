@@ -35,8 +35,7 @@ from chomp.cli.results import (
     write_results,
 )
 from chomp.config import config_to_mapping
-from chomp.data import EvalDataset, LmComponentConfig, TokenStore
-from chomp.data.store.token_store import read_manifest
+from chomp.data import EvalDataset, LmComponentConfig, TokenStore, read_manifest
 from chomp.errors import require
 from chomp.launch.run import outputs_folder
 from chomp.mesh import is_first

@@ -23,8 +23,7 @@ from chomp.config.files import parse_yaml
 from chomp.config.messages import did_you_mean, nearest
 from chomp.config.overrides import resolve_also, split_override
 from chomp.config.variables import SECTION, replace_variables
-from chomp.data import LmDataConfig, MemorySource, is_held_out, source_documents
-from chomp.data.store.token_store import MANIFEST, TOKENS
+from chomp.data import MANIFEST, TOKENS, LmDataConfig, MemorySource, is_held_out, source_documents
 from chomp.errors import ConfigError, require
 from chomp.executor import ExecutorStep
 from chomp.launch.run import DryRun, outputs_folder

@@ -43,8 +43,7 @@ from chomp.mesh import (
 )
 from chomp.storage import exists, join, read_json
 from chomp.storage.secrets import without_secrets
-from chomp.tokenize import Tokenizer, load_tokenizer
-from chomp.tokenize.load import DESCRIPTION
+from chomp.tokenize import DESCRIPTION, Tokenizer, load_tokenizer
 from chomp.tracking.run_files import (
     DERIVED,
     RESOLVED_CONFIG,

@@ -53,6 +53,7 @@ from chomp.storage import (
     list_folder,
     lock_holder,
 )
+from chomp.storage.file_hashes import read_files_again
 from chomp.storage.paths import without_dots
 from chomp.storage.screen import outliving_the_screen
 from chomp.tracking.run_files import RESOLVED_CONFIG, record_of
@@ -86,7 +87,8 @@ def train(asked: Train) -> int:
         launch = load_launch(replace(given, overrides=overrides))
         if is_dry_run:
             require_dry_run(launch.dry_run, fix="leave out --dry-run, or write such a function")
-        steps = launch.steps()
+        with read_files_again(asked.verify_sources):
+            steps = launch.steps()
         plan = partial(
             _plan,
             given,

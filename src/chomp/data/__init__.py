@@ -1,14 +1,30 @@
 """From documents to the batch of step n, exactly."""
 
-from chomp.data.batch_schedule import BatchSchedule
+from chomp.data.build_steps import (
+    TokenizerBuildConfig,
+    build_tokenizer,
+    early_tokenizer,
+    read_first_documents,
+    with_data_steps,
+)
 from chomp.data.config import (
     LmComponentConfig,
     LmDataConfig,
     MixtureStage,
     PackingConfig,
     PackingMode,
+    StreamConfig,
+    TokenizerConfig,
 )
-from chomp.data.dataset import TrainDataset, build_train_dataset, mixture_of
+from chomp.data.dataset import (
+    EvalDataset,
+    EvalRows,
+    TrainDataset,
+    TrainedTexts,
+    build_eval_datasets,
+    build_train_dataset,
+    mixture_of,
+)
 from chomp.data.documents import (
     Document,
     LocatedDocument,
@@ -18,54 +34,75 @@ from chomp.data.documents import (
     documents_of_split,
     is_held_out,
 )
-from chomp.data.eval_dataset import EvalDataset, EvalRows, build_eval_datasets
-from chomp.data.examples import GrugLmExample
-from chomp.data.first_documents import early_tokenizer, read_first_documents
-from chomp.data.forecast import Forecast, forecast, forecast_table
+from chomp.data.examples import GrugLmExample, RowLimits
+from chomp.data.forecast import MAX_EPOCHS, Forecast, forecast, forecast_table
+from chomp.data.formats import ChatFormat, Format, PrebuiltFormat, TextFormat
+from chomp.data.huggingface import HuggingFaceSource
 from chomp.data.loader import (
     TrainLoader,
     build_train_loader,
     iter_from_step,
     require_even_batches,
 )
-from chomp.data.mixture import Mixture, StopStrategy
-from chomp.data.packed_rows import PackedRows, PackingRule
-from chomp.data.passport import RowOrigin, Sighting, row_origin, sightings
-from chomp.data.row_limits import RowLimits
-from chomp.data.rows import ConcatRows, RowBatch
-from chomp.data.shuffle import BlockShuffleConfig, Permutation, RowOrder
-from chomp.data.sources.arrays import ArraysSource
-from chomp.data.sources.embedded import embedded_documents
-from chomp.data.sources.formats import ChatFormat, Format, PrebuiltFormat, TextFormat
-from chomp.data.sources.source import (
+from chomp.data.mixture import (
+    BatchSchedule,
+    Mixture,
+    StopStrategy,
+    first_difference,
+    mixture_length,
+    require_served,
+)
+from chomp.data.order import BlockShuffleConfig, Permutation, RowOrder
+from chomp.data.packing import PackingRule, cut_documents, pack, pack_documents
+from chomp.data.provenance import DocumentPart, Occurrence, RowOrigin, occurrences, row_origin
+from chomp.data.rows import ConcatRows, PackedRows, RowBatch, require_row_len
+from chomp.data.sources import (
+    ArraysSource,
     EmbeddedSource,
-    HuggingFaceSource,
     JsonlSource,
     MemorySource,
     ParquetSource,
     Source,
     TextSource,
+    document_id,
     located_documents,
     part_names,
     source_documents,
     source_fingerprint,
 )
-from chomp.data.steps import with_data_steps
-from chomp.data.store.build import StoreBuildConfig, build_store
-from chomp.data.store.encoding import EncodedBatch, encoded
-from chomp.data.store.token_store import StoreIdentity, StoreManifest, TokenStore
-from chomp.data.streams.stream import StreamConfig, StreamRows
-from chomp.data.tokenizer_build import TokenizerBuildConfig, build_tokenizer
-from chomp.data.tokenizer_config import TokenizerConfig
-from chomp.data.trained_texts import TrainedTexts
+from chomp.data.stdlib_corpus import embedded_documents
+from chomp.data.store.build import (
+    EncodedBatch,
+    StoreBuildConfig,
+    StoreWriter,
+    build_store,
+    encoded,
+    encoded_in_order,
+)
+from chomp.data.store.store import (
+    MANIFEST,
+    PARTS,
+    TOKENS,
+    StoreIdentity,
+    StoreManifest,
+    TokenStore,
+    read_manifest,
+)
+from chomp.data.store.verify import verify_store
+from chomp.data.stream import StreamRows
 
 __all__ = [
+    "MANIFEST",
+    "MAX_EPOCHS",
+    "PARTS",
+    "TOKENS",
     "ArraysSource",
     "BatchSchedule",
     "BlockShuffleConfig",
     "ChatFormat",
     "ConcatRows",
     "Document",
+    "DocumentPart",
     "EmbeddedSource",
     "EncodedBatch",
     "EvalDataset",
@@ -81,6 +118,7 @@ __all__ = [
     "MemorySource",
     "Mixture",
     "MixtureStage",
+    "Occurrence",
     "PackedRows",
     "PackingConfig",
     "PackingMode",
@@ -93,7 +131,6 @@ __all__ = [
     "RowLimits",
     "RowOrder",
     "RowOrigin",
-    "Sighting",
     "Source",
     "Span",
     "Split",
@@ -101,6 +138,7 @@ __all__ = [
     "StoreBuildConfig",
     "StoreIdentity",
     "StoreManifest",
+    "StoreWriter",
     "StreamConfig",
     "StreamRows",
     "TextFormat",
@@ -116,22 +154,33 @@ __all__ = [
     "build_tokenizer",
     "build_train_dataset",
     "build_train_loader",
+    "cut_documents",
+    "document_id",
     "documents_of_split",
     "early_tokenizer",
     "embedded_documents",
     "encoded",
+    "encoded_in_order",
+    "first_difference",
     "forecast",
     "forecast_table",
     "is_held_out",
     "iter_from_step",
     "located_documents",
+    "mixture_length",
     "mixture_of",
+    "occurrences",
+    "pack",
+    "pack_documents",
     "part_names",
     "read_first_documents",
+    "read_manifest",
     "require_even_batches",
+    "require_row_len",
+    "require_served",
     "row_origin",
-    "sightings",
     "source_documents",
     "source_fingerprint",
+    "verify_store",
     "with_data_steps",
 ]

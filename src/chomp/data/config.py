@@ -3,24 +3,115 @@
 Until the executor has run, a path here may be a marker: "the output of that step".
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from itertools import pairwise
 from typing import Literal
 
 from chomp.config import Config, setting
+from chomp.data.formats import Format, TextFormat
 from chomp.data.mixture import StopStrategy
+from chomp.data.order import BlockShuffleConfig
 from chomp.data.packing import LongDocuments
-from chomp.data.shuffle import BlockShuffleConfig
-from chomp.data.sources.formats import Format, TextFormat
-from chomp.data.sources.source import Source
-from chomp.data.streams.stream import StreamConfig
-from chomp.data.tokenizer_config import TokenizerConfig
+from chomp.data.sources import Source
 from chomp.errors import require
+from chomp.storage import exists
+from chomp.tokenize import (
+    MIN_BPE_VOCAB_SIZE,
+    ByteTokenizer,
+    Tokenizer,
+    load_tokenizer,
+    tokenizer_from_json_file,
+)
 
+TokenizerKind = Literal["bpe", "byte", "json", "hub"]
 PackingMode = Literal["concat", "packed", "sequential", "bin"]
 
-# The names of the first chomp for the same two ways.
+# Which fields a tokenizer of a kind reads, besides `path`; any other has to be left alone.
+_TOKENIZER_FIELDS: dict[TokenizerKind, frozenset[str]] = {
+    "bpe": frozenset({"vocab_size", "training_documents"}),
+    "byte": frozenset(),
+    "json": frozenset({"file", "eos", "bos"}),
+    "hub": frozenset({"name", "revision", "eos", "bos"}),
+}
+# The names of the first chomp for the same two packing modes.
 _OTHER_NAMES: dict[str, PackingMode] = {"sequential": "concat", "bin": "packed"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenizerConfig(Config):
+    """The tokenizer of a run. `path` is the folder of a built one; the launch file fills it in.
+
+    `bpe` is trained on the run's own documents, `byte` needs nothing, `json` is the
+    `tokenizer.json` of another model, `hub` the name of a model that has one.
+    """
+
+    kind: TokenizerKind = "bpe"
+    # Of a trained BPE: every byte and the end of a document at least.
+    vocab_size: int = setting(default=2048, ge=MIN_BPE_VOCAB_SIZE, lt=2**24)
+    # That a BPE learns from, the first of each component; None: all. A stream may have no end.
+    training_documents: int | None = setting(default=None, ge=1, lt=2**31)
+    file: str | None = None  # of kind json
+    name: str | None = None  # of kind hub
+    revision: str | None = None  # of kind hub; None: the newest
+    # Ends a document, by its id or its text; None: the usual one.
+    eos: int | str | None = setting(default=None, ge=0, lt=2**24)
+    # Begins it, likewise; None: nothing does.
+    bos: int | str | None = setting(default=None, ge=0, lt=2**24)
+    # To a run its content counts and not the place; to a step, which does not look, the place.
+    path: str | None = setting(default=None, mark="cosmetic", is_versioned=True)
+
+    def __post_init__(self) -> None:
+        for kind, needed in (("json", "file"), ("hub", "name")):
+            require(
+                self.kind != kind or bool(getattr(self, needed)) or self.path is not None,
+                f"data.tokenizer.kind={kind} without data.tokenizer.{needed}",
+                allowed="the path of a tokenizer.json" if kind == "json" else "a name on the hub",
+                fix=f"set data.tokenizer.{needed}",
+            )
+        for other in fields(self):
+            is_read = other.name in ("kind", "path", *_TOKENIZER_FIELDS[self.kind])
+            value = getattr(self, other.name)
+            require(
+                is_read or value == other.default,
+                f"data.tokenizer.{other.name}={value} with data.tokenizer.kind={self.kind}",
+                allowed=f"{', '.join(sorted(_TOKENIZER_FIELDS[self.kind])) or 'no other field'}",
+                fix=f"remove {other.name}, or choose a kind that uses it",
+            )
+
+    @property
+    def known_vocab_size(self) -> int | None:
+        """How many ids it has, where that is known before it is made."""
+        if self.kind == "byte":
+            return ByteTokenizer.vocab_size
+        if self.kind == "json" and self.file is not None and exists(self.file):
+            found = tokenizer_from_json_file(self.file, eos=self.eos, bos=self.bos)
+            return found.vocab_size
+        return self.vocab_size if self.kind == "bpe" else None
+
+    def load(self) -> Tokenizer:
+        """The built tokenizer at `path`."""
+        require(
+            self.path is not None,
+            "data.tokenizer.path=null",
+            allowed="the folder of a built tokenizer",
+            fix="start this run through a launch file, which builds the tokenizer",
+        )
+        return load_tokenizer(str(self.path))
+
+
+@dataclass(frozen=True, kw_only=True)
+class StreamConfig(Config):
+    """How a component is read that has no token store."""
+
+    # Shuffled and packed together; two windows are held in memory.
+    window_documents: int = setting(default=4096, ge=1, lt=2**31)
+    shuffle: bool = True  # within each window; a stream has no other shuffle
+    # Of a read, before the run fails.
+    max_retries: int = setting(default=3, ge=0, le=1000, mark="cosmetic")
+    # Before the first retry; doubled for each that follows.
+    retry_delay_s: float = setting(default=1.0, ge=0, le=3600, mark="cosmetic")
+    # Held-out documents to evaluate on: the first of the stream.
+    max_validation_documents: int = setting(default=1000, ge=1, lt=2**31, mark="cosmetic")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,7 +200,20 @@ class LmDataConfig(Config):
             allowed="data.packing with data.packing_mode=packed",
             fix="set data.packing_mode=packed, or remove data.packing",
         )
-        _check_names(self.components)
+        require(
+            "ema" not in self.components,
+            "a component named 'ema'",
+            allowed="any other name: eval/ema/* is for the averaged weights",
+            fix="rename the component",
+        )
+        for name in self.components:
+            require(
+                name != "" and name == name.strip(" /"),
+                f"data.components with the name {name!r}",
+                allowed="names that do not start or end with a space or a slash",
+                fix='name each component for what it holds, such as "code"; '
+                "the name is part of paths and metrics",
+            )
         streams = [name for name, part in self.components.items() if part.stream is not None]
         require(
             self.stop_strategy == "restart" or not streams,
@@ -117,15 +221,46 @@ class LmDataConfig(Config):
             allowed="data.stop_strategy=restart: the length of a stream is not known in advance",
             fix="set data.stop_strategy=restart, or train from a token store",
         )
+        self._check_stages()
         require(
             not self.components or bool(self.stages) or any(self.weights.values()),
             f"data.components, all with weight 0: {', '.join(sorted(self.components))}",
             allowed="at least one weight above 0; a component with weight 0 is only evaluated",
             fix="set a weight above 0 for the components to train on",
         )
+
+    def _check_stages(self) -> None:
+        """An unknown name is a typing error; one that is left out would vanish without a word."""
+        listed = f"a weight for each of the components {', '.join(sorted(self.components))}"
         for number, stage in enumerate(self.stages):
-            _check_stage(number, stage, self.components)
-        _check_starts([stage.start_step for stage in self.stages])
+            given = f"data.stages[{number}].weights"
+            for name in stage.weights:
+                require(
+                    name in self.components,
+                    f"{given} with the unknown component {name!r}",
+                    allowed=listed,
+                    fix="correct the name, or add the component to data.components",
+                )
+            for name in self.components:
+                require(
+                    name in stage.weights,
+                    f"{given} without {name!r}",
+                    allowed=listed,
+                    fix=f"add {name}: 0 to leave it out of this stage",
+                )
+            require(
+                any(stage.weights.values()),
+                f"{given} that are all 0",
+                allowed=f"{listed}, at least one above 0",
+                fix="set a weight above 0 for the components to train on in this stage",
+            )
+        starts = [stage.start_step for stage in self.stages]
+        require(
+            starts[:1] in ([], [0]) and all(a < b for a, b in pairwise(starts)),
+            f"data.stages that start at the steps {starts}",
+            allowed="a first stage at step 0, each next one later",
+            fix="sort the stages by start_step, the first with start_step: 0",
+        )
 
     @property
     def weights(self) -> dict[str, float]:
@@ -146,56 +281,3 @@ class LmDataConfig(Config):
             allowed=f"{field} only where attention stays within a document",
             fix=f"set data.stream_semantics=false, or remove {field}",
         )
-
-
-def _check_names(components: dict[str, LmComponentConfig]) -> None:
-    require(
-        "ema" not in components,
-        "a component named 'ema'",
-        allowed="any other name: eval/ema/* is for the averaged weights",
-        fix="rename the component",
-    )
-    for name in components:
-        require(
-            name != "" and name == name.strip(" /"),
-            f"data.components with the name {name!r}",
-            allowed="names that do not start or end with a space or a slash",
-            fix='name each component for what it holds, such as "code"; '
-            "the name is part of paths and metrics",
-        )
-
-
-def _check_starts(starts: list[int]) -> None:
-    require(
-        starts[:1] in ([], [0]) and all(a < b for a, b in pairwise(starts)),
-        f"data.stages that start at the steps {starts}",
-        allowed="a first stage at step 0, each next one later",
-        fix="sort the stages by start_step, the first with start_step: 0",
-    )
-
-
-def _check_stage(
-    number: int, stage: MixtureStage, components: dict[str, LmComponentConfig]
-) -> None:
-    """A name nobody knows is a typing error; one that is left out would vanish without a word."""
-    listed = f"a weight for each of the components {', '.join(sorted(components))}"
-    for name in stage.weights:
-        require(
-            name in components,
-            f"data.stages[{number}].weights with the unknown component {name!r}",
-            allowed=listed,
-            fix="correct the name, or add the component to data.components",
-        )
-    for name in components:
-        require(
-            name in stage.weights,
-            f"data.stages[{number}].weights without {name!r}",
-            allowed=listed,
-            fix=f"add {name}: 0 to leave it out of this stage",
-        )
-    require(
-        any(stage.weights.values()),
-        f"data.stages[{number}].weights that are all 0",
-        allowed=f"{listed}, at least one above 0",
-        fix="set a weight above 0 for the components to train on in this stage",
-    )

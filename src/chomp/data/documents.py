@@ -62,25 +62,27 @@ class Document:
         """Characters, or ids of one that came tokenized: about how much work it is."""
         if self.ids is not None:
             return len(self.ids)
-        return len(self.text) + sum(len(span.text) for span in self.spans)
+        return len(self.text) + sum(map(len, self._span_texts()))
 
     @property
     def is_empty(self) -> bool:
         """Whether there is nothing to learn from: no id, or nothing but white space."""
         if self.ids is not None:
             return len(self.ids) == 0
-        return _is_blank(self.text) and all(_is_blank(span.text) for span in self.spans)
+        return all(not text or text.isspace() for text in (self.text, *self._span_texts()))
+
+    @property
+    def full_text(self) -> str:
+        """All of its text: of a conversation, every turn."""
+        return self.text or "".join(self._span_texts())
 
     def __eq__(self, other: object) -> bool:
         """Equal in every field; arrays by their numbers."""
         if not isinstance(other, Document):
             return NotImplemented
-        mine, its = (
-            (document.id, document.text, document.spans, document.split_key)
-            for document in (self, other)
-        )
         return (
-            mine == its
+            (self.id, self.text, self.spans, self.split_key)
+            == (other.id, other.text, other.spans, other.split_key)
             and _are_equal(self.ids, other.ids)
             and _are_equal(self.loss_weights, other.loss_weights)
         )
@@ -88,6 +90,9 @@ class Document:
     def __hash__(self) -> int:
         """Of the name and the text; enough to tell most documents apart."""
         return hash((self.id, self.text))
+
+    def _span_texts(self) -> Iterator[str]:
+        return (span.text for span in self.spans)
 
 
 class LocatedDocument(NamedTuple):
@@ -103,7 +108,13 @@ def is_held_out(document: Document, validation_fraction: float) -> bool:
     A function of the document alone: adding, removing or reordering others moves nothing, and
     documents with one key (equal contents, unless they have keys of their own) are on one side.
     """
-    digest = hashlib.sha256(_split_bytes(document)).digest()
+    key = document.split_key
+    if key is None and document.ids is not None:
+        # One width, so that the same ids from files of different widths are on one side.
+        content = document.ids.astype("<u4").tobytes()
+    else:
+        content = (document.full_text if key is None else key).encode("utf-8", "surrogatepass")
+    digest = hashlib.sha256(content).digest()
     return int.from_bytes(digest[:8], "big") < validation_fraction * 2**64
 
 
@@ -115,20 +126,6 @@ def documents_of_split(
     for document in documents:
         if is_held_out(document, validation_fraction) == wants_held_out:
             yield document
-
-
-def _split_bytes(document: Document) -> bytes:
-    if document.split_key is None and document.ids is not None:
-        # One width, so that the same ids from files of different widths are on one side.
-        return document.ids.astype("<u4").tobytes()
-    key = document.split_key
-    if key is None:
-        key = document.text or "".join(span.text for span in document.spans)
-    return key.encode("utf-8", "surrogatepass")
-
-
-def _is_blank(text: str) -> bool:
-    return not text or text.isspace()
 
 
 def _are_equal(one: np.ndarray | None, other: np.ndarray | None) -> bool:

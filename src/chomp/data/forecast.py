@@ -9,8 +9,7 @@ from itertools import pairwise
 
 from rich.table import Table
 
-from chomp.data.batch_schedule import BatchSchedule
-from chomp.data.mixture import Mixture, require_rows
+from chomp.data.mixture import BatchSchedule, Mixture, require_rows
 
 # Up to about four readings of the same text are nearly as good as new text; after that the gain
 # falls away (Muennighoff et al., "Scaling Data-Constrained Language Models", 2023).

@@ -12,10 +12,9 @@ import numpy as np
 from jax.sharding import AbstractMesh, Mesh
 from jaxtyping import Int
 
-from chomp.data.batch_schedule import BatchSchedule
 from chomp.data.dataset import TrainDataset
-from chomp.data.examples import GrugLmExample
-from chomp.data.row_limits import RowLimits
+from chomp.data.examples import GrugLmExample, RowLimits
+from chomp.data.mixture import BatchSchedule
 from chomp.errors import DataError, divisors, require
 from chomp.kernels.attention.mask import PAD_SEGMENT
 from chomp.mesh import batch_shards, local_rows, place_rows

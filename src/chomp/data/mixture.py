@@ -1,4 +1,4 @@
-"""Which component the n-th example comes from: exact proportions in stages, no state.
+"""How many examples a step takes, and which component the n-th comes from: exact, without state.
 
 A component with share p that starts the stage with credit e (the examples it was owed and not yet
 given, or minus those it was given too early) is due its j-th example of the stage at time
@@ -29,6 +29,71 @@ Weights = Mapping[str, float]
 _FEW_COMPARED, _MOST_COMPARED = 64, 1 << 16
 # Whole numbers by name, or pairs of a start and such numbers; lists, to come back from JSON equal.
 Identity = dict[str, int] | list[list[int | dict[str, int]]]
+
+
+class BatchSchedule:
+    """Examples of every step: `grad_accum` micro-batches of `batch_size(step)` rows.
+
+    `sizes` is one size, or pairs of the step at which a size starts and that size; the last size
+    lasts for ever. Exact at any step, in time that grows only with the number of changes.
+    """
+
+    def __init__(self, sizes: int | Sequence[tuple[int, int]], grad_accum: int = 1) -> None:
+        pairs = [(0, sizes)] if isinstance(sizes, int) else list(sizes)
+        self._starts = [start for start, _ in pairs]
+        self._sizes = [size for _, size in pairs]
+        self.grad_accum = grad_accum
+        given = f"train.batch_size={pairs}"
+        if len(pairs) == 1 and self._starts[0] == 0:
+            given = f"train.batch_size={self._sizes[0]}"
+        require(
+            self._starts[:1] == [0] and all(a < b for a, b in pairwise([*self._starts, 2**31])),
+            given,
+            allowed="one size, or [start step, size] pairs: the first at 0, each after the last "
+            "and below 2147483648",
+            fix="start train.batch_size at step 0 and list its changes in their order",
+        )
+        require(
+            all(0 < size < 2**31 for size in self._sizes),
+            given,
+            allowed="sizes of at least 1 row and below 2147483648",
+            fix="set train.batch_size to the rows of one micro-batch, over all hosts",
+        )
+        require(
+            grad_accum > 0,
+            f"train.grad_accum={grad_accum}",
+            allowed="at least 1 micro-batch a step",
+            fix="set train.grad_accum=1 for no accumulation",
+        )
+        # Examples before each start, so that no question walks over the steps.
+        self._before = [0]
+        for (start, stop), size in zip(pairwise(self._starts), self._sizes, strict=False):
+            self._before.append(self._before[-1] + (stop - start) * size * grad_accum)
+
+    @property
+    def distinct_sizes(self) -> tuple[int, ...]:
+        """Every size that occurs, from small to large: one compiled step each."""
+        return tuple(sorted(set(self._sizes)))
+
+    def batch_size(self, step: int) -> int:
+        """Rows of one micro-batch of a step."""
+        return self._sizes[bisect.bisect_right(self._starts, step) - 1]
+
+    def examples(self, step: int) -> int:
+        """Examples that a step takes, over all its micro-batches."""
+        return self.batch_size(step) * self.grad_accum
+
+    def examples_before(self, step: int) -> int:
+        """Examples that the steps before this one take: the number of its first example."""
+        segment = bisect.bisect_right(self._starts, step) - 1
+        since = step - self._starts[segment]
+        return self._before[segment] + since * self._sizes[segment] * self.grad_accum
+
+    def step_of(self, example: int) -> int:
+        """The step that takes an example."""
+        segment = bisect.bisect_right(self._before, example) - 1
+        since = example - self._before[segment]
+        return self._starts[segment] + since // (self._sizes[segment] * self.grad_accum)
 
 
 class Stage:
@@ -146,9 +211,22 @@ class Mixture:
     def __init__(self, stages: Weights | Sequence[tuple[int, Weights]]) -> None:
         pairs = [(0, stages)] if isinstance(stages, Mapping) else list(stages)
         self._starts = [start for start, _ in pairs]
-        _require_starts(self._starts)
+        if self._starts[:1] != [0] or any(a >= b for a, b in pairwise(self._starts)):
+            raise DataError(
+                f"mixture stages start at {self._starts}",
+                allowed="a first stage at 0, each next one later",
+                fix="sort the stages by their start",
+            )
         for i, (_, weights) in enumerate(pairs):
-            _require_weights(weights, f" of stage {i}" if len(pairs) > 1 else "")
+            wrong = [name for name, w in weights.items() if not (math.isfinite(w) and w >= 0)]
+            if wrong or not any(weights.values()):
+                stage = f" of stage {i}" if len(pairs) > 1 else ""
+                which = f", with {weights[wrong[0]]} for {wrong[0]!r}" if wrong else ""
+                raise DataError(
+                    f"mixture weights {dict(weights)}{stage}{which}",
+                    allowed="finite weights of 0 or more, at least one of them above 0",
+                    fix="set a weight for each component; they need not add up to 1",
+                )
         # Sorted by name: the order in which a config lists its components changes nothing.
         self.names: tuple[str, ...] = tuple(
             sorted({name for _, weights in pairs for name, weight in weights.items() if weight > 0})
@@ -302,22 +380,18 @@ def require_served(mixture: Mixture, total_examples: int) -> None:
     """Raise `ConfigError` unless a run of so many examples has one of every component."""
     for name in mixture.names:
         first = mixture.index_of(name, 0)
+        starts = [mixture.stage_start(i) for i in range(mixture.num_stages)]
+        share, start = max((mixture.share(name, start), -start) for start in starts)
+        stage = f" in stage {mixture.stage_at(-start)}" if len(starts) > 1 else ""
         needed = "never served" if first is None else f"first served as example {first + 1:,}"
         longer = "lengthen its stage" if first is None else f"train for {first + 1:,} examples"
         require(
             first is not None and first < total_examples,
-            f"component {name!r} with {_largest_share(mixture, name)} would be {needed}, in "
+            f"component {name!r} with {share:.3g} of the weight{stage} would be {needed}, in "
             f"a run of {total_examples:,} examples",
             allowed="weights above 0 that yield at least one example in the run",
             fix=f"raise the weight of {name!r}, {longer}, or set its weight to 0",
         )
-
-
-def _largest_share(mixture: Mixture, name: str) -> str:
-    starts = [mixture.stage_start(i) for i in range(mixture.num_stages)]
-    share, start = max((mixture.share(name, start), -start) for start in starts)
-    stage = f" in stage {mixture.stage_at(-start)}" if len(starts) > 1 else ""
-    return f"{share:.3g} of the weight{stage}"
 
 
 def _whole_shares(names: Sequence[str], weights: Weights) -> list[int]:
@@ -327,23 +401,3 @@ def _whole_shares(names: Sequence[str], weights: Weights) -> list[int]:
     whole = [int(share * scale) for share in exact]
     # In lowest terms, so that weights in the same proportion are the same mixture.
     return [share // math.gcd(*whole) for share in whole]
-
-
-def _require_starts(starts: Sequence[int]) -> None:
-    if list(starts[:1]) != [0] or any(a >= b for a, b in pairwise(starts)):
-        raise DataError(
-            f"mixture stages start at {list(starts)}",
-            allowed="a first stage at 0, each next one later",
-            fix="sort the stages by their start",
-        )
-
-
-def _require_weights(weights: Weights, where: str) -> None:
-    wrong = [name for name, w in weights.items() if not (math.isfinite(w) and w >= 0)]
-    if wrong or not any(weights.values()):
-        which = f", with {weights[wrong[0]]} for {wrong[0]!r}" if wrong else ""
-        raise DataError(
-            f"mixture weights {dict(weights)}{where}{which}",
-            allowed="finite weights of 0 or more, at least one of them above 0",
-            fix="set a weight for each component; they need not add up to 1",
-        )

@@ -1,21 +1,35 @@
-"""Rows of a store: fixed windows over its line of tokens, with the document of each position.
+"""Rows of a store, each a function of its number alone: windows over its line, or packed documents.
 
 Training windows lie side by side. Evaluation windows overlap by one token, so that every token is
 predicted exactly once, and the last, shorter one is padded: nothing is dropped. A store in which
-nothing is predicted has no evaluation window.
+nothing is predicted has no evaluation window. Packed rows hold whole documents, several short ones
+side by side, with padding where none fits.
 """
 
-from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+import shutil
+import weakref
+from dataclasses import dataclass, fields
 
 import numpy as np
 from jaxtyping import Bool, Float, Int, Num
 
-from chomp.data.store.token_store import TokenStore
+from chomp.data.packing import (
+    PIECE_LENGTHS,
+    PIECE_STARTS,
+    PLAN_SHARD,
+    ROW_ENDS,
+    PackingFigures,
+    PackingRule,
+    plan_folder,
+)
+from chomp.data.store.array import FlatArray
+from chomp.data.store.store import TokenStore
+from chomp.data.store.verify import PLAN
 from chomp.errors import DataError, require
 from chomp.kernels.attention.mask import PAD_SEGMENT
+from chomp.storage import join, read_json
 
-# Axes: N rows, T tokens of a row, L tokens of all rows without padding.
+# Axes: N rows, T tokens of a row, P pieces of documents, L tokens of all rows without padding.
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -40,27 +54,6 @@ class Piece:
     start: int
     length: int
     column: int = 0
-
-
-@runtime_checkable
-class Rows(Protocol):
-    """The rows of one store; row i is a function of i alone."""
-
-    store: TokenStore
-    seq_len: int
-    num_rows: int
-
-    def read(self, rows: Int[np.ndarray, " N"]) -> RowBatch:
-        """Those rows, in the order asked for."""
-        ...
-
-    def pieces(self, row: int) -> list[Piece]:
-        """What a row is made of, in order."""
-        ...
-
-    def rows_with(self, start: int, stop: int) -> list[int]:
-        """The rows that hold any token of start..stop-1 of the store's line."""
-        ...
 
 
 class ConcatRows:
@@ -112,6 +105,106 @@ class ConcatRows:
         """The rows that hold any token of start..stop-1 of the store's line."""
         first = max(start - (self.seq_len - self._stride), 0) // self._stride
         return list(range(first, min((stop - 1) // self._stride + 1, self.num_rows)))
+
+
+class PackedRows:
+    """The packed rows of one store; row i is a function of i alone."""
+
+    def __init__(self, store: TokenStore, rule: PackingRule) -> None:
+        require_row_len(rule.row_len)
+        self.store = store
+        self.seq_len = rule.row_len
+        folder, is_kept = plan_folder(store, rule)
+        if not is_kept:
+            weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
+        plan = read_json(join(folder, PLAN))
+        figures = {field.name: plan[field.name] for field in fields(PackingFigures)}
+        self.figures = PackingFigures(**figures)
+        self.num_rows = self.figures.num_rows
+        if self.num_rows == 0:
+            kept = "lengthen train.seq_len, or set data.packing.long_documents to split or truncate"
+            raise too_small(store, rule.row_len, "a document that is not dropped", kept)
+        self._row_ends = FlatArray.open(join(folder, ROW_ENDS))
+        self._starts = FlatArray.open(join(folder, PIECE_STARTS))
+        self._lengths = FlatArray.open(join(folder, PIECE_LENGTHS))
+
+    def read(self, rows: Int[np.ndarray, " N"]) -> RowBatch:
+        """Those rows, in the order asked for."""
+        first, counts = self._pieces_of(rows)
+        starts = self._starts.read(first, counts)
+        lengths = self._lengths.read(first, counts)
+        return rows_of_pieces(
+            self.store.read(starts, lengths),
+            lengths,
+            counts,
+            self.seq_len,
+            weights=self.store.read_loss_weights(starts, lengths),
+        )
+
+    def pieces(self, row: int) -> list[Piece]:
+        """What a row is made of, in order."""
+        first, counts = self._pieces_of(np.asarray([row]))
+        lengths = self._lengths.read(first, counts)
+        return [
+            Piece(start=int(start), length=int(length), column=int(end - length))
+            for start, length, end in zip(
+                self._starts.read(first, counts), lengths, np.cumsum(lengths), strict=True
+            )
+        ]
+
+    def rows_with(self, start: int, stop: int) -> list[int]:
+        """The rows that hold any token of start..stop-1; reads the plan from its beginning."""
+        found: set[int] = set()
+        for first in range(0, len(self._starts), PLAN_SHARD):
+            span = np.asarray([first]), np.asarray([min(PLAN_SHARD, len(self._starts) - first)])
+            starts, lengths = self._starts.read(*span), self._lengths.read(*span)
+            hits = first + np.flatnonzero((starts < stop) & (starts + lengths > start))
+            found |= {self._row_of_piece(int(piece)) for piece in hits}
+        return sorted(found)
+
+    def _row_of_piece(self, piece: int) -> int:
+        low, high = 0, self.num_rows - 1
+        while low < high:
+            middle = (low + high) // 2
+            end = self._row_ends.read(np.asarray([middle]), np.asarray([1]))[0]
+            low, high = (middle + 1, high) if end <= piece else (low, middle)
+        return low
+
+    def _pieces_of(
+        self, rows: Int[np.ndarray, " N"]
+    ) -> tuple[Int[np.ndarray, " N"], Int[np.ndarray, " N"]]:
+        """The first piece of each row, and how many it has."""
+        before = np.maximum(rows - 1, 0)
+        ends = self._row_ends.read(before, np.full_like(rows, 2) - (rows == 0))
+        last = np.cumsum(2 - (rows == 0)) - 1
+        first = np.where(rows == 0, 0, ends[np.maximum(last - 1, 0)])
+        return first, ends[last] - first
+
+
+Rows = ConcatRows | PackedRows
+
+
+def rows_of_pieces(
+    tokens: Num[np.ndarray, " L"],
+    lengths: Int[np.ndarray, " P"],
+    counts: Int[np.ndarray, " N"],
+    seq_len: int,
+    *,
+    weights: Num[np.ndarray, " L"] | None,
+) -> RowBatch:
+    """Packed rows from the tokens of their pieces in one line; `counts` are pieces of each row."""
+    row_of_piece = np.repeat(np.arange(len(counts)), counts)
+    number_in_row = np.arange(len(lengths)) - np.repeat(np.cumsum(counts) - counts, counts)
+    row_tokens = np.bincount(row_of_piece, lengths, minlength=len(counts))
+    is_token = np.arange(seq_len) < row_tokens[:, None]
+    segments = np.full(is_token.shape, PAD_SEGMENT, np.int32)
+    segments[is_token] = np.repeat(number_in_row, lengths)
+    shape = is_token.shape
+    return RowBatch(
+        tokens=spread(tokens, shape, is_token, np.int32),
+        segment_ids=segments,
+        loss_weights=None if weights is None else spread(weights, shape, is_token, np.float32),
+    )
 
 
 def spread(

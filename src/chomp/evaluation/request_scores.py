@@ -18,8 +18,7 @@ import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Bool, Float, Int
 
-from chomp.data import GrugLmExample
-from chomp.data.packing import pack
+from chomp.data import GrugLmExample, pack
 from chomp.errors import require
 from chomp.kernels.attention import AttentionMask
 from chomp.kernels.attention.documents import documents_of_rows, max_segments

@@ -1,6 +1,6 @@
 """Experiments as content-addressed steps: describe, plan, run. Knows no runner of its own."""
 
-from chomp.executor.plan import PlannedStep, plan_steps
+from chomp.executor.plan import PlannedStep, is_planning, plan_steps, planning_only
 from chomp.executor.run import Room, Runner, StepFailure, run_plan
 from chomp.executor.status import StepState, StepStatus, read_status
 from chomp.executor.step import (
@@ -27,8 +27,10 @@ __all__ = [
     "StepState",
     "StepStatus",
     "Versioned",
+    "is_planning",
     "output_path_of",
     "plan_steps",
+    "planning_only",
     "pseudo_dependency_of",
     "read_status",
     "run_plan",

@@ -9,7 +9,9 @@ record.
 
 import logging
 import re
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -46,8 +48,24 @@ from chomp.storage.secrets import without_secrets
 
 Action = Literal["run", "skip", "wait"]
 _log = logging.getLogger(__name__)
+_is_planning: ContextVar[bool] = ContextVar("is_planning", default=False)
 _CHANGES_SHOWN = 3
 _MAX_VALUE_CHARACTERS = 80  # longer values are cut: the path says where to look
+
+
+@contextmanager
+def planning_only(is_wanted: bool = True) -> Iterator[None]:
+    """Inside, what is asked for to plan steps may be read, and nothing is downloaded."""
+    token = _is_planning.set(is_wanted)
+    try:
+        yield
+    finally:
+        _is_planning.reset(token)
+
+
+def is_planning() -> bool:
+    """Whether a plan is all that is wanted, so that nothing may be downloaded."""
+    return _is_planning.get()
 
 
 @dataclass(frozen=True, kw_only=True)

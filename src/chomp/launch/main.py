@@ -15,7 +15,7 @@ import typer
 from chomp.config import apply_overrides
 from chomp.config.fields import ConfigClass
 from chomp.errors import ChompError, ConfigError, LaunchError, RunInterrupted, require
-from chomp.executor import ExecutorStep, PlannedStep, plan_steps
+from chomp.executor import ExecutorStep, PlannedStep, plan_steps, planning_only
 from chomp.executor.pins import identities_at
 from chomp.launch.console import print_error, print_stop, show_log_warnings
 from chomp.launch.multi_process import is_lead_process
@@ -44,8 +44,9 @@ from chomp.launch.sweep import (
     require_order,
     sweep_of,
 )
-from chomp.step_options import Allow, Force, MaxConcurrent, On, Overrides, Restarts
+from chomp.step_options import Allow, Force, MaxConcurrent, On, Overrides, Restarts, VerifySources
 from chomp.storage import join
+from chomp.storage.file_hashes import read_files_again
 from chomp.storage.paths import require_current_folder
 from chomp.storage.screen import (
     NO_READER_EXIT_CODE,
@@ -131,6 +132,7 @@ def executor_main(
         sweep_file: _SweepFile = None,
         sweep_by: _SweepBy = DEFAULT_METRIC,
         sweep_best: _SweepBest = LOWEST,
+        verify_sources: VerifySources = False,
     ) -> int:
         only, force, allow = only or [], force or [], allow or []
         options = LaunchOptions(
@@ -174,9 +176,11 @@ def executor_main(
                         fix="leave it out, or launch that run by itself with -o",
                     )
                 points = points_in_file(sweep_file) if sweep_file else grid_of(sweep or [])
-                runs = sweep_of(steps_of, changed, points)
+                with planning_only(plan), read_files_again(verify_sources):
+                    runs = sweep_of(steps_of, changed, points)
                 return _sweep(runs, options, only, force, by=sweep_by, best=sweep_best)
-            steps = list(steps_of(changed))
+            with planning_only(plan), read_files_again(verify_sources):
+                steps = list(steps_of(changed))
             planned = _plan_run(steps, options.prefix, only, force, allow)
             if _ends_with(planned, steps):
                 return launch_plan(planned, options, report=report, dry_run=dry_run)

@@ -1,7 +1,14 @@
 """Tokenizers: text to ids and back, each identified by its content."""
 
-from chomp.tokenize.load import load_hub_tokenizer, load_tokenizer, save_tokenizer
+from chomp.tokenize.load import (
+    DESCRIPTION,
+    load_hub_tokenizer,
+    load_tokenizer,
+    save_tokenizer,
+    show_hub_warnings_once,
+)
 from chomp.tokenize.tokenizer import (
+    MIN_BPE_VOCAB_SIZE,
     BpeTokenizer,
     ByteTokenizer,
     JsonTokenizer,
@@ -13,6 +20,8 @@ from chomp.tokenize.tokenizer import (
 )
 
 __all__ = [
+    "DESCRIPTION",
+    "MIN_BPE_VOCAB_SIZE",
     "BpeTokenizer",
     "ByteTokenizer",
     "JsonTokenizer",
@@ -22,6 +31,7 @@ __all__ = [
     "load_hub_tokenizer",
     "load_tokenizer",
     "save_tokenizer",
+    "show_hub_warnings_once",
     "tokenizer_from_json_file",
     "train_bpe",
 ]

@@ -16,9 +16,14 @@ import numpy as np
 
 from chomp.checkpoint import CheckpointMetadata, StepFolder, list_checkpoints
 from chomp.config import fingerprint
-from chomp.data import BatchSchedule, Mixture, TrainLoader
-from chomp.data.mixture import first_difference
-from chomp.data.store.token_store import MANIFEST, read_manifest
+from chomp.data import (
+    MANIFEST,
+    BatchSchedule,
+    Mixture,
+    TrainLoader,
+    first_difference,
+    read_manifest,
+)
 from chomp.errors import CheckpointError
 from chomp.executor.status import read_info
 from chomp.storage import exists, is_local, join, parent_of

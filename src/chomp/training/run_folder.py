@@ -24,8 +24,7 @@ from jax.sharding import Mesh
 import chomp
 from chomp import storage, tracking
 from chomp.config import config_to_mapping, config_to_yaml
-from chomp.data import BatchSchedule
-from chomp.data.store.token_store import read_manifest
+from chomp.data import BatchSchedule, read_manifest
 from chomp.errors import ConfigError, RunInterrupted, StorageError, require
 from chomp.kernels.precision import Precision
 from chomp.mesh import broadcast, is_first, leave_on_error, raise_together

@@ -9,8 +9,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from chomp import data
-from chomp.data import BatchSchedule, EvalDataset, RowLimits, TrainLoader
-from chomp.data.rows import require_row_len
+from chomp.data import BatchSchedule, EvalDataset, RowLimits, TrainLoader, require_row_len
 from chomp.errors import require, require_at_most
 from chomp.kernels.attention import AttentionMask
 from chomp.kernels.kernel_shapes import KernelShapes

@@ -1,33 +1,107 @@
 """Building a token store from a source: an executor step, and what `chomp data build` runs.
 
-Nothing looks finished before it is: the file that makes a folder valid is written last. And nothing
-is filed under content it was not made from: a source that changed since the plan is an error.
-A build that was killed goes on at the record it had come to.
+Nothing looks finished before it is: tokens go to disk in whole shards, after each shard
+`progress.json` says how far the store is good and which record comes next, and the manifest, which
+makes a folder a store, is written last. A build that was killed goes on at the record it had come
+to. Nothing is filed under content it was not made from: a source that changed since the plan is an
+error. What a store holds does not depend on how many processes made it.
 """
 
 import logging
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
-from dataclasses import dataclass, field
+from array import array
+from collections import deque
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import asdict, dataclass, field, replace
 from itertools import islice
+from typing import Any
 
 import numpy as np
+from jaxtyping import Bool, Float32, Int, Integer, Num, UInt32
 
-from chomp.config import Config, fingerprint
-from chomp.data.documents import LocatedDocument, Split, is_held_out
+from chomp.config import Config, fingerprint, setting
+from chomp.data.documents import Document, LocatedDocument, Position, Split, is_held_out
+from chomp.data.formats import Format, TextFormat
 from chomp.data.progress import progress_bar
-from chomp.data.sources.formats import Format, TextFormat
-from chomp.data.sources.source import Source, located_documents, part_names, source_fingerprint
-from chomp.data.store.encoding import encoded_in_order
-from chomp.data.store.token_store import MANIFEST, StoreIdentity, location_of, read_manifest
-from chomp.data.store.writer import PROGRESS, StoreWriter
+from chomp.data.sources import (
+    Source,
+    located_documents,
+    part_names,
+    refuse_changed_source,
+    source_fingerprint,
+)
+from chomp.data.store.array import (
+    FlatArray,
+    FlatArrayWriter,
+    checksum,
+    chunk_checksums,
+    damaged,
+)
+from chomp.data.store.store import (
+    CHUNK_CHECKSUMS,
+    DOCUMENT_ENDS,
+    DOCUMENT_MARKS,
+    FORMAT_VERSION,
+    LOCATIONS,
+    LOSS_WEIGHTS,
+    MANIFEST,
+    PACKING,
+    PARTS,
+    TOKENS,
+    StoreIdentity,
+    StoreManifest,
+    location_of,
+    marks_of,
+    position_of,
+    read_manifest,
+)
 from chomp.errors import DataError, StorageError
-from chomp.storage import exists, join, remove_tree
+from chomp.storage import (
+    exists,
+    is_folder,
+    join,
+    list_folder,
+    make_folder,
+    name_of,
+    parent_of,
+    read_json,
+    remove_tree,
+    rename_folder,
+    write_bytes_atomic,
+    write_json_atomic,
+)
 from chomp.storage.secrets import redactor
-from chomp.tokenize import Tokenizer, load_tokenizer
-from chomp.tokenize.worker import available_cores
+from chomp.tokenize import Tokenizer, UnencodableText, load_tokenizer
+from chomp.tokenize.worker import TokenizerProcesses, available_cores
+
+# Axes: L tokens of a whole batch, N documents, P positions of one document, C chunks.
 
 log = logging.getLogger(__name__)
+
+# A shard is one file; a chunk is the least that is read. 32 Ki tokens are 64 KiB as uint16.
+SHARD_TOKENS = 1 << 23
+CHUNK_TOKENS = 1 << 15
+# Of the arrays with one number per document: 2 MiB and 32 KiB.
+SHARD_DOCUMENTS = 1 << 18
+CHUNK_DOCUMENTS = 1 << 12
+PROGRESS = "progress.json"
+# In the folder of a train store: the store of the held-out documents, written in the same pass. It
+# waits there for the step of the validation split.
+HELD_OUT = "held_out"
+_TAKEN = "held_out_taken"
+# All of a store. What makes it look finished, or half done, goes first where it is begun anew.
+_WRITTEN = (
+    MANIFEST, PROGRESS, PARTS, PACKING,
+    TOKENS, LOSS_WEIGHTS, DOCUMENT_ENDS, DOCUMENT_MARKS, LOCATIONS,
+)  # fmt: skip
+# A batch is some tenths of a second of work, so that handing it over costs nothing beside it.
+_BATCH_DOCUMENTS = 1024
+_BATCH_CHARACTERS = 1 << 20
+# Starting processes takes about as long as tokenizing this much.
+_CHARACTERS_ENCODED_HERE = 4 << 20
+# Batches in flight per process: one being worked on, one waiting.
+_BATCHES_PER_PROCESS = 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,142 +120,47 @@ class StoreBuildConfig(Config):
     # Its content when the build was planned; None: a step of the same plan builds it.
     tokenizer_hash: str | None = None
     processes: int | None = None  # that tokenize; None: one per core
+    # Of a train split: also write the held-out documents, for the step of the validation split.
+    with_held_out: bool = setting(default=True, is_added=True)
+
+    def identity(self, tokenizer: Tokenizer, split: Split) -> StoreIdentity:
+        """What the store of a split is made from."""
+        return StoreIdentity(
+            name=self.name,
+            split=split,
+            validation_fraction=self.validation_fraction,
+            source_fingerprint=self.source_fingerprint,
+            format_fingerprint=fingerprint(self.format),
+            tokenizer_hash=tokenizer.content_hash,
+            max_documents=self.max_documents,
+        )
 
 
 def build_store(config: StoreBuildConfig) -> None:
     """Tokenize one split of a source into the store at `output_path`.
 
-    A store that was left unfinished is continued; one that is finished is left as it is.
+    A store that was left unfinished is continued; one that is finished is left as it is. A train
+    split writes the held-out documents in the same pass, and the validation split then takes them.
     """
     try:
         tokenizer = load_tokenizer(config.tokenizer_path)
-        _refuse_changed_tokenizer(config, tokenizer)
-        identity = _identity(config, tokenizer)
+        planned = config.tokenizer_hash
+        if planned is not None and planned != tokenizer.content_hash:
+            raise DataError(
+                f"tokenizer {config.tokenizer_path} has the content {tokenizer.content_hash[:12]}",
+                allowed=f"{planned[:12]}, its content when this build was planned",
+                fix="run the same command again: it uses the tokenizer that is there now",
+            )
+        identity = config.identity(tokenizer, config.split)
         if _is_built(config.output_path, identity):
             # There if the build was killed right after its last write.
-            remove_tree(join(config.output_path, PROGRESS))
-        else:
-            _write_store(config, tokenizer, identity)
+            for name in (PROGRESS, _TAKEN):
+                remove_tree(join(config.output_path, name))
+        elif not (config.split == "validation" and _take_held_out(config, identity)):
+            _write_stores(config, tokenizer)
     except (DataError, StorageError) as error:
         error.within(f"component {config.name!r}, {config.split} split")
         raise
-
-
-def refuse_changed_source(source: Source, planned: str) -> None:
-    """Raise `DataError` unless a source holds what it held when its fingerprint was taken."""
-    found = source_fingerprint(source)
-    if found != planned:
-        raise DataError(
-            f"{source} with content {found[:12]}"[:500],
-            allowed=f"{planned[:12]}, its content when this build was planned",
-            fix="wait until nothing writes there, then run the same command again",
-        )
-
-
-def _write_store(config: StoreBuildConfig, tokenizer: Tokenizer, identity: StoreIdentity) -> None:
-    writer = StoreWriter(
-        config.output_path, identity, tokenizer, has_loss_weights=config.format.has_loss_weights
-    )
-    if writer.is_resumed:
-        # With a file gone, the position to go on from would be another record.
-        refuse_changed_source(config.source, config.source_fingerprint)
-    parts = part_names(config.source)
-    batches = encoded_in_order(
-        _documents(config, writer, parts),
-        tokenizer,
-        config.tokenizer_path,
-        processes=config.processes or available_cores(),
-    )
-    # Closed, not left to the garbage collector: an error would keep the processes alive.
-    with closing(batches), _progress(config, parts, writer) as advance_to:
-        for batch, tokens in batches:
-            locations = np.asarray([location_of(item.position) for item in batch], np.int64)
-            writer.append(locations, tokens)
-            advance_to(batch[-1].position.part)
-    if writer.num_documents == 0:
-        _refuse_nothing(config)
-    _refuse_changed_content(config, writer)
-    # Where documents came from, for people: no password in an address is kept.
-    writer.finish(tuple(map(redactor(), parts)), has_whole_parts=config.source.has_whole_parts)
-
-
-def _refuse_nothing(config: StoreBuildConfig) -> None:
-    """Raise `DataError` for an empty split; only a held-out part of the documents may be empty."""
-    if config.split == "validation" and config.validation_fraction < 1.0:
-        log.warning(
-            "no document of component %r is held out: evaluation will have nothing of it. More "
-            "documents, or a larger validation_fraction, would change that.",
-            config.name,
-        )
-        return
-    is_whole = config.split == "validation"
-    where = f"{config.source}"[:500] if is_whole else "the train split"
-    other = "remove it" if is_whole else "a smaller validation_fraction"
-    raise DataError(
-        f"no document in {where}",
-        allowed="at least one document with text other than white space",
-        fix=f"add documents to the component, or {other}",
-    )
-
-
-@contextmanager
-def _progress(
-    config: StoreBuildConfig, parts: tuple[str, ...], writer: StoreWriter
-) -> Iterator[Callable[[int], None]]:
-    """A function to call with the part that was come to: files of many, else documents are told."""
-    has_files = len(parts) > 1
-    with progress_bar(
-        f"tokenizing {config.name}, {config.split} split",
-        total=len(parts) if has_files else None,
-        unit="files" if has_files else "documents",
-    ) as advance:
-        done = 0
-
-        def advance_to(part: int) -> None:
-            nonlocal done
-            now = part if has_files else writer.num_documents
-            advance(now - done)
-            done = now
-
-        advance_to(writer.next_position.part)
-        yield advance_to
-
-
-def _refuse_changed_content(config: StoreBuildConfig, writer: StoreWriter) -> None:
-    # A file that is gone raises here, and the progress stays: it may come back as it was.
-    if source_fingerprint(config.source) != config.source_fingerprint:
-        # Some of what was read may be of the other content, and nobody can tell which.
-        writer.forget_progress()
-        refuse_changed_source(config.source, config.source_fingerprint)
-
-
-def _documents(
-    config: StoreBuildConfig, writer: StoreWriter, parts: tuple[str, ...]
-) -> Iterator[LocatedDocument]:
-    """The documents of the split that are not in the store yet."""
-    wants_held_out = config.split == "validation"
-    documents = (
-        item
-        for item in located_documents(
-            config.source, config.format, start=writer.next_position, parts=parts
-        )
-        if is_held_out(item.document, config.validation_fraction) == wants_held_out
-    )
-    if config.max_documents is None:
-        return documents
-    return islice(documents, config.max_documents - writer.num_documents)
-
-
-def _identity(config: StoreBuildConfig, tokenizer: Tokenizer) -> StoreIdentity:
-    return StoreIdentity(
-        name=config.name,
-        split=config.split,
-        validation_fraction=config.validation_fraction,
-        source_fingerprint=config.source_fingerprint,
-        format_fingerprint=fingerprint(config.format),
-        tokenizer_hash=tokenizer.content_hash,
-        max_documents=config.max_documents,
-    )
 
 
 def _is_built(path: str, wanted: StoreIdentity) -> bool:
@@ -199,11 +178,522 @@ def _is_built(path: str, wanted: StoreIdentity) -> bool:
     return True
 
 
-def _refuse_changed_tokenizer(config: StoreBuildConfig, tokenizer: Tokenizer) -> None:
-    planned = config.tokenizer_hash
-    if planned is not None and planned != tokenizer.content_hash:
+def _beside(config: StoreBuildConfig, split: Split, identity: StoreIdentity, inner: str) -> str:
+    """The finished store of that identity in the folder of a step of a split; "" if there is none.
+
+    Steps of one component have their folders side by side: NAME-train-HASH, NAME-validation-HASH.
+    """
+    folder = parent_of(config.output_path)
+    for each in list_folder(folder) if is_folder(folder) else []:
+        path = join(folder, each, inner) if inner else join(folder, each)
+        is_of_split = each.startswith(f"{name_of(config.name)}-{split}-")
+        if is_of_split and exists(join(path, MANIFEST)):
+            try:
+                if read_manifest(path).identity == identity:
+                    return path
+            except (DataError, StorageError) as error:
+                log.warning("not looked at for held-out documents: %s", error)
+    return ""
+
+
+def _take_held_out(config: StoreBuildConfig, identity: StoreIdentity) -> bool:
+    """Move the store that the train split's build wrote here; False if there is none."""
+    taken = join(config.output_path, _TAKEN)
+    if not exists(taken):
+        found = _beside(config, "train", identity, HELD_OUT)
+        if not found:
+            return False
+        make_folder(config.output_path)
+        for name in _WRITTEN:
+            remove_tree(join(config.output_path, name))
+        rename_folder(found, taken)
+    # One rename took it whole. Killed from here on, the next call moves the rest.
+    for name in list_folder(taken):
+        if is_folder(join(taken, name)):
+            rename_folder(join(taken, name), join(config.output_path, name))
+    for name in (PARTS, MANIFEST):
+        content = read_json(join(taken, name))
+        write_json_atomic(
+            join(config.output_path, name), content, indent=None if name == PARTS else 2
+        )
+    remove_tree(taken)
+    return True
+
+
+def _write_stores(config: StoreBuildConfig, tokenizer: Tokenizer) -> None:
+    has_weights = config.format.has_loss_weights
+    writer = StoreWriter(
+        config.output_path,
+        config.identity(tokenizer, config.split),
+        tokenizer,
+        has_loss_weights=has_weights,
+    )
+    if writer.is_resumed:
+        # With a file gone, the position to go on from would be another record.
+        refuse_changed_source(config.source, config.source_fingerprint)
+    writers = {config.split: writer}
+    aside = join(config.output_path, HELD_OUT)
+    identity = config.identity(tokenizer, "validation")
+    is_wanted = config.split == "train" and config.with_held_out and config.max_documents is None
+    if is_wanted and not exists(join(aside, MANIFEST)):
+        # One that was cut short is left to the validation split's own pass.
+        remove_tree(aside)
+        if not writer.is_resumed and not _beside(config, "validation", identity, ""):
+            writers["validation"] = StoreWriter(
+                aside, identity, tokenizer, has_loss_weights=has_weights
+            )
+    parts = part_names(config.source)
+    has_files = len(parts) > 1
+    held_out: deque[bool] = deque()  # of the documents that are on their way
+    batches = encoded_in_order(
+        _documents(config, writers, parts, held_out),
+        tokenizer,
+        config.tokenizer_path,
+        processes=config.processes or available_cores(),
+    )
+    bar = progress_bar(
+        f"tokenizing {config.name}, {' and '.join(writers)} split",
+        total=len(parts) if has_files else None,
+        unit="files" if has_files else "documents",
+    )
+    # Closed, not left to the garbage collector: an error would keep the processes alive.
+    with closing(batches), bar as advance:
+        shown = 0
+        for batch, tokens in batches:
+            done = sum(each.num_documents for each in writers.values())
+            now = batch[-1].position.part if has_files else done + len(batch)
+            locations = np.asarray([location_of(item.position) for item in batch], np.int64)
+            mask = np.asarray([held_out.popleft() for _ in batch])
+            if len(writers) == 1:
+                writer.append(locations, tokens)
+            else:
+                for split, each in writers.items():
+                    chosen = mask if split == "validation" else ~mask
+                    if chosen.any():
+                        each.append(locations[chosen], tokens.only(chosen))
+            advance(now - shown)
+            shown = now
+    for split, each in writers.items():
+        if each.num_documents == 0:
+            _refuse_nothing(config, split)
+    # A file that is gone raises here, and the progress stays: it may come back as it was.
+    if source_fingerprint(config.source) != config.source_fingerprint:
+        # Some of what was read may be of the other content, and nobody can tell which.
+        for each in writers.values():
+            each.forget_progress()
+        refuse_changed_source(config.source, config.source_fingerprint)
+    # Where documents came from, for people: no password in an address is kept.
+    names = tuple(map(redactor(), parts))
+    for each in reversed(writers.values()):  # the build's own store last
+        each.finish(names, has_whole_parts=config.source.has_whole_parts)
+
+
+def _documents(
+    config: StoreBuildConfig,
+    writers: dict[Split, "StoreWriter"],
+    parts: tuple[str, ...],
+    held_out: deque[bool],
+) -> Iterator[LocatedDocument]:
+    """The documents that are not in the stores yet; `held_out` takes in whether each is."""
+    writer = writers[config.split]
+    left = None if config.max_documents is None else config.max_documents - writer.num_documents
+    documents = located_documents(
+        config.source, config.format, start=writer.next_position, parts=parts
+    )
+
+    def chosen() -> Iterator[LocatedDocument]:
+        for item in documents:
+            is_validation = is_held_out(item.document, config.validation_fraction)
+            if ("validation" if is_validation else "train") in writers:
+                held_out.append(is_validation)
+                yield item
+
+    return islice(chosen(), left)
+
+
+def _refuse_nothing(config: StoreBuildConfig, split: Split) -> None:
+    """Raise `DataError` for an empty split; only a held-out part of the documents may be empty."""
+    if split == "validation" and config.validation_fraction < 1.0:
+        log.warning(
+            "no document of component %r is held out: evaluation will have nothing of it. More "
+            "documents, or a larger validation_fraction, would change that.",
+            config.name,
+        )
+        return
+    is_whole = split == "validation"
+    where = f"{config.source}"[:500] if is_whole else "the train split"
+    other = "remove it" if is_whole else "a smaller validation_fraction"
+    raise DataError(
+        f"no document in {where}",
+        allowed="at least one document with text other than white space",
+        fix=f"add documents to the component, or {other}",
+    )
+
+
+# --- documents as token ids ---------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class EncodedBatch:
+    """The tokens of some documents, one after the other, as the smallest type that fits.
+
+    `lengths` counts the tokens of each document with its BOS and EOS. `loss_weights` is None when
+    no document has any, which means 1 everywhere.
+    """
+
+    ids: Integer[np.ndarray, " L"]
+    lengths: Int[np.ndarray, " N"]
+    loss_weights: Float32[np.ndarray, " L"] | None
+
+    def only(self, chosen: Bool[np.ndarray, " N"]) -> "EncodedBatch":
+        """The chosen ones of the documents."""
+        tokens = np.repeat(chosen, self.lengths)
+        weights = self.loss_weights
+        return EncodedBatch(
+            ids=self.ids[tokens],
+            lengths=self.lengths[chosen],
+            loss_weights=None if weights is None else weights[tokens],
+        )
+
+
+def encoded(
+    documents: Sequence[Document], tokenizer: Tokenizer | TokenizerProcesses
+) -> EncodedBatch:
+    """The documents as ids, each ended by EOS, and begun by BOS if the tokenizer has one.
+
+    Ids that came tokenized stay as they are; EOS is appended unless it is their last. The weight of
+    a position scores the prediction of the next token: a span's tokens are trained from the
+    position before each, an EOS as part of the last span, and an appended EOS predicts nothing.
+    """
+    # All texts in one call: the tokenizer spreads it on cores.
+    texts = [text for document in documents for text in _texts_of(document)]
+    try:
+        pieces = iter(tokenizer.encode_batch(texts) if texts else [])
+    except UnencodableText as error:
+        owners = [document.id for document in documents for _ in _texts_of(document)]
+        error.within(f"document {owners[error.text_index]}")
+        raise
+    # Python sees documents, never single tokens. `array` takes in a list of ints three times as
+    # fast as numpy does.
+    line = array("I")
+    lengths = np.empty(len(documents), np.int64)
+    is_weighted = any(each.spans or each.loss_weights is not None for each in documents)
+    weights: list[np.ndarray] = []
+    for number, document in enumerate(documents):
+        begin, piece_lengths = len(line), list[int]()
+        if document.ids is not None:
+            _append_ids(line, document.ids, document.id, tokenizer)
+        else:
+            if tokenizer.bos_id is not None:
+                line.append(tokenizer.bos_id)
+            for ids in islice(pieces, len(document.spans) or 1):
+                line.fromlist(ids) if isinstance(ids, list) else line.extend(ids)
+                piece_lengths.append(len(ids))
+            line.append(tokenizer.eos_id)
+        lengths[number] = len(line) - begin
+        if is_weighted:
+            weights.append(_weights_of(document, piece_lengths, len(line) - begin))
+    flat = np.frombuffer(line, np.uintc) if line else np.empty(0, np.uintc)
+    return EncodedBatch(
+        ids=flat.astype(smallest_dtype(tokenizer.vocab_size)),
+        lengths=lengths,
+        loss_weights=np.concatenate(weights) if is_weighted else None,
+    )
+
+
+def smallest_dtype(vocab_size: int) -> str:
+    """The smallest unsigned dtype that holds every id of a vocabulary."""
+    return np.min_scalar_type(vocab_size - 1).name
+
+
+def _texts_of(document: Document) -> Sequence[str]:
+    if document.spans:
+        return [span.text for span in document.spans]
+    return (document.text,) if document.ids is None else ()
+
+
+def _append_ids(
+    line: "array[int]",
+    ids: Integer[np.ndarray, " N"],
+    name: str,
+    tokenizer: Tokenizer | TokenizerProcesses,
+) -> None:
+    """Append a document that came tokenized."""
+    outside = np.flatnonzero((ids < 0) | (ids >= tokenizer.vocab_size))
+    if len(outside):
         raise DataError(
-            f"tokenizer {config.tokenizer_path} has the content {tokenizer.content_hash[:12]}",
-            allowed=f"{planned[:12]}, its content when this build was planned",
-            fix="run the same command again: it uses the tokenizer that is there now",
+            f"document {name} has the id {ids[outside[0]]} at {outside[0]}",
+            allowed=f"ids of the tokenizer, 0 to {tokenizer.vocab_size - 1}",
+            fix="set the tokenizer that the ids were made with, or tokenize again",
+        )
+    line.frombytes(ids.astype(np.uintc).tobytes())
+    if not len(ids) or ids[-1] != tokenizer.eos_id:
+        line.append(tokenizer.eos_id)
+
+
+def _weights_of(
+    document: Document, piece_lengths: list[int], length: int
+) -> Float32[np.ndarray, " P"]:
+    """The weight of each of a document's `length` positions."""
+    weights = np.zeros(length, np.float32)
+    if document.loss_weights is not None:
+        weights[: len(document.loss_weights)] = document.loss_weights
+    elif document.spans:
+        # One flag for every token after a BOS; the EOS counts as part of the last span.
+        counts = [*piece_lengths[:-1], piece_lengths[-1] + 1]
+        scored = np.repeat([span.is_trained for span in document.spans], counts)
+        # Without a BOS nothing predicts the first token.
+        weights[:-1] = scored[len(scored) - (length - 1) :]
+    else:
+        weights[:] = 1
+    return weights
+
+
+def encoded_in_order(
+    documents: Iterable[LocatedDocument], tokenizer: Tokenizer, folder: str, *, processes: int
+) -> Generator[tuple[list[LocatedDocument], EncodedBatch], None, None]:
+    """Batches of documents with their tokens; `folder` is where `tokenizer` is saved.
+
+    A small source is tokenized in this process, with the threads of the tokenizers library. Close
+    the generator if it is left early: its processes end with it.
+    """
+    batches = _batches(documents)
+    characters = 0
+    for batch in batches:
+        yield batch, encoded([item.document for item in batch], tokenizer)
+        characters += sum(item.document.size for item in batch)
+        if processes > 1 and characters >= _CHARACTERS_ENCODED_HERE:
+            break
+    else:
+        return
+    with (
+        TokenizerProcesses(tokenizer, folder, processes) as remote,
+        ThreadPoolExecutor(processes) as threads,
+    ):
+        waiting: deque[tuple[list[LocatedDocument], Future[EncodedBatch]]] = deque()
+        try:
+            for batch in batches:
+                waiting.append(
+                    (batch, threads.submit(encoded, [item.document for item in batch], remote))
+                )
+                if len(waiting) >= _BATCHES_PER_PROCESS * processes:
+                    first, future = waiting.popleft()
+                    yield first, future.result()
+            for batch, future in waiting:
+                yield batch, future.result()
+        finally:
+            threads.shutdown(cancel_futures=True)
+
+
+def _batches(documents: Iterable[LocatedDocument]) -> Iterator[list[LocatedDocument]]:
+    """Cut by size alone."""
+    batch: list[LocatedDocument] = []
+    characters = 0
+    for item in documents:
+        batch.append(item)
+        characters += item.document.size
+        if len(batch) >= _BATCH_DOCUMENTS or characters >= _BATCH_CHARACTERS:
+            yield batch
+            batch, characters = [], 0
+    if batch:
+        yield batch
+
+
+# --- writing ------------------------------------------------------------------------------------
+
+
+class StoreWriter:
+    """Appends documents to the store at `path`, from wherever an earlier writer was stopped."""
+
+    def __init__(
+        self,
+        path: str,
+        identity: StoreIdentity,
+        tokenizer: Tokenizer,
+        *,
+        has_loss_weights: bool = False,
+        shard_tokens: int = SHARD_TOKENS,
+        chunk_tokens: int = CHUNK_TOKENS,
+    ) -> None:
+        self._path = path
+        self._identity = identity
+        self._eos_id = tokenizer.eos_id
+        self._dtype = smallest_dtype(tokenizer.vocab_size)
+        self._sizes = [shard_tokens, chunk_tokens]
+        make_folder(path)
+        found = self._read_progress()
+        self.is_resumed = found is not None
+        if found is None:
+            for name in _WRITTEN:
+                remove_tree(join(path, name))
+            found = {"num_tokens": 0, "num_documents": 0, "next": 0, "checksums": {}}
+        self.num_documents: int = found["num_documents"]  # all that were appended
+        self.next_position: Position = position_of(found["next"])
+        self._num_tokens: int = found["num_tokens"]  # on disk
+        self._num_ends: int = found["num_documents"]  # on disk
+        self._checksums: dict[str, list[str]] = {}
+        self._chunk_checksums: dict[str, list[UInt32[np.ndarray, " C"]]] = {}
+        if self.is_resumed:
+            self._compare_checksums(found["checksums"])
+        self._tokens = self._array(TOKENS, self._dtype, self._sizes)
+        self._weights = (
+            self._array(LOSS_WEIGHTS, "float32", self._sizes) if has_loss_weights else None
+        )
+        self._ends = self._array(DOCUMENT_ENDS)
+        self._locations = self._array(LOCATIONS)
+        # The document that was being written when the progress was noted begins before its end.
+        self._line_end = 0
+        if self.num_documents:
+            last = np.asarray([self.num_documents - 1])
+            self._line_end = int(FlatArray.open(self._ends.path).read(last, np.ones(1, int))[0])
+        self._skip = self._num_tokens - self._line_end
+        self._pending_tokens = np.empty(0, self._dtype)
+        self._pending_weights = np.empty(0, np.float32)
+        self._pending_ends = np.empty(0, np.int64)
+        self._pending_locations = np.empty(0, np.int64)
+
+    def append(self, locations: Int[np.ndarray, " N"], encoded: EncodedBatch) -> None:
+        """Append documents, each with its end, and note the progress after whole shards."""
+        ends = self._line_end + np.cumsum(encoded.lengths)
+        weights = encoded.loss_weights
+        if weights is None:
+            weights = np.ones(len(encoded.ids) if self._weights else 0, np.float32)
+        ids = encoded.ids.astype(self._dtype)
+        self._pending_tokens = np.concatenate([self._pending_tokens, ids[self._skip :]])
+        self._pending_weights = np.concatenate([self._pending_weights, weights[self._skip :]])
+        self._pending_ends = np.concatenate([self._pending_ends, ends])
+        self._pending_locations = np.concatenate([self._pending_locations, locations])
+        self._line_end, self._skip = int(ends[-1]), max(self._skip - len(ids), 0)
+        self.num_documents += len(ends)
+        # Whole shards only: a shard written twice would be read back to be written again.
+        shard_tokens = self._sizes[0]
+        whole = len(self._pending_tokens) // shard_tokens * shard_tokens
+        if not whole:
+            return
+        self._write(whole)
+        waiting = self._pending_locations
+        progress = {
+            **self._made_from(),
+            "num_tokens": self._num_tokens,
+            "num_documents": self._num_ends,
+            "next": int(waiting[0] if len(waiting) else locations[-1] + 1),
+            "checksums": self._checksums,
+        }
+        progress["own_hash"] = fingerprint(progress)
+        write_json_atomic(join(self._path, PROGRESS), progress, indent=None)
+
+    def finish(self, parts: tuple[str, ...], *, has_whole_parts: bool) -> None:
+        """Write what is left, the marks and the names of the parts, and last the manifest."""
+        self._write(len(self._pending_tokens))
+        marks = marks_of(FlatArray.open(self._ends.path))
+        self._array(DOCUMENT_MARKS, is_new=True).write(0, marks)
+        for name in (DOCUMENT_ENDS, DOCUMENT_MARKS, LOCATIONS):
+            shards = FlatArray.open(join(self._path, name)).shards()
+            self._add_checksums(name, shards, CHUNK_DOCUMENTS)
+        names = {"names": list(parts), "has_whole_parts": has_whole_parts}
+        write_json_atomic(join(self._path, PARTS), names, indent=None)
+        checksums = {**self._checksums, PARTS: [fingerprint(names)]}
+        for array_name, found in self._chunk_checksums.items():
+            content = np.concatenate([np.empty(0, np.uint32), *found]).view(np.uint8)
+            name = join(array_name, CHUNK_CHECKSUMS)
+            write_bytes_atomic(join(self._path, name), content.tobytes())
+            checksums[name] = [checksum(content)]
+        manifest = StoreManifest(
+            format_version=FORMAT_VERSION,
+            identity=self._identity,
+            eos_id=self._eos_id,
+            num_tokens=self._num_tokens,
+            num_documents=self.num_documents,
+            dtype=self._dtype,
+            has_loss_weights=self._weights is not None,
+            checksums=checksums,
+        )
+        manifest = replace(manifest, own_hash=manifest.hash_of_content())
+        write_json_atomic(join(self._path, MANIFEST), asdict(manifest))
+        self.forget_progress()
+
+    def forget_progress(self) -> None:
+        """Let the next writer begin anew: what was appended is not to be relied on."""
+        remove_tree(join(self._path, PROGRESS))
+
+    def _write(self, count: int) -> None:
+        """Put the first `count` pending tokens on disk, and the documents that end in them."""
+        self._write_shards(TOKENS, self._tokens, self._pending_tokens[:count])
+        self._pending_tokens = self._pending_tokens[count:]
+        if self._weights is not None:
+            self._write_shards(LOSS_WEIGHTS, self._weights, self._pending_weights[:count])
+            self._pending_weights = self._pending_weights[count:]
+        self._num_tokens += count
+        whole = int(np.searchsorted(self._pending_ends, self._num_tokens, side="right"))
+        self._ends.write(self._num_ends, self._pending_ends[:whole])
+        self._locations.write(self._num_ends, self._pending_locations[:whole])
+        self._pending_ends = self._pending_ends[whole:]
+        self._pending_locations = self._pending_locations[whole:]
+        self._num_ends += whole
+
+    def _write_shards(
+        self, name: str, array: FlatArrayWriter, values: Num[np.ndarray, " L"]
+    ) -> None:
+        shard_len, chunk_len = self._sizes
+        shards = (values[first : first + shard_len] for first in range(0, len(values), shard_len))
+        self._add_checksums(name, shards, chunk_len)
+        array.write(self._num_tokens, values)
+
+    def _made_from(self) -> dict[str, Any]:
+        """What a progress must agree in to be continued."""
+        return {
+            "format_version": FORMAT_VERSION,
+            "identity": asdict(self._identity),
+            "sizes": self._sizes,
+        }
+
+    def _read_progress(self) -> dict[str, Any] | None:
+        """What an earlier writer of this very store has noted; None if it has to begin anew."""
+        path = join(self._path, PROGRESS)
+        if not exists(path):
+            return None
+        found: dict[str, Any] = read_json(path)
+        # Earlier versions wrote none.
+        if found.pop("own_hash", None) not in (None, fingerprint(found)):
+            raise damaged(path, "it was changed after it was written")
+        is_same = all(found.get(name) == value for name, value in self._made_from().items())
+        return found if is_same else None
+
+    def _compare_checksums(self, noted: dict[str, list[str]]) -> None:
+        """Make the checksums of the shards that an earlier writer has noted, from the shards."""
+        total = sum(map(len, noted.values()))
+        with progress_bar(f"checking {self._path}", total=total, unit="shards") as advance:
+            for name, expected in noted.items():
+                path = join(self._path, name)
+                for shard in islice(FlatArray.open(path).shards(), len(expected)):
+                    self._add_checksums(name, [shard], self._sizes[1])
+                    advance(1)
+                if self._checksums[name] != expected:
+                    raise damaged(path, "other numbers than the build has noted the checksums of")
+
+    def _add_checksums(
+        self, name: str, shards: Iterable[Num[np.ndarray, " L"]], chunk_len: int
+    ) -> None:
+        by_shard = self._checksums.setdefault(name, [])
+        by_chunk = self._chunk_checksums.setdefault(name, [])
+        for numbers in shards:
+            by_shard.append(checksum(numbers))
+            by_chunk.append(chunk_checksums(numbers, chunk_len))
+
+    def _array(
+        self,
+        name: str,
+        dtype: str = "int64",
+        sizes: list[int] | None = None,
+        *,
+        is_new: bool = False,
+    ) -> FlatArrayWriter:
+        """An array to write; one with a number per document, unless type and sizes are given."""
+        shard_len, chunk_len = sizes or (SHARD_DOCUMENTS, CHUNK_DOCUMENTS)
+        return FlatArrayWriter(
+            join(self._path, name),
+            dtype,
+            shard_len=shard_len,
+            chunk_len=chunk_len,
+            is_new=is_new or not self.is_resumed,
         )

@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
-from jaxtyping import Int, Num
+from jaxtyping import Num
 
 from chomp.config import fingerprint
 from chomp.data.progress import progress_bar
-from chomp.data.store.flat_array import FlatArray, checksum
-from chomp.data.store.token_store import (
+from chomp.data.store.array import FlatArray, checksum
+from chomp.data.store.store import (
     CHUNK_CHECKSUMS,
     DOCUMENT_ENDS,
     DOCUMENT_MARKS,
@@ -31,7 +31,7 @@ from chomp.data.store.token_store import (
 from chomp.errors import ChompError, DataError, StorageError
 from chomp.storage import exists, is_folder, join, list_folder, name_of, read_json
 
-# Axes: L numbers of a shard, M marks.
+# Axes: L numbers of a shard.
 
 _ZARR_METADATA = "zarr.json"
 PLAN = "plan.json"  # of packed rows
@@ -79,48 +79,41 @@ class _Verification:
             if name in self._manifest.arrays:
                 for _ in self._shards(name):
                     pass  # their numbers are compared by their checksums alone
-        self._check_marks(self._checked_ends())
-        self._check_locations()
-        self._check_plans()
-        return self.found
-
-    def _checked_ends(self) -> Int[np.ndarray, " M"] | None:
-        """The marks that belong to the ends of documents; None if not all ends can be read."""
-        found = [np.empty(0, np.int64)]
-        last, count, per_mark = 0, 0, DOCUMENTS_PER_MARK
-        for file, first, ends in self._shards(DOCUMENT_ENDS):
-            if np.any(np.diff(ends, prepend=last) <= 0):
-                self._note(file, "document ends that do not rise")
-            last, count = int(ends[-1]), count + len(ends)
-            found.append(ends[(per_mark - 1 - first) % per_mark :: per_mark])
-        if count != self._manifest.num_documents:
-            return None
-        if last != self._manifest.num_tokens:
-            where = join(self._path, DOCUMENT_ENDS)
-            said = f"the last document ends at {last:,} of {self._manifest.num_tokens:,} tokens"
-            self._note(where, said)
-        return np.concatenate(found)
-
-    def _check_marks(self, expected: Int[np.ndarray, " M"] | None) -> None:
-        found = [numbers for _, _, numbers in self._shards(DOCUMENT_MARKS)]
-        if expected is None:
-            return
-        read = np.concatenate([np.empty(0, np.int64), *found])
-        if len(read) == len(expected) and not np.array_equal(read, expected):
-            self._note(join(self._path, DOCUMENT_MARKS), "marks that are not the documents' ends")
-
-    def _check_locations(self) -> None:
+        self._check_documents()
         last = -1
         for file, _, numbers in self._shards(LOCATIONS):
             if np.any(np.diff(numbers, prepend=last) <= 0):
                 self._note(file, "locations that do not rise")
             last = int(numbers[-1])
         path = join(self._path, PARTS)
-        content = self._content(path)
-        if content is None:
-            return
-        if fingerprint(content) != self._manifest.checksums[PARTS][0]:
-            self._note(path, "other names than the manifest has the checksum of")
+        try:
+            if fingerprint(read_json(path)) != self._manifest.checksums[PARTS][0]:
+                self._note(path, "other names than the manifest has the checksum of")
+        except StorageError as error:
+            self._note(path, _reason(error))
+        self._check_plans()
+        return self.found
+
+    def _check_documents(self) -> None:
+        """The ends of documents have to rise to the last token, and marks to be some of them."""
+        expected = [np.empty(0, np.int64)]
+        last, count, per_mark = 0, 0, DOCUMENTS_PER_MARK
+        for file, first, ends in self._shards(DOCUMENT_ENDS):
+            if np.any(np.diff(ends, prepend=last) <= 0):
+                self._note(file, "document ends that do not rise")
+            last, count = int(ends[-1]), count + len(ends)
+            expected.append(ends[(per_mark - 1 - first) % per_mark :: per_mark])
+        marks = [np.empty(0, np.int64)]
+        marks += [numbers for _, _, numbers in self._shards(DOCUMENT_MARKS)]
+        if count != self._manifest.num_documents:
+            return  # not all ends can be read
+        if last != self._manifest.num_tokens:
+            where = join(self._path, DOCUMENT_ENDS)
+            fault = f"the last document ends at {last:,} of {self._manifest.num_tokens:,} tokens"
+            self._note(where, fault)
+        wanted, read = np.concatenate(expected), np.concatenate(marks)
+        if len(read) == len(wanted) and not np.array_equal(read, wanted):
+            self._note(join(self._path, DOCUMENT_MARKS), "marks that are not the documents' ends")
 
     def _check_plans(self) -> None:
         """Plans of packed rows are kept beside the tokens."""
@@ -173,61 +166,45 @@ class _Verification:
         self, folder: str, dtype: str, size: int, checksums: list[str] | None
     ) -> Iterator[tuple[str, int, Num[np.ndarray, " L"]]]:
         """The shards that can be read: file, place of the first number, numbers. Notes the rest."""
+        metadata_path = join(folder, _ZARR_METADATA)
         try:
-            array, shard_len = _opened(folder)
+            metadata = read_json(metadata_path)
+            array = FlatArray.open(folder)
+            shard_len = int(metadata["chunk_grid"]["configuration"]["chunk_shape"][0])
         except (DataError, StorageError) as error:
-            self._note(join(folder, _ZARR_METADATA), _reason(error))
+            self._note(metadata_path, _reason(error))
+            return
+        # Every chunk is stored, so what fills absent ones was never anything but 0.
+        if metadata.get("fill_value") != 0:
+            self._note(metadata_path, f"fill_value {metadata.get('fill_value')}, not 0")
             return
         if array.dtype != np.dtype(dtype) or len(array) != size:
             found = f"{len(array):,} numbers of type {array.dtype}"
             self._note(folder, f"{found}, not the {size:,} of type {dtype} that were written")
         num_shards = -(-len(array) // shard_len)
         if checksums is not None and len(checksums) != num_shards:
-            said = f"{num_shards} shards, the manifest has checksums of {len(checksums)}"
-            self._note(folder, said)
+            fault = f"{num_shards} shards, the manifest has checksums of {len(checksums)}"
+            self._note(folder, fault)
             num_shards = min(num_shards, len(checksums))
         for shard in range(num_shards):
             first, file = shard * shard_len, join(folder, "c", str(shard))
             length = min(shard_len, len(array) - first)
-            numbers = self._numbers(array, file, first, length)
+            numbers, fault = None, "is missing"
+            try:
+                if exists(file):
+                    numbers = array.read(np.asarray([first]), np.asarray([length]))
+            except (DataError, StorageError) as error:
+                fault = _reason(error)
             self._advance(length * array.dtype.itemsize)
             if numbers is None:
+                self._note(file, fault)
                 continue
             if checksums is not None and checksum(numbers) != checksums[shard]:
                 self._note(file, "other numbers than the manifest has the checksum of")
             yield file, first, numbers
 
-    def _numbers(
-        self, array: FlatArray, file: str, first: int, length: int
-    ) -> Num[np.ndarray, " L"] | None:
-        try:
-            if not exists(file):
-                self._note(file, "is missing")
-                return None
-            return array.read(np.asarray([first]), np.asarray([length]))
-        except (DataError, StorageError) as error:
-            self._note(file, _reason(error))
-            return None
-
-    def _content(self, path: str) -> Any:
-        try:
-            return read_json(path)
-        except StorageError as error:
-            self._note(path, _reason(error))
-            return None
-
     def _note(self, file: str, fault: str) -> None:
         self.found.append(f"{file}: {fault}")
-
-
-def _opened(folder: str) -> tuple[FlatArray, int]:
-    """The array in a folder, and the length of its shards."""
-    metadata = read_json(join(folder, _ZARR_METADATA))
-    array = FlatArray.open(folder)
-    # Every chunk is stored, so what fills absent ones has no effect: it was never anything but 0.
-    if metadata.get("fill_value") != 0:
-        raise DataError(f"fill_value {metadata.get('fill_value')}, not 0")
-    return array, int(metadata["chunk_grid"]["configuration"]["chunk_shape"][0])
 
 
 def _reason(error: ChompError) -> str:

@@ -3,7 +3,7 @@
 The number of documents is data, the size of the table is not. There is room for `max_segments`
 documents a row, and the rows of a device share their room: one of many short documents may use what
 others leave. The host counts before a batch is sent, and makes more room for a batch that needs it
-(`chomp.data.row_limits`): each size of the table is a program of its own.
+(`chomp.data.examples`): each size of the table is a program of its own.
 """
 
 from typing import NamedTuple

@@ -17,8 +17,8 @@ from chomp.data import (
     StreamConfig,
     TrainDataset,
     build_train_dataset,
+    occurrences,
     row_origin,
-    sightings,
 )
 from chomp.errors import ConfigError, DataError
 
@@ -78,7 +78,7 @@ def test_every_part_of_a_row_is_the_part_of_the_document_it_names(dataset: Train
 
 
 def test_a_document_is_seen_exactly_in_the_rows_that_name_it(dataset: TrainDataset):
-    # Both components number their documents alike, so a sighting is told apart by its component.
+    # Both components number their documents alike, so an occurrence is told apart by its component.
     named: dict[str, set[tuple[str, int, int, int]]] = {}
     for step in range(STEPS):
         for row in range(dataset.batches.examples(step)):
@@ -87,7 +87,7 @@ def test_a_document_is_seen_exactly_in_the_rows_that_name_it(dataset: TrainDatas
                 seen = (origin.component, origin.epoch, step, row)
                 named.setdefault(part.document_id, set()).add(seen)
     for number in range(len(LENGTHS["a"])):
-        found = sightings(dataset, f"numbers:{number}", STEPS)
+        found = occurrences(dataset, f"numbers:{number}", STEPS)
         assert found is not None
         told = {(item.component, item.epoch, item.step, item.row) for item in found}
         assert told == named.get(f"numbers:{number}", set())
@@ -95,9 +95,9 @@ def test_a_document_is_seen_exactly_in_the_rows_that_name_it(dataset: TrainDatas
 
 
 def test_a_document_nobody_has_is_not_one_that_is_never_seen(dataset: TrainDataset):
-    assert sightings(dataset, "numbers:999", STEPS) is None
-    assert sightings(dataset, "elsewhere:0", STEPS) is None
-    assert sightings(dataset, "numbers:0", 0) == []
+    assert occurrences(dataset, "numbers:999", STEPS) is None
+    assert occurrences(dataset, "elsewhere:0", STEPS) is None
+    assert occurrences(dataset, "numbers:0", 0) == []
 
 
 @pytest.mark.parametrize(("step", "row"), [(0, 6), (0, -1), (5, 8), (-1, 0)])

@@ -27,30 +27,35 @@ _SKIPPED_FOLDERS = frozenset(
 )
 # One docstring this short is a label, not prose.
 _MIN_DOCSTRING_CHARS = 40
-
-
-def standard_library() -> Path:
-    """The folder of the running interpreter's standard library."""
-    return Path(sysconfig.get_paths()["stdlib"])
+_DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 def embedded_documents(part: EmbeddedPart) -> Iterator[Document]:
     """The documents of one part, in the order of their paths."""
-    return _code() if part == "code" else iter(_prose(embedded_fingerprint("prose")))
+    if part == "prose":
+        yield from _prose(embedded_fingerprint("prose"))
+        return
+    for name, text in _source_texts():
+        yield Document(id=name, text=text, split_key=f"stdlib/{name}")
 
 
 def embedded_fingerprint(part: EmbeddedPart) -> str:
     """SHA-256 of what the documents of a part are made from: another Python is another corpus."""
     digest = hashlib.sha256(part.encode())
-    for name, text in _texts():
+    for name, text in _source_texts():
         digest.update(os.fsencode(name) + b"\0" + hashlib.sha256(text.encode()).digest())
     if part == "prose":
         digest.update(_topics_text().encode())
     return digest.hexdigest()
 
 
-def _source_files() -> list[Path]:
-    root, files = standard_library(), []
+def _standard_library() -> Path:
+    return Path(sysconfig.get_paths()["stdlib"])
+
+
+def _source_texts() -> Iterator[tuple[str, str]]:
+    """The path of each source file below the library's folder, and its text."""
+    root, files = _standard_library(), []
     for folder, subfolders, names in os.walk(root):
         subfolders[:] = sorted(name for name in subfolders if name not in _SKIPPED_FOLDERS)
         files += [Path(folder, name) for name in names if name.endswith(".py")]
@@ -60,12 +65,7 @@ def _source_files() -> list[Path]:
             allowed="an interpreter installed with its standard library as source files",
             fix="use a regular CPython, or give the run text files of your own",
         )
-    return sorted(files, key=lambda path: path.relative_to(root).as_posix())
-
-
-def _texts() -> Iterator[tuple[str, str]]:
-    root = standard_library()
-    for path in _source_files():
+    for path in sorted(files, key=lambda path: path.relative_to(root).as_posix()):
         # Left out of documents and fingerprint alike: a few old files in another encoding, links
         # that lead nowhere, and what this user may not read.
         try:
@@ -76,17 +76,12 @@ def _texts() -> Iterator[tuple[str, str]]:
             yield path.relative_to(root).as_posix(), text
 
 
-def _code() -> Iterator[Document]:
-    for name, text in _texts():
-        yield Document(id=name, text=text, split_key=f"stdlib/{name}")
-
-
 # Parsing every module takes seconds, and tokenizer and stores ask one after the other.
 @lru_cache(maxsize=1)
 def _prose(fingerprint: str) -> tuple[Document, ...]:
     """The documents of the standard library as it is now; `fingerprint` is what "now" is."""
     documents = []
-    for name, text in _texts():
+    for name, text in _source_texts():
         if docstrings := "\n\n".join(_docstrings(text)):
             key = f"stdlib/{name}"
             documents.append(Document(id=f"{name}#docstrings", text=docstrings, split_key=key))
@@ -96,21 +91,21 @@ def _prose(fingerprint: str) -> tuple[Document, ...]:
     return tuple(documents)
 
 
-def _docstrings(source: str) -> list[str]:
+def _docstrings(source: str) -> Iterator[str]:
     try:
-        tree = _parsed(source)
+        tree = _parse(source)
     except (SyntaxError, ValueError):  # templates and fixtures that are not modules
-        return []
-    documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-    found = (ast.get_docstring(node) for node in ast.walk(tree) if isinstance(node, documented))
-    long = [text for text in found if text and len(text) >= _MIN_DOCSTRING_CHARS]
-    # An escape like "\ud800" stands for a character that UTF-8 cannot hold.
-    return [text.encode("utf-8", "replace").decode() for text in long]
+        return
+    for node in ast.walk(tree):
+        text = ast.get_docstring(node) if isinstance(node, _DOCUMENTED) else None
+        if text and len(text) >= _MIN_DOCSTRING_CHARS:
+            # An escape like "\ud800" stands for a character that UTF-8 cannot hold.
+            yield text.encode("utf-8", "replace").decode()
 
 
 def _topics() -> dict[str, str]:
     # Read, not imported: data is never executed.
-    for node in _parsed(_topics_text()).body:
+    for node in _parse(_topics_text()).body:
         if isinstance(node, ast.Assign) and isinstance(node.value, ast.Dict):
             topics: dict[str, str] = ast.literal_eval(node.value)
             return topics
@@ -125,7 +120,7 @@ def _topics_text() -> str:
 
 
 def _topics_file() -> Path:
-    return standard_library() / "pydoc_data" / "topics.py"
+    return _standard_library() / "pydoc_data" / "topics.py"
 
 
 def _no_topics(reason: object) -> DataError:
@@ -136,7 +131,7 @@ def _no_topics(reason: object) -> DataError:
     )
 
 
-def _parsed(source: str) -> ast.Module:
+def _parse(source: str) -> ast.Module:
     # Old escapes such as "\d" are warned about. Under -W error the file would not parse, and the
     # corpus would depend on a flag.
     with warnings.catch_warnings():

@@ -11,15 +11,17 @@ from typing import Any, ClassVar, Literal
 
 from chomp.config import Config, fingerprint
 from chomp.data.documents import Position
-from chomp.data.sources.formats import Record, missing_key
-from chomp.data.sources.local_files import (
+from chomp.data.formats import Record, missing_key
+from chomp.data.source_files import (
     files_of,
     hash_of_files,
     optional_package,
     records_of_parts,
+    refuse_download,
 )
 from chomp.errors import ChompError, DataError, StorageError, require
-from chomp.tokenize.load import show_hub_warnings_once
+from chomp.executor import is_planning
+from chomp.tokenize import show_hub_warnings_once
 
 # Names that stand for a kind of file and not for a dataset.
 _FILE_BUILDERS = ("arrow", "csv", "json", "parquet", "text", "webdataset", "xml")
@@ -65,11 +67,7 @@ class HuggingFaceSource(Config):
         self, parts: Sequence[str], start: Position, keys: tuple[str, ...]
     ) -> Iterator[tuple[Position, Record]]:
         """The examples of the split, with the named columns."""
-
-        def examples_of(name: str, first: int) -> Iterator[tuple[int, Record]]:
-            return self._examples(name, first, keys)
-
-        return records_of_parts(parts, start, examples_of)
+        return records_of_parts(parts, start, lambda name, first: self._examples(name, first, keys))
 
     def fingerprint(self) -> str:
         """SHA-256 of names and revision; of a local dataset the files, of a downloaded one more.
@@ -96,7 +94,7 @@ class HuggingFaceSource(Config):
         self, part: str, first: int, keys: tuple[str, ...]
     ) -> Iterator[tuple[int, Record]]:
         dataset = self._loaded()
-        with _explained(f"record {part}:{first} or a later one"):
+        with _explain_errors(f"record {part}:{first} or a later one"):
             columns = dataset.column_names  # a stream may not know them
             for key in keys if columns is not None else ():
                 if key not in columns:
@@ -111,20 +109,23 @@ class HuggingFaceSource(Config):
         given = f"the Hugging Face dataset {self.part_names()[0]}"
         datasets = optional_package("datasets", extra="hf", purpose=given)
         show_hub_warnings_once()
-        with _explained(given):
+        with _explain_errors(given):
+            names = (self.path, self.name)
+            options = {"data_files": list(self.data_files) or None, "revision": self.revision}
+            # The builder reads what the dataset says of itself; its folder is there once the
+            # dataset is downloaded.
+            if is_planning() and not self.streaming:
+                builder = datasets.load_dataset_builder(*names, **options)
+                if not os.path.isdir(builder.cache_dir):
+                    refuse_download(given)
             return datasets.load_dataset(
-                self.path,
-                self.name,
-                data_files=list(self.data_files) or None,
-                split=self.split,
-                revision=self.revision,
-                streaming=self.streaming,
+                *names, split=self.split, streaming=self.streaming, **options
             )
 
 
 @contextmanager
-def _explained(what: str) -> Iterator[None]:
-    """Raise what the library raises as errors of ours: wrong names and content, or a failed read.
+def _explain_errors(what: str) -> Iterator[None]:
+    """Raise what the library raises as `DataError` (wrong names or content) or `StorageError`.
 
     A failed read may succeed when it is tried again; wrong names and content never will.
     """

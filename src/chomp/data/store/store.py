@@ -31,7 +31,7 @@ from jaxtyping import Float, Int, Integer, UInt32
 
 from chomp.config import fingerprint
 from chomp.data.documents import Position, Split
-from chomp.data.store.flat_array import FlatArray, checksum, damaged
+from chomp.data.store.array import FlatArray, checksum, damaged
 from chomp.errors import DataError
 from chomp.storage import exists, join, read_bytes, read_json
 

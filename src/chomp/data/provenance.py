@@ -9,8 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from chomp.data.dataset import TrainDataset
-from chomp.data.open_components import StoreComponent
+from chomp.data.dataset import StoreComponent, TrainDataset
 from chomp.data.rows import Piece
 from chomp.errors import DataError, require
 
@@ -39,7 +38,7 @@ class RowOrigin:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sighting:
+class Occurrence:
     """One time at which tokens of a document are trained on."""
 
     component: str
@@ -76,9 +75,11 @@ def row_origin(dataset: TrainDataset, step: int, row: int) -> RowOrigin:
     )
 
 
-def sightings(dataset: TrainDataset, document_id: str, total_steps: int) -> list[Sighting] | None:
+def occurrences(
+    dataset: TrainDataset, document_id: str, total_steps: int
+) -> list[Occurrence] | None:
     """When a document is trained on in a run of so many steps; None: no train store has it."""
-    found, is_known = list[Sighting](), False
+    found, is_known = list[Occurrence](), False
     for name in dataset.num_rows:
         component = _stored(dataset, name)
         document = component.rows.store.locations.find(document_id)
@@ -87,13 +88,13 @@ def sightings(dataset: TrainDataset, document_id: str, total_steps: int) -> list
         is_known = True
         rows = component.rows.rows_with(*component.rows.store.documents.span(document))
         for row in rows:
-            found += _sightings_of_row(dataset, name, row, total_steps)
+            found += _occurrences_of_row(dataset, name, row, total_steps)
     return sorted(found, key=lambda item: (item.step, item.row)) if is_known else None
 
 
-def _sightings_of_row(
+def _occurrences_of_row(
     dataset: TrainDataset, name: str, row: int, total_steps: int
-) -> Iterator[Sighting]:
+) -> Iterator[Occurrence]:
     component, mixture = _stored(dataset, name), dataset.mixture
     total = dataset.batches.examples_before(total_steps)
     served = mixture.counts_before(total)[mixture.names.index(name)]
@@ -105,7 +106,7 @@ def _sightings_of_row(
         assert example is not None
         step = dataset.batches.step_of(example)
         place = example - dataset.batches.examples_before(step)
-        yield Sighting(component=name, epoch=epoch, step=step, row=place)
+        yield Occurrence(component=name, epoch=epoch, step=step, row=place)
 
 
 def _document_parts(component: StoreComponent, piece: Piece) -> Iterator[DocumentPart]:

@@ -1,1 +1,0 @@
-"""Where documents come from, one kind of source a file, and what their records mean."""

@@ -1,0 +1,571 @@
+"""Rows straight from a stream of documents, without a token store.
+
+The one part of the data path with a state: which window of documents is being served, and how many
+of its rows were. The state is small, and a stream restored from it goes on with the same rows. A
+window is a function of its cursor alone; only how fast it is made depends on what was read before.
+After an error that passes, reading goes on from the next document: none is lost and none repeated.
+"""
+
+import hashlib
+import http.client
+import logging
+import time
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Literal
+
+import numpy as np
+from jaxtyping import Float32, Int
+
+from chomp.data.config import StreamConfig
+from chomp.data.documents import Document, LocatedDocument, Position, is_held_out
+from chomp.data.formats import Format
+from chomp.data.order import Permutation
+from chomp.data.packing import LongDocuments, pack_documents
+from chomp.data.rows import RowBatch, require_row_len, rows_of_pieces
+from chomp.data.sources import Source, located_documents
+from chomp.data.store.build import EncodedBatch, encoded
+from chomp.errors import DataError
+from chomp.kernels.attention.mask import PAD_SEGMENT
+from chomp.tokenize import Tokenizer
+
+# Axes: L tokens of a line, N documents.
+
+log = logging.getLogger(__name__)
+
+_STATE_VERSION = 1
+# Libraries whose errors of the network are no OSError. By name: most runs import none of them.
+_NETWORK_LIBRARIES = frozenset({"aiohttp", "httpcore", "httpx", "urllib3"})
+# A window also ends at so many characters (or ids), so that one of books does not fill the memory.
+WINDOW_CHARACTERS = 1 << 26
+# Documents given to the tokenizer at once: what it returns is far bigger than the ids kept of it.
+_ENCODED_TOGETHER = 512
+
+
+@dataclass(frozen=True, kw_only=True)
+class StreamSettings:
+    """What decides the rows of a stream, besides its source."""
+
+    name: str
+    tokenizer: str  # its content hash
+    seq_len: int
+    seed: int
+    packing_mode: Literal["concat", "packed"]
+    max_documents_per_row: int
+    long_documents: LongDocuments
+    validation_fraction: float
+    window_documents: int
+    shuffle: bool
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Carry:
+    """The end of a line that filled no row: the next documents go on from it."""
+
+    tokens: Int[np.ndarray, " L"] = field(default_factory=lambda: np.zeros(0, np.int32))
+    lengths: Int[np.ndarray, " N"] = field(default_factory=lambda: np.zeros(0, np.int64))
+    loss_weights: Float32[np.ndarray, " L"] | None = None
+
+    def as_json(self) -> dict[str, list[Any] | None]:
+        """The same in lists; exact, because float32 goes through JSON unchanged."""
+        return {
+            name: None if array is None else array.tolist() for name, array in vars(self).items()
+        }
+
+    @staticmethod
+    def from_json(lists: Mapping[str, Any]) -> "Carry":
+        """The carry that `as_json` wrote."""
+        weights = lists["loss_weights"]
+        return Carry(
+            tokens=np.asarray(lists["tokens"], np.int32),
+            lengths=np.asarray(lists["lengths"], np.int64),
+            loss_weights=None if weights is None else np.asarray(weights, np.float32),
+        )
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Cursor:
+    """Where a window begins: all that is needed to make it, and what was counted before it."""
+
+    epoch: int = 0
+    window: int = 0  # number in its epoch
+    start: Position = field(default_factory=Position)
+    parts_hash: str | None = None  # of the source that `start` is a position in
+    carry: Carry = field(default_factory=Carry)
+    documents: int = 0
+    rows: int = 0
+    row_tokens: int = 0  # in these rows, without padding
+    dropped_tokens: int = 0
+    epoch_tokens: int = 0  # kept tokens, of this epoch only
+
+    def as_json(self) -> dict[str, Any]:
+        """The cursor in plain values."""
+        return {**vars(self), "start": list(self.start), "carry": self.carry.as_json()}
+
+    @staticmethod
+    def from_json(values: Mapping[str, Any]) -> "Cursor":
+        """The cursor that `as_json` wrote."""
+        start, carry = Position(*values["start"]), Carry.from_json(values["carry"])
+        return Cursor(**{**values, "start": start, "carry": carry})
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Window:
+    """The rows of some documents, none if all of them were dropped or too short for one."""
+
+    cursor: Cursor
+    rows: RowBatch
+    after: Cursor  # where the next window begins
+
+    def __len__(self) -> int:
+        return len(self.rows.tokens)
+
+
+class StreamRows:
+    """The training rows of a stream, one after the other; epochs follow each other without end.
+
+    A thread of its own makes the next window while this one is served, so that reading and
+    tokenizing hide behind training; `close` ends it. To be called by one thread at a time.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        format: Format,
+        tokenizer: Tokenizer,
+        *,
+        name: str,
+        seq_len: int,
+        seed: int,
+        packing_mode: Literal["concat", "packed"],
+        max_documents_per_row: int,
+        long_documents: LongDocuments,
+        validation_fraction: float,
+        config: StreamConfig,
+    ) -> None:
+        require_row_len(seq_len)
+        self.name = name
+        self.seq_len = seq_len
+        self._settings = StreamSettings(
+            name=name,
+            tokenizer=tokenizer.content_hash,
+            seq_len=seq_len,
+            seed=seed,
+            packing_mode=packing_mode,
+            max_documents_per_row=max_documents_per_row,
+            long_documents=long_documents,
+            validation_fraction=validation_fraction,
+            window_documents=config.window_documents,
+            shuffle=config.shuffle,
+        )
+        self._documents = RetriedDocuments(
+            source,
+            format,
+            name=name,
+            max_retries=config.max_retries,
+            retry_delay_s=config.retry_delay_s,
+        )
+        self._windows = WindowMaker(self._documents, tokenizer, self._settings)
+        self._worker = ThreadPoolExecutor(1, thread_name_prefix=f"stream-{name}")
+        self._cursor = Cursor()  # of the window that is served
+        self._served = 0  # rows of it
+        self._window: Window | None = None  # made when a row of it is read
+        self._ahead: Future[Window] | None = None  # the window after it
+        remedy = (
+            "A token store is shuffled over all of its rows, anew each epoch: build one instead"
+        )
+        if config.shuffle:
+            log.warning(
+                "component %r is a stream, shuffled ONLY WITHIN WINDOWS of %d documents: a sorted "
+                "source stays sorted beyond that. %s.",
+                *(name, config.window_documents, remedy),
+            )
+        else:
+            log.warning(
+                "component %r is a stream that is NOT SHUFFLED: batches follow the order of its "
+                "source. %s, or set stream.shuffle=true to shuffle within windows.",
+                *(name, remedy),
+            )
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the row that was read last."""
+        return self._cursor.epoch
+
+    @property
+    def documents_read(self) -> int:
+        """Training documents in all windows so far, the present one included."""
+        return self._last_cursor.documents
+
+    @property
+    def dropped_tokens(self) -> int:
+        """Tokens of these documents that the rule for long ones left out."""
+        return self._last_cursor.dropped_tokens
+
+    @property
+    def retries(self) -> int:
+        """Reads that failed and were tried again, by this process."""
+        return self._documents.retries
+
+    def read(self, count: int) -> RowBatch:
+        """The next rows. What a read that raises had already taken is given again by the next."""
+        before = self._cursor, self._served
+        try:
+            return self._read(count)
+        except BaseException:
+            self._go_to(before[0], served=before[1])
+            raise
+
+    def state(self) -> dict[str, Any]:
+        """Where the stream stands after the rows read so far, in JSON's own types."""
+        cursor, served = self._cursor, self._served
+        if self._window is not None and served == len(self._window):
+            cursor, served = self._window.after, 0
+        return {
+            "version": _STATE_VERSION,
+            "settings": asdict(self._settings),
+            "cursor": cursor.as_json(),
+            "served": served,
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on where the state was taken; its window is read and tokenized once more."""
+        given = state["settings"] if state.get("version") == _STATE_VERSION else {}
+        mine = asdict(self._settings)
+        if differing := [name for name in mine if given.get(name) != mine[name]]:
+            raise DataError(
+                f"component {self.name!r}: a stream state was saved with other settings "
+                + ", ".join(f"({key}={given.get(key)!r}, now {mine[key]!r})" for key in differing),
+                allowed="the settings that the state was saved with: they decide the rows",
+                fix="restore these settings to resume, or start a new run",
+            )
+        self._go_to(Cursor.from_json(state["cursor"]), served=state["served"])
+
+    def close(self) -> None:
+        """End the thread, after the window it may be making, and close the source's files."""
+        self._ahead = None
+        self._worker.shutdown(cancel_futures=True)
+        self._documents.close()
+
+    @property
+    def _last_cursor(self) -> Cursor:
+        return self._cursor if self._window is None else self._window.after
+
+    def _go_to(self, cursor: Cursor, *, served: int) -> None:
+        self._cursor, self._served = cursor, served
+        self._window = self._ahead = None
+
+    def _read(self, count: int) -> RowBatch:
+        tokens = np.empty((count, self.seq_len), np.int32)
+        segments = np.empty_like(tokens)
+        weights = None
+        filled = 0
+        while filled < count:
+            window = self._window_with_rows()
+            taken = min(count - filled, len(window) - self._served)
+            source = slice(self._served, self._served + taken)
+            target = slice(filled, filled + taken)
+            tokens[target] = window.rows.tokens[source]
+            segments[target] = window.rows.segment_ids[source]
+            if window.rows.loss_weights is not None:
+                # Where other windows have none, every position counts.
+                weights = np.ones(tokens.shape, np.float32) if weights is None else weights
+                weights[target] = window.rows.loss_weights[source]
+            self._served += taken
+            filled += taken
+        return RowBatch(tokens=tokens, segment_ids=segments, loss_weights=weights)
+
+    def _window_with_rows(self) -> Window:
+        """The window of the next row, which is the present one until its rows are served."""
+        if self._window is None:
+            self._window = self._next_window(self._cursor)
+            self._cursor = self._window.cursor
+            if self._served > len(self._window):
+                raise DataError(
+                    f"component {self.name!r}: {self._served} rows were used of a window "
+                    f"that now has {len(self._window)}",
+                    allowed="the source as it was when the state was saved",
+                    fix="restore the source's files, or start a new run",
+                )
+        while self._served == len(self._window):
+            self._window = self._next_window(self._window.after)
+            self._cursor, self._served = self._window.cursor, 0
+        return self._window
+
+    def _next_window(self, cursor: Cursor) -> Window:
+        ahead, self._ahead = self._ahead, None
+        window = (ahead or self._worker.submit(self._windows.window, cursor)).result()
+        self._ahead = self._worker.submit(self._windows.window, window.after)
+        return window
+
+
+class RetriedDocuments(Iterator[LocatedDocument]):
+    """The documents of a source from its beginning, or from where `seek` puts it.
+
+    A source that raised is finished, so every retry opens it anew at `position`, where the next
+    unread record is, among the files that were there at first. Retries count from 0 again after
+    each document; retry n (from 0) waits `retry_delay_s * 2**n` first. After `max_retries` of them
+    the error stands.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        format: Format,
+        *,
+        name: str,
+        max_retries: int,
+        retry_delay_s: float,
+    ) -> None:
+        self.position = Position()  # of the next record
+        self.retries = 0  # since the beginning, over all documents
+        self._source = source
+        self._format = format
+        self._name = name
+        self._max_retries = max_retries
+        self._retry_delay_s = retry_delay_s
+        # Positions count parts, so they mean something else once a file is added or gone. Names
+        # without their folder: files may be moved.
+        self.parts_hash: str | None = None  # SHA-256; None until the parts are listed
+        self._parts: tuple[str, ...] | None = None
+        self._documents: Iterator[LocatedDocument] | None = None
+
+    def close(self) -> None:
+        """Close the file that is being read; another `next` opens it again."""
+        if isinstance(self._documents, Generator):
+            self._documents.close()
+        self._documents = None
+
+    def seek(self, position: Position) -> None:
+        """Go on from there; costs nothing if that is the next record anyway."""
+        if position != self.position:
+            self.close()
+            self.position = position
+
+    def __next__(self) -> LocatedDocument:
+        failures = 0
+        while True:
+            try:
+                located = next(self._open())
+            except StopIteration:
+                raise
+            except Exception as error:
+                # Another `next` of a reader that raised would say that the source has ended.
+                self._documents = None
+                if not _is_transient(error):
+                    raise
+                self._wait(failures, error)
+                failures += 1
+            else:
+                part, record = located.position
+                self.position = Position(part, record + 1)
+                return located
+
+    def _open(self) -> Iterator[LocatedDocument]:
+        if self._documents is None:
+            if self._parts is None:
+                self._parts = self._source.part_names()
+                names = repr([name.rpartition("/")[2] for name in self._parts])
+                self.parts_hash = hashlib.sha256(names.encode("utf-8", "replace")).hexdigest()
+            self._documents = located_documents(
+                self._source, self._format, start=self.position, parts=self._parts
+            )
+        return self._documents
+
+    def _wait(self, failures: int, error: Exception) -> None:
+        where = f"part {self.position.part}, record {self.position.record}"
+        cause = f"{type(error).__name__}: {error}"
+        if failures >= self._max_retries:
+            raise DataError(
+                f"the source cannot be read from {where} on, after {failures} retries ({cause})",
+                allowed="a source that can be read; short failures are retried",
+                fix="repair the source or the connection and resume, or raise max_retries",
+            ) from error
+        self.retries += 1
+        delay_s = self._retry_delay_s * 2**failures
+        log.warning(
+            "component %r: reading failed at %s, retry %d of %d in %.1f s (%s)",
+            *(self._name, where, failures + 1, self._max_retries, delay_s, cause),
+        )
+        time.sleep(delay_s)
+
+
+def _is_transient(error: Exception) -> bool:
+    """Whether reading may work if it is tried again: storage and network, not the data itself."""
+    if isinstance(error, OSError | http.client.HTTPException):
+        return True  # OSError: StorageError, ConnectionError and TimeoutError are among them
+    return any(kind.__module__.split(".")[0] in _NETWORK_LIBRARIES for kind in type(error).__mro__)
+
+
+class WindowMaker:
+    """Makes windows from documents; quickest in the order of the stream."""
+
+    def __init__(
+        self, documents: RetriedDocuments, tokenizer: Tokenizer, settings: StreamSettings
+    ) -> None:
+        self._reader = documents
+        self._tokenizer = tokenizer
+        self._settings = settings
+
+    def window(self, cursor: Cursor) -> Window:
+        """The window at a cursor. The last of an epoch may be short or even empty.
+
+        What is wrong with the source or a document is a `DataError` that names the component.
+        """
+        try:
+            return self._window(cursor)
+        except DataError as error:
+            error.within(f"component {self._settings.name!r}")
+            raise
+
+    def _window(self, cursor: Cursor) -> Window:
+        settings = self._settings
+        documents, is_last = self._documents(cursor.start)
+        parts_hash = self._reader.parts_hash
+        if cursor.parts_hash not in (None, parts_hash):
+            raise DataError(
+                "the stream state is of other files than the source has now",
+                allowed="the files that the state was saved with",
+                fix="remove the added files and restore the missing ones, or start a new run",
+            )
+        cursor = replace(cursor, parts_hash=parts_hash)
+        key = f"{settings.seed}/{settings.name}/{cursor.epoch}/{cursor.window}"
+        batch = self._encoded(documents, key)
+        carry, dropped_tokens = cursor.carry, 0
+        if settings.packing_mode == "concat":
+            rows, carry = concat_rows(batch, carry, settings.seq_len)
+        else:
+            rows, dropped_tokens = packed_rows(
+                batch,
+                settings.seq_len,
+                max_documents=settings.max_documents_per_row,
+                rule=settings.long_documents,
+                shuffle_key=f"{key}/rows" if settings.shuffle else None,
+            )
+        epoch_tokens = cursor.epoch_tokens + len(batch.ids) - dropped_tokens
+        if is_last and epoch_tokens == 0:
+            raise DataError(
+                "an epoch of the stream has no token to train on "
+                f"({cursor.dropped_tokens + dropped_tokens} tokens were dropped, of documents "
+                "longer than a row)",
+                allowed="at least one training document that is not held out "
+                f"(validation_fraction={settings.validation_fraction:g})",
+                fix="add documents to the source, or set long_documents=split",
+            )
+        after = Cursor(
+            epoch=cursor.epoch + is_last,
+            window=0 if is_last else cursor.window + 1,
+            start=Position() if is_last else self._reader.position,
+            parts_hash=parts_hash,
+            carry=carry,
+            documents=cursor.documents + len(documents),
+            rows=cursor.rows + len(rows.tokens),
+            row_tokens=cursor.row_tokens + int((rows.segment_ids != PAD_SEGMENT).sum()),
+            dropped_tokens=cursor.dropped_tokens + dropped_tokens,
+            epoch_tokens=0 if is_last else epoch_tokens,
+        )
+        return Window(cursor=cursor, rows=rows, after=after)
+
+    def _documents(self, start: Position) -> tuple[list[Document], bool]:
+        """The next training documents, and whether the source has ended."""
+        self._reader.seek(start)
+        found: list[Document] = []
+        size = 0
+        for _, document in self._reader:
+            if is_held_out(document, self._settings.validation_fraction):
+                continue
+            found.append(document)
+            size += document.size
+            if len(found) == self._settings.window_documents or size >= WINDOW_CHARACTERS:
+                return found, False
+        return found, True
+
+    def _encoded(self, documents: list[Document], key: str) -> EncodedBatch:
+        if self._settings.shuffle and documents:
+            order = Permutation(len(documents), key)(np.arange(len(documents)))
+            documents = [documents[i] for i in order]
+        return joined(
+            [
+                encoded(documents[first : first + _ENCODED_TOGETHER], self._tokenizer)
+                for first in range(0, len(documents), _ENCODED_TOGETHER)
+            ]
+        )
+
+
+def joined(batches: Sequence[EncodedBatch]) -> EncodedBatch:
+    """The documents of all batches in one, ids as int32; a batch without weights has weights 1."""
+    weights = None
+    if any(batch.loss_weights is not None for batch in batches):
+        weights = np.concatenate(
+            [
+                np.ones(len(batch.ids), np.float32)
+                if batch.loss_weights is None
+                else batch.loss_weights
+                for batch in batches
+            ]
+        )
+    ids = (batch.ids.astype(np.int32) for batch in batches)
+    return EncodedBatch(
+        ids=np.concatenate([np.zeros(0, np.int32), *ids]),
+        lengths=np.concatenate([np.zeros(0, np.int64), *(batch.lengths for batch in batches)]),
+        loss_weights=weights,
+    )
+
+
+def concat_rows(batch: EncodedBatch, carry: Carry, seq_len: int) -> tuple[RowBatch, Carry]:
+    """The line that goes on from `carry`, cut every `seq_len` tokens, and what is left of it."""
+    before = EncodedBatch(ids=carry.tokens, lengths=carry.lengths, loss_weights=carry.loss_weights)
+    line = joined([before, batch])
+    cut = len(line.ids) // seq_len * seq_len
+    document = np.repeat(np.arange(len(line.lengths), dtype=np.int32), line.lengths)
+    segments = document[:cut].reshape(-1, seq_len)
+    weights = line.loss_weights
+    rows = RowBatch(
+        tokens=line.ids[:cut].reshape(-1, seq_len),
+        segment_ids=segments - segments[:, :1],
+        loss_weights=None if weights is None else weights[:cut].reshape(-1, seq_len),
+    )
+    ends = np.cumsum(line.lengths)
+    left = Carry(
+        tokens=line.ids[cut:],
+        # The first of them may have begun before the cut.
+        lengths=np.diff(ends[ends > cut], prepend=cut),
+        loss_weights=None if weights is None else weights[cut:],
+    )
+    return rows, left
+
+
+def packed_rows(
+    batch: EncodedBatch,
+    seq_len: int,
+    *,
+    max_documents: int,
+    rule: LongDocuments,
+    shuffle_key: str | None,
+) -> tuple[RowBatch, int]:
+    """The documents packed into rows, and how many tokens the rule for long ones left out.
+
+    Rows are shuffled by the key; without one they are in the order of their first documents.
+    """
+    packed = pack_documents(batch.lengths, seq_len, max_documents=max_documents, rule=rule)
+    counts, order = packed.pieces_per_row, np.arange(len(packed.length))
+    if shuffle_key is not None and len(counts) > 0:
+        by_row = Permutation(len(counts), shuffle_key)(np.arange(len(counts)))
+        row_pieces = np.split(order, np.cumsum(counts)[:-1])
+        counts, order = counts[by_row], np.concatenate([row_pieces[row] for row in by_row])
+    lengths = packed.length[order]
+    begins = np.cumsum(batch.lengths) - batch.lengths
+    starts = begins[packed.document[order]] + packed.offset[order]
+    # The numbers start..start+length-1 of each piece, one after the other.
+    before = np.cumsum(lengths) - lengths
+    tokens = np.arange(lengths.sum()) + np.repeat(starts - before, lengths)
+    weights = batch.loss_weights
+    rows = rows_of_pieces(
+        batch.ids[tokens],
+        lengths,
+        counts,
+        seq_len,
+        weights=None if weights is None else weights[tokens],
+    )
+    return rows, packed.dropped_tokens

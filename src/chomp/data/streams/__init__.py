@@ -1,1 +1,0 @@
-"""Training straight from documents, without a token store."""
