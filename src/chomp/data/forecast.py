@@ -110,7 +110,22 @@ def forecast(
                 number=number,
                 start_step=schedule.step_of(start),
                 stop_step=schedule.step_of(stop - 1) + 1,
-                components=_components(mixture, start, stop, rows, seq_len),
+                components=tuple(
+                    ComponentForecast(
+                        name=name,
+                        weight=mixture.weights_at(start)[name],
+                        rows=rows[name],
+                        examples=after - before,
+                        examples_so_far=after,
+                        tokens=(after - before) * seq_len,
+                    )
+                    for name, before, after in zip(
+                        mixture.names,
+                        mixture.counts_before(start),
+                        mixture.counts_before(stop),
+                        strict=True,
+                    )
+                ),
             )
             for number, (start, stop) in enumerate(pairwise([*reached, total]))
         ),
@@ -144,21 +159,3 @@ def forecast_table(forecast: Forecast) -> Table:
                 style="yellow" if part.is_repeated_much else None,
             )
     return table
-
-
-def _components(
-    mixture: Mixture, start: int, stop: int, rows: Mapping[str, int], seq_len: int
-) -> tuple[ComponentForecast, ...]:
-    weights = mixture.weights_at(start)
-    counts = zip(mixture.counts_before(start), mixture.counts_before(stop), strict=True)
-    return tuple(
-        ComponentForecast(
-            name=name,
-            weight=weights[name],
-            rows=rows[name],
-            examples=after - before,
-            examples_so_far=after,
-            tokens=(after - before) * seq_len,
-        )
-        for name, (before, after) in zip(mixture.names, counts, strict=True)
-    )

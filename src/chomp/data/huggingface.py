@@ -67,7 +67,21 @@ class HuggingFaceSource(Config):
         self, parts: Sequence[str], start: Position, keys: tuple[str, ...]
     ) -> Iterator[tuple[Position, Record]]:
         """The examples of the split, with the named columns."""
-        return records_of_parts(parts, start, lambda name, first: self._examples(name, first, keys))
+
+        def examples_of(part: str, first: int) -> Iterator[tuple[int, Record]]:
+            dataset = self._load()
+            with _explain_errors(f"record {part}:{first} or a later one"):
+                columns = dataset.column_names  # a stream may not know them
+                for key in keys if columns is not None else ():
+                    if key not in columns:
+                        raise missing_key(f"{part}:{first}", key, columns)
+                if columns is not None:
+                    dataset = dataset.select_columns(list(keys))
+                # A downloaded dataset refuses to skip all it has; a stream cannot know.
+                if first == 0 or self.streaming or first < len(dataset):
+                    yield from enumerate(dataset.skip(first) if first else dataset, start=first)
+
+        return records_of_parts(parts, start, examples_of)
 
     def fingerprint(self) -> str:
         """SHA-256 of names and revision; of a local dataset the files, of a downloaded one more.
@@ -80,7 +94,7 @@ class HuggingFaceSource(Config):
             # The library tells splits apart by the names of files.
             inner = [os.path.basename(file) for file in local]
             return hash_of_files(local, salt=f"{self.kind} {names} {inner}")
-        content = None if self.streaming else self._loaded()._fingerprint
+        content = None if self.streaming else self._load()._fingerprint
         return fingerprint([self.kind, self.path, list(self.data_files), *names, content])
 
     def _local_files(self) -> tuple[str, ...]:
@@ -90,22 +104,7 @@ class HuggingFaceSource(Config):
         is_local = self.path in _FILE_BUILDERS and not any("://" in f for f in self.data_files)
         return files_of(self.data_files) if is_local else ()
 
-    def _examples(
-        self, part: str, first: int, keys: tuple[str, ...]
-    ) -> Iterator[tuple[int, Record]]:
-        dataset = self._loaded()
-        with _explain_errors(f"record {part}:{first} or a later one"):
-            columns = dataset.column_names  # a stream may not know them
-            for key in keys if columns is not None else ():
-                if key not in columns:
-                    raise missing_key(f"{part}:{first}", key, columns)
-            if columns is not None:
-                dataset = dataset.select_columns(list(keys))
-            # A downloaded dataset refuses to skip all it has; a stream cannot know.
-            if first == 0 or self.streaming or first < len(dataset):
-                yield from enumerate(dataset.skip(first) if first else dataset, start=first)
-
-    def _loaded(self) -> Any:
+    def _load(self) -> Any:
         given = f"the Hugging Face dataset {self.part_names()[0]}"
         datasets = optional_package("datasets", extra="hf", purpose=given)
         show_hub_warnings_once()

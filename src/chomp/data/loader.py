@@ -77,7 +77,7 @@ class TrainLoader:
         self._utilization[step] = filled / read.segment_ids.size
         self._utilization.pop(step - 4 * _MAX_AHEAD, None)
         found = self.dataset.examples_of(read)
-        self._limits.require_tokens(found.tokens, lambda row: self._told_row(step, int(keep[row])))
+        self._limits.require_tokens(found.tokens, lambda row: self._row_name(step, int(keep[row])))
         shape = (accum, len(rows), self.dataset.seq_len)
         folded: GrugLmExample = jax.tree.map(lambda leaf: leaf.reshape(shape), found)
         return folded
@@ -148,13 +148,15 @@ class TrainLoader:
         if (ids := found.attn_mask.segment_ids) is not None:
             room = self._limits.max_segments(
                 ids.reshape(-1, self.dataset.seq_len),
-                lambda row: self._told_row(step, int(self._examples_of(step, rows)[row])),
+                lambda row: self._row_name(step, int(self._examples_of(step, rows)[row])),
                 batch_size=size,
                 is_whole_batch=len(rows) == size,
             )
             found = found.with_max_segments(room)
-        if self.dataset.streams:
-            self._note_states(step)
+        if (states := self.dataset.stream_states()) is not None:
+            self._states[step + 1] = states
+            # Batches are made ahead by a few steps; older states can no longer be asked for.
+            self._states.pop(step + 1 - 2 * _MAX_AHEAD, None)
         return found
 
     def _examples_of(self, step: int, rows: Int[np.ndarray, " K"]) -> Int[np.ndarray, " N"]:
@@ -162,7 +164,7 @@ class TrainLoader:
         firsts = np.arange(self.batches.grad_accum) * self.batches.batch_size(step)
         return (firsts[:, None] + rows).reshape(-1)
 
-    def _told_row(self, step: int, example: int) -> str:
+    def _row_name(self, step: int, example: int) -> str:
         """Where in the run an example is, counted from the first of its step."""
         micro, row = divmod(example, self.batches.batch_size(step))
         first = self.batches.examples_before(step) + example
@@ -170,13 +172,6 @@ class TrainLoader:
         name = self.dataset.mixture.names[component]
         part = f" of micro-batch {micro}" if self.batches.grad_accum > 1 else ""
         return f"step {step}, row {row}{part}, from component {name!r}"
-
-    def _note_states(self, step: int) -> None:
-        states = self.dataset.stream_states()
-        assert states is not None
-        self._states[step + 1] = states
-        # Batches are made ahead by a few steps; older states can no longer be asked for.
-        self._states.pop(step + 1 - 2 * _MAX_AHEAD, None)
 
 
 def build_train_loader(
@@ -206,13 +201,10 @@ def iter_from_step(
                     asked += 1
                 started = time.perf_counter()
                 batch = waiting.popleft().result()
-                _tell_wait(step, start_step, time.perf_counter() - started)
+                waited_s = time.perf_counter() - started
+                if waited_s > _LONG_WAIT_S and step > start_step:
+                    log.warning("step %d waited %.1f s for its batch", step, waited_s)
                 ahead = min(2 * ahead, _MAX_AHEAD)
                 yield batch
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
-
-
-def _tell_wait(step: int, start_step: int, seconds: float) -> None:
-    if seconds > _LONG_WAIT_S and step > start_step:
-        log.warning("step %d waited %.1f s for its batch", step, seconds)

@@ -15,7 +15,7 @@ from functools import lru_cache
 from typing import TypeVar
 
 import numpy as np
-from jaxtyping import Int, UInt64
+from jaxtyping import Int
 
 from chomp.config import Config, setting
 from chomp.errors import DataError
@@ -63,7 +63,14 @@ class Permutation:
 
     def _walked(self, start: Int[np.ndarray, " N"], *, is_inverse: bool) -> Int[np.ndarray, " N"]:
         values = start.astype(np.uint64)
-        self._require_inside(values)
+        # One outside the domain would never fall inside. A negative one is a huge word here.
+        if len(values) and values.max() >= self.size:
+            outside = values[values >= self.size][:1].astype(np.int64)[0]
+            raise DataError(
+                f"row {outside} of a permutation of {self.size} rows",
+                allowed=f"0 to {self.size - 1}",
+                fix="take the index modulo the size; each epoch has its own permutation",
+            )
         left = np.arange(len(values))
         # The domain is at most four times the size, so this takes a handful of passes.
         while len(left) > _FEW:
@@ -83,27 +90,14 @@ class Permutation:
         if is_inverse:
             left, right, keys = right, left, keys[::-1]
         for round_key in keys:
-            left, right = right, left ^ (_mixed(right ^ round_key) & self._half_mask)
+            # The finaliser of splitmix64: shifts right as well as products, so low bits see high.
+            mixed = right ^ round_key
+            mixed = ((mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9) & _WORD
+            mixed = ((mixed ^ (mixed >> 27)) * 0x94D049BB133111EB) & _WORD
+            left, right = right, left ^ ((mixed ^ (mixed >> 31)) & self._half_mask)
         if is_inverse:
             left, right = right, left
         return (left << self._half_bits) | right
-
-    def _require_inside(self, values: UInt64[np.ndarray, " N"]) -> None:
-        # One outside the domain would never fall inside. A negative one is a huge word here.
-        if len(values) and values.max() >= self.size:
-            outside = values[values >= self.size][:1].astype(np.int64)[0]
-            raise DataError(
-                f"row {outside} of a permutation of {self.size} rows",
-                allowed=f"0 to {self.size - 1}",
-                fix="take the index modulo the size; each epoch has its own permutation",
-            )
-
-
-def _mixed(words: Words) -> Words:
-    # The finaliser of splitmix64: shifts right as well as products, so low bits see high ones.
-    words = ((words ^ (words >> 30)) * 0xBF58476D1CE4E5B9) & _WORD
-    words = ((words ^ (words >> 27)) * 0x94D049BB133111EB) & _WORD
-    return words ^ (words >> 31)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,24 +142,28 @@ class RowOrder:
         rows = np.empty_like(indices)
         for epoch in np.unique(epochs).tolist():
             mine = epochs == epoch
-            rows[mine] = self._rows_of_epoch(epoch, indices[mine])
+            wanted = indices[mine]
+            first, last = int(wanted.min()) // _PIECE, int(wanted.max()) // _PIECE
+            if last > first + 1:  # many at once, or far apart: pieces would be no gain
+                rows[mine] = self._epoch(epoch)(wanted)
+                continue
+            piece = self._piece(epoch, first)
+            if last > first:
+                piece = np.concatenate([piece, self._piece(epoch, last)])
+            rows[mine] = piece[wanted - first * _PIECE]
         return rows
 
     def positions(self, rows: Int[np.ndarray, " N"], epoch: int) -> Int[np.ndarray, " N"]:
         """The position at which each row is read in an epoch: what `rows` undone gives."""
-        self._require_rows(rows)
+        outside = rows[(rows < 0) | (rows >= self.size)].tolist()
+        if outside:
+            raise DataError(
+                f"row {outside[0]} of component {self.name!r} with {self.size} rows",
+                allowed=f"0 to {self.size - 1}",
+                fix="choose a row within the component",
+            )
         indices = rows if self._shuffle is False else self._epoch(epoch).inverse(rows)
         return epoch * self.size + indices
-
-    def _rows_of_epoch(self, epoch: int, indices: Int[np.ndarray, " N"]) -> Int[np.ndarray, " N"]:
-        first, last = int(indices.min()) // _PIECE, int(indices.max()) // _PIECE
-        if last > first + 1:
-            # Many at once, or far apart: pieces would be no gain.
-            return self._epoch(epoch)(indices)
-        rows = self._piece(epoch, first)
-        if last > first:
-            rows = np.concatenate([rows, self._piece(epoch, last)])
-        return rows[indices - first * _PIECE]
 
     def _new_piece(self, epoch: int, piece: int) -> Int[np.ndarray, " N"]:
         stop = min((piece + 1) * _PIECE, self.size)
@@ -176,15 +174,6 @@ class RowOrder:
         if isinstance(self._shuffle, BlockShuffleConfig):
             return BlockPermutation(self.size, key, self._shuffle)
         return Permutation(self.size, key)
-
-    def _require_rows(self, rows: Int[np.ndarray, " N"]) -> None:
-        outside = rows[(rows < 0) | (rows >= self.size)].tolist()
-        if outside:
-            raise DataError(
-                f"row {outside[0]} of component {self.name!r} with {self.size} rows",
-                allowed=f"0 to {self.size - 1}",
-                fix="choose a row within the component",
-            )
 
 
 class BlockPermutation:

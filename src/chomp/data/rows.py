@@ -159,16 +159,14 @@ class PackedRows:
             span = np.asarray([first]), np.asarray([min(PLAN_SHARD, len(self._starts) - first)])
             starts, lengths = self._starts.read(*span), self._lengths.read(*span)
             hits = first + np.flatnonzero((starts < stop) & (starts + lengths > start))
-            found |= {self._row_of_piece(int(piece)) for piece in hits}
+            for piece in hits.tolist():
+                low, high = 0, self.num_rows - 1
+                while low < high:
+                    middle = (low + high) // 2
+                    end = self._row_ends.read(np.asarray([middle]), np.asarray([1]))[0]
+                    low, high = (middle + 1, high) if end <= piece else (low, middle)
+                found.add(low)
         return sorted(found)
-
-    def _row_of_piece(self, piece: int) -> int:
-        low, high = 0, self.num_rows - 1
-        while low < high:
-            middle = (low + high) // 2
-            end = self._row_ends.read(np.asarray([middle]), np.asarray([1]))[0]
-            low, high = (middle + 1, high) if end <= piece else (low, middle)
-        return low
 
     def _pieces_of(
         self, rows: Int[np.ndarray, " N"]

@@ -16,7 +16,6 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
-from jaxtyping import Float32, Int
 
 from chomp.data.config import StreamConfig
 from chomp.data.documents import Document, LocatedDocument, Position, is_held_out
@@ -29,8 +28,6 @@ from chomp.data.store.build import EncodedBatch, encoded
 from chomp.errors import DataError
 from chomp.kernels.attention.mask import PAD_SEGMENT
 from chomp.tokenize import Tokenizer
-
-# Axes: L tokens of a line, N documents.
 
 log = logging.getLogger(__name__)
 
@@ -59,29 +56,9 @@ class StreamSettings:
     shuffle: bool
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Carry:
-    """The end of a line that filled no row: the next documents go on from it."""
-
-    tokens: Int[np.ndarray, " L"] = field(default_factory=lambda: np.zeros(0, np.int32))
-    lengths: Int[np.ndarray, " N"] = field(default_factory=lambda: np.zeros(0, np.int64))
-    loss_weights: Float32[np.ndarray, " L"] | None = None
-
-    def as_json(self) -> dict[str, list[Any] | None]:
-        """The same in lists; exact, because float32 goes through JSON unchanged."""
-        return {
-            name: None if array is None else array.tolist() for name, array in vars(self).items()
-        }
-
-    @staticmethod
-    def from_json(lists: Mapping[str, Any]) -> "Carry":
-        """The carry that `as_json` wrote."""
-        weights = lists["loss_weights"]
-        return Carry(
-            tokens=np.asarray(lists["tokens"], np.int32),
-            lengths=np.asarray(lists["lengths"], np.int64),
-            loss_weights=None if weights is None else np.asarray(weights, np.float32),
-        )
+def nothing() -> EncodedBatch:
+    """No documents."""
+    return EncodedBatch(ids=np.zeros(0, np.int32), lengths=np.zeros(0, np.int64), loss_weights=None)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -92,7 +69,8 @@ class Cursor:
     window: int = 0  # number in its epoch
     start: Position = field(default_factory=Position)
     parts_hash: str | None = None  # of the source that `start` is a position in
-    carry: Carry = field(default_factory=Carry)
+    # The end of a line that filled no row: the next documents go on from it.
+    carry: EncodedBatch = field(default_factory=nothing)
     documents: int = 0
     rows: int = 0
     row_tokens: int = 0  # in these rows, without padding
@@ -101,13 +79,26 @@ class Cursor:
 
     def as_json(self) -> dict[str, Any]:
         """The cursor in plain values."""
-        return {**vars(self), "start": list(self.start), "carry": self.carry.as_json()}
+        ids, lengths, weights = self.carry.ids, self.carry.lengths, self.carry.loss_weights
+        carry = {
+            "tokens": ids.tolist(),
+            "lengths": lengths.tolist(),
+            # Exact: float32 goes through JSON unchanged.
+            "loss_weights": None if weights is None else weights.tolist(),
+        }
+        return {**vars(self), "start": list(self.start), "carry": carry}
 
     @staticmethod
     def from_json(values: Mapping[str, Any]) -> "Cursor":
         """The cursor that `as_json` wrote."""
-        start, carry = Position(*values["start"]), Carry.from_json(values["carry"])
-        return Cursor(**{**values, "start": start, "carry": carry})
+        lists = values["carry"]
+        weights = lists["loss_weights"]
+        carry = EncodedBatch(
+            ids=np.asarray(lists["tokens"], np.int32),
+            lengths=np.asarray(lists["lengths"], np.int64),
+            loss_weights=None if weights is None else np.asarray(weights, np.float32),
+        )
+        return Cursor(**{**values, "start": Position(*values["start"]), "carry": carry})
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -353,7 +344,11 @@ class RetriedDocuments(Iterator[LocatedDocument]):
             except Exception as error:
                 # Another `next` of a reader that raised would say that the source has ended.
                 self._documents = None
-                if not _is_transient(error):
+                # Storage and network may answer when asked again; data stays as it is.
+                # OSError: StorageError, ConnectionError and TimeoutError are among them.
+                modules = {kind.__module__.split(".")[0] for kind in type(error).__mro__}
+                is_transient = isinstance(error, OSError | http.client.HTTPException)
+                if not is_transient and not modules & _NETWORK_LIBRARIES:
                     raise
                 self._wait(failures, error)
                 failures += 1
@@ -391,13 +386,6 @@ class RetriedDocuments(Iterator[LocatedDocument]):
         time.sleep(delay_s)
 
 
-def _is_transient(error: Exception) -> bool:
-    """Whether reading may work if it is tried again: storage and network, not the data itself."""
-    if isinstance(error, OSError | http.client.HTTPException):
-        return True  # OSError: StorageError, ConnectionError and TimeoutError are among them
-    return any(kind.__module__.split(".")[0] in _NETWORK_LIBRARIES for kind in type(error).__mro__)
-
-
 class WindowMaker:
     """Makes windows from documents; quickest in the order of the stream."""
 
@@ -431,7 +419,15 @@ class WindowMaker:
             )
         cursor = replace(cursor, parts_hash=parts_hash)
         key = f"{settings.seed}/{settings.name}/{cursor.epoch}/{cursor.window}"
-        batch = self._encoded(documents, key)
+        if settings.shuffle and documents:
+            order = Permutation(len(documents), key)(np.arange(len(documents)))
+            documents = [documents[i] for i in order]
+        batch = joined(
+            [
+                encoded(documents[first : first + _ENCODED_TOGETHER], self._tokenizer)
+                for first in range(0, len(documents), _ENCODED_TOGETHER)
+            ]
+        )
         carry, dropped_tokens = cursor.carry, 0
         if settings.packing_mode == "concat":
             rows, carry = concat_rows(batch, carry, settings.seq_len)
@@ -481,42 +477,29 @@ class WindowMaker:
                 return found, False
         return found, True
 
-    def _encoded(self, documents: list[Document], key: str) -> EncodedBatch:
-        if self._settings.shuffle and documents:
-            order = Permutation(len(documents), key)(np.arange(len(documents)))
-            documents = [documents[i] for i in order]
-        return joined(
-            [
-                encoded(documents[first : first + _ENCODED_TOGETHER], self._tokenizer)
-                for first in range(0, len(documents), _ENCODED_TOGETHER)
-            ]
-        )
-
 
 def joined(batches: Sequence[EncodedBatch]) -> EncodedBatch:
     """The documents of all batches in one, ids as int32; a batch without weights has weights 1."""
+    parts = [nothing(), *batches]
     weights = None
     if any(batch.loss_weights is not None for batch in batches):
+        ones = [np.ones(len(batch.ids), np.float32) for batch in parts]
+        found = [batch.loss_weights for batch in parts]
         weights = np.concatenate(
-            [
-                np.ones(len(batch.ids), np.float32)
-                if batch.loss_weights is None
-                else batch.loss_weights
-                for batch in batches
-            ]
+            [one if each is None else each for one, each in zip(ones, found, strict=True)]
         )
-    ids = (batch.ids.astype(np.int32) for batch in batches)
     return EncodedBatch(
-        ids=np.concatenate([np.zeros(0, np.int32), *ids]),
-        lengths=np.concatenate([np.zeros(0, np.int64), *(batch.lengths for batch in batches)]),
+        ids=np.concatenate([batch.ids.astype(np.int32) for batch in parts]),
+        lengths=np.concatenate([batch.lengths for batch in parts]),
         loss_weights=weights,
     )
 
 
-def concat_rows(batch: EncodedBatch, carry: Carry, seq_len: int) -> tuple[RowBatch, Carry]:
+def concat_rows(
+    batch: EncodedBatch, carry: EncodedBatch, seq_len: int
+) -> tuple[RowBatch, EncodedBatch]:
     """The line that goes on from `carry`, cut every `seq_len` tokens, and what is left of it."""
-    before = EncodedBatch(ids=carry.tokens, lengths=carry.lengths, loss_weights=carry.loss_weights)
-    line = joined([before, batch])
+    line = joined([carry, batch])
     cut = len(line.ids) // seq_len * seq_len
     document = np.repeat(np.arange(len(line.lengths), dtype=np.int32), line.lengths)
     segments = document[:cut].reshape(-1, seq_len)
@@ -527,8 +510,8 @@ def concat_rows(batch: EncodedBatch, carry: Carry, seq_len: int) -> tuple[RowBat
         loss_weights=None if weights is None else weights[:cut].reshape(-1, seq_len),
     )
     ends = np.cumsum(line.lengths)
-    left = Carry(
-        tokens=line.ids[cut:],
+    left = EncodedBatch(
+        ids=line.ids[cut:],
         # The first of them may have begun before the cut.
         lengths=np.diff(ends[ends > cut], prepend=cut),
         loss_weights=None if weights is None else weights[cut:],

@@ -61,10 +61,15 @@ class FlatArray:
         self._chunk_len = int(array.chunk_layout.read_chunk.shape[0])
         num_chunks = -(-len(self) // self._chunk_len)
         if checksums is not None and len(checksums) != num_chunks:
-            told = f"it says {num_chunks} chunks, and {len(checksums)} were written"
-            raise damaged(join(path, "zarr.json"), told)
+            fault = f"it says {num_chunks} chunks, and {len(checksums)} were written"
+            raise damaged(join(path, "zarr.json"), fault)
         self._checksums = checksums
-        self._is_direct = is_local(path) and _is_plain(array)
+        # Whether chunks lie in local files byte by byte as they do in memory.
+        (sharding,) = array.codec.to_json()["codecs"]
+        settings = sharding.get("configuration", {})
+        codecs = [codec["name"] for codec in settings.get("codecs", ())]
+        is_plain = codecs == ["bytes", "crc32c"] and settings.get("index_location", "end") == "end"
+        self._is_direct = is_local(path) and is_plain
         # TensorStore itself compares the crc32c of what is read through it.
         self._is_checked = np.full(num_chunks, not self._is_direct and checksums is None)
         # Arrays that were opened one after the other at one path may be of different files.
@@ -175,13 +180,17 @@ class FlatArrayWriter:
     ) -> None:
         self.path = path
         self.shard_len = shard_len
+        little_endian = {"name": "bytes", "configuration": {"endian": "little"}}
+        # crc32c: without it a flipped byte reads as another token.
+        codecs = [little_endian, {"name": "crc32c"}]
+        sharding = {"chunk_shape": [chunk_len], "codecs": codecs, "index_codecs": codecs}
         spec = {
             **_spec(path),
             "metadata": {
                 "data_type": dtype,
                 "shape": [0],
                 "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [shard_len]}},
-                "codecs": [{"name": "sharding_indexed", "configuration": _sharding(chunk_len)}],
+                "codecs": [{"name": "sharding_indexed", "configuration": sharding}],
             },
             # A shard that is not there yet is what every write begins with.
             "fill_missing_data_reads": True,
@@ -191,7 +200,13 @@ class FlatArrayWriter:
         if not is_new:
             del spec["metadata"]
         try:
-            _remove_stale_locks(path)
+            # TensorStore writes `x.__lock` and renames it to `x`. It takes over one that a killed
+            # writer has left without cutting it, so a shorter `x` would end with the rest of the
+            # longer (0.1.86).
+            for folder, _, files in os.walk(path) if is_local(path) else ():
+                for name in files:
+                    if name.endswith(".__lock"):
+                        os.remove(os.path.join(folder, name))
             _require_no_pipe(path)
             self._array = ts.open(spec, create=is_new, delete_existing=is_new).result()
         except (ValueError, OSError) as error:
@@ -268,18 +283,6 @@ def _require_no_pipe(path: str) -> None:
             file_info(file)
 
 
-def _remove_stale_locks(path: str) -> None:
-    """Remove what a writer that was killed left beside the files of a local array.
-
-    TensorStore writes `x.__lock` and renames it to `x`. It takes over one that is there without
-    cutting it, so a shorter `x` would end with the rest of the longer (0.1.86).
-    """
-    for folder, _, files in os.walk(path) if is_local(path) else ():
-        for name in files:
-            if name.endswith(".__lock"):
-                os.remove(os.path.join(folder, name))
-
-
 def checksum(values: Num[np.ndarray, " L"]) -> str:
     """128 bits of BLAKE2b over the numbers as they lie in memory."""
     return hashlib.blake2b(np.ascontiguousarray(values).data, digest_size=16).hexdigest()
@@ -294,7 +297,7 @@ def chunk_checksums(values: Num[np.ndarray, " L"], chunk_len: int) -> UInt32[np.
 def damaged(path: str, reason: object) -> DataError:
     """The error of a store's file or array whose content fails a checksum."""
     return DataError(
-        f"{path} is damaged: {_told(reason)}",
+        f"{path} is damaged: {_without_spec(reason)}",
         allowed="a token store whose files are as they were written",
         fix="delete the store: the same command then builds it again; nothing of the damaged "
         "part was trained on",
@@ -306,7 +309,7 @@ def _unreadable(path: str, reason: object) -> DataError | StorageError:
     if _MISMATCH in str(reason):
         return damaged(path, reason)
     return StorageError(
-        f"{path} could not be read: {_told(reason)}",
+        f"{path} could not be read: {_without_spec(reason)}",
         allowed="a store whose files are all there and can be read",
         fix="mend the access or the connection (or raise ulimit -n), or bring back the file; if it "
         "is lost, move the store away, and the same command builds it again",
@@ -315,13 +318,13 @@ def _unreadable(path: str, reason: object) -> DataError | StorageError:
 
 def _unwritable(path: str, error: Exception) -> StorageError:
     return StorageError(
-        f"{path} could not be written: {_told(error)}",
+        f"{path} could not be written: {_without_spec(error)}",
         allowed="a writable folder with space for the tokens",
         fix="free space, or choose another --prefix; the same command then continues",
     )
 
 
-def _told(reason: object) -> str:
+def _without_spec(reason: object) -> str:
     # TensorStore ends its words with the whole configuration of the array.
     return str(reason).partition(" [tensorstore_spec=")[0]
 
@@ -338,21 +341,6 @@ def _spec(path: str) -> dict[str, Any]:
         # was deleted and built anew would be served from the chunks of the old one.
         "recheck_cached_data": "open",
     }
-
-
-def _sharding(chunk_len: int) -> dict[str, Any]:
-    little_endian = {"name": "bytes", "configuration": {"endian": "little"}}
-    # crc32c: without it a flipped byte reads as another token.
-    codecs = [little_endian, {"name": "crc32c"}]
-    return {"chunk_shape": [chunk_len], "codecs": codecs, "index_codecs": codecs}
-
-
-def _is_plain(array: Any) -> bool:
-    """Whether chunks lie in the files byte by byte as they do in memory."""
-    (sharding,) = array.codec.to_json()["codecs"]
-    settings = sharding.get("configuration", {})
-    wanted = [codec["name"] for codec in settings.get("codecs", ())] == ["bytes", "crc32c"]
-    return wanted and settings.get("index_location", "end") == "end"
 
 
 def _cut_at_chunks(

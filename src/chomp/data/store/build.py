@@ -152,7 +152,18 @@ def build_store(config: StoreBuildConfig) -> None:
                 fix="run the same command again: it uses the tokenizer that is there now",
             )
         identity = config.identity(tokenizer, config.split)
-        if _is_built(config.output_path, identity):
+        is_built = exists(join(config.output_path, MANIFEST))
+        if is_built:
+            found = read_manifest(config.output_path).identity
+            other = [
+                name for name, value in vars(identity).items() if getattr(found, name) != value
+            ]
+            if other:
+                raise DataError(
+                    f"{config.output_path} has a finished store with another {', '.join(other)}",
+                    allowed="a folder without a finished store, or with this same store",
+                    fix=f"choose another folder, or move {config.output_path} away first",
+                )
             # There if the build was killed right after its last write.
             for name in (PROGRESS, _TAKEN):
                 remove_tree(join(config.output_path, name))
@@ -161,21 +172,6 @@ def build_store(config: StoreBuildConfig) -> None:
     except (DataError, StorageError) as error:
         error.within(f"component {config.name!r}, {config.split} split")
         raise
-
-
-def _is_built(path: str, wanted: StoreIdentity) -> bool:
-    """Whether this very store is finished; any other finished store in its place is an error."""
-    if not exists(join(path, MANIFEST)):
-        return False
-    found = read_manifest(path).identity
-    other = [name for name, value in vars(wanted).items() if getattr(found, name) != value]
-    if other:
-        raise DataError(
-            f"{path} has a finished store with another {', '.join(other)}",
-            allowed="a folder without a finished store, or with this same store",
-            fix=f"choose another folder, or move {path} away first",
-        )
-    return True
 
 
 def _beside(config: StoreBuildConfig, split: Split, identity: StoreIdentity, inner: str) -> str:
