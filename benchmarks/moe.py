@@ -22,7 +22,7 @@ from benchmarks.timing import in_turn, note, phase
 from benchmarks.training_step import OPTIMIZER, SCHEDULE_STEPS, batch_of, model_config
 from chomp.kernels import moe
 from chomp.kernels.moe import dispatch
-from chomp.kernels.moe.grouped import grouped_backend, grouped_matmul
+from chomp.kernels.moe.matmul import grouped_backend, grouped_matmul
 from chomp.kernels.precision import Precision
 from chomp.mesh import MeshConfig, compiler_options, create_mesh, place_batch, prepare_cpu_steps
 from chomp.tracking import metrics

@@ -113,7 +113,7 @@ def adds_up_gradients_in_float32(template: Template) -> list[str]:
             f"a gradient of shape {list(found.outvars[0].aval.shape)} is added up in bfloat16 by a "
             f"{found.primitive.name}",
             allowed="sums over positions in float32, rounded once",
-            fix="cast to float32 before, as chomp.kernels.embedding does, and back after",
+            fix="cast to float32 before, as chomp.kernels.layers does, and back after",
         )
         for found in _equations(traced.jaxpr)
         if _adds_up_halves(found)

@@ -8,7 +8,7 @@ import jax
 from jaxtyping import Array, Float, Int
 
 from chomp.kernels.attention import AttentionMask, Backend
-from chomp.kernels.attention.dispatch import on_local_shards
+from chomp.kernels.attention.api import on_local_shards
 
 # Axes: B batch, S sequence, H query heads, G key-value heads, K head width.
 

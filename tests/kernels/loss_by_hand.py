@@ -7,9 +7,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from chomp.kernels.loss import Reduction, linear_cross_entropy
-from chomp.kernels.loss.chunked import chunked_losses, chunked_sum
-from chomp.kernels.loss.row_losses import LossTerms
+from chomp.kernels.loss import (
+    LossTerms,
+    Reduction,
+    chunked_losses,
+    chunked_sum,
+    linear_cross_entropy,
+)
 
 # Axes: B batch, S sequence, D model width, V vocabulary.
 

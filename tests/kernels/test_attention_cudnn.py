@@ -20,10 +20,9 @@ from jax.sharding import PartitionSpec as P
 
 from chomp.errors import ConfigError
 from chomp.kernels.attention import AttentionMask
-from chomp.kernels.attention.cudnn import cudnn_attention
-from chomp.kernels.attention.cudnn_packed import cudnn_packed_attention
-from chomp.kernels.attention.dispatch import LocalAttention, on_local_shards
-from chomp.kernels.attention.documents import max_segments
+from chomp.kernels.attention.api import LocalAttention, on_local_shards
+from chomp.kernels.attention.cudnn import cudnn_attention, cudnn_packed_attention
+from chomp.kernels.attention.mask import max_segments
 from chomp.mesh import BATCH_AXES
 
 # Axes: B batch, S positions, H query heads, G key-value heads, K head width.

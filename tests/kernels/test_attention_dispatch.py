@@ -22,7 +22,7 @@ from chomp.kernels.attention import (
     choose_backend,
     reference_attention,
 )
-from chomp.kernels.attention.choice import log_choice
+from chomp.kernels.attention.api import log_choice
 from chomp.kernels.platform import platform_of
 from chomp.mesh import AXES, BATCH_AXES, MeshConfig, create_mesh
 

@@ -10,7 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from chomp.kernels.attention import documents_of_rows, max_segments
-from chomp.kernels.attention.documents import document_table
+from chomp.kernels.attention.mask import document_table
 
 ROWS, LENGTH = 3, 40
 ROOM = ROWS * max_segments(LENGTH)

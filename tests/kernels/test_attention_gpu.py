@@ -15,7 +15,7 @@ from exact_attention import Rows, deviations
 from jax.sharding import PartitionSpec as P
 
 from chomp.kernels.attention import AttentionCall, AttentionMask, Backend, attention, choose_backend
-from chomp.kernels.attention.documents import max_segments
+from chomp.kernels.attention.mask import max_segments
 from chomp.mesh import BATCH_AXES
 
 pytestmark = pytest.mark.gpu

@@ -10,7 +10,7 @@ from exact_attention import Rows, deviations
 from jax.sharding import PartitionSpec as P
 
 from chomp.kernels.attention import AttentionMask
-from chomp.kernels.attention.dispatch import on_local_shards
+from chomp.kernels.attention.api import on_local_shards
 from chomp.kernels.attention.splash import splash_attention
 from chomp.mesh import BATCH_AXES
 

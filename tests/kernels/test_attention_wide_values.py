@@ -13,6 +13,7 @@ from jaxtyping import Array
 
 from chomp.errors import ConfigError
 from chomp.kernels.attention import AttentionCall, AttentionMask, attention, choose_backend
+from chomp.kernels.attention.api import with_wide_values
 from chomp.kernels.attention.chunked import (
     WIDE,
     WIDE_MAX_BLOCK,
@@ -22,9 +23,7 @@ from chomp.kernels.attention.chunked import (
     rows_at_once,
 )
 from chomp.kernels.attention.reference import reference_attention
-from chomp.kernels.attention.wide_values import with_wide_values
-from chomp.kernels.kernel_shapes import KernelShapes
-from chomp.kernels.self_check import check_kernels
+from chomp.kernels.self_check import KernelShapes, check_kernels
 from chomp.mesh import BATCH_AXES
 
 BATCH, LENGTH, HEADS, KV_HEADS, WIDTH, VALUES = 4, 40, 4, 2, 8, 24

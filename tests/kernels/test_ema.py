@@ -18,8 +18,9 @@ from chomp.kernels.ema import (
     continued_ema,
     empty_ema_state,
     reference_ema,
+    scan_by_doubling,
+    scan_by_loop,
 )
-from chomp.kernels.ema.carry import carried_by_doubling, carried_by_loop
 from chomp.mesh import BATCH_AXES
 
 B, D, N = 2, 3, 4
@@ -239,7 +240,7 @@ def test_states_are_carried_alike_by_a_loop_and_by_doubling(has_starts):
     q = np.exp(-np.asarray(modes.decay) + 1j * np.asarray(modes.angle))
     factors = [(jnp.float32((q**k).real), jnp.float32((q**k).imag)) for k in (1, 2, 4, 8)]
     keeps = jnp.asarray(drawn(28, blocks, B) > -1) if has_starts else None
-    ways = [way(added, factors, keeps) for way in (carried_by_loop, carried_by_doubling)]
+    ways = [way(added, factors, keeps) for way in (scan_by_loop, scan_by_doubling)]
     assert_near(ways[0], ways[1], 1e-6)
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from chomp.kernels.embedding import embed
+from chomp.kernels.layers import embed
 from chomp.mesh import MeshConfig, create_mesh
 
 ROWS = P(("replica", "data", "expert"), None, None)

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from chomp.errors import ConfigError
-from chomp.kernels.kernel_shapes import KernelShapes
+from chomp.kernels.self_check import KernelShapes
 from chomp.mesh import abstract_mesh
 from experiments.grug.base.model import GrugModelConfig as BaseConfig
 from experiments.grug.megalodon.model import GrugModelConfig as MegalodonConfig

@@ -12,7 +12,7 @@ from chomp.errors import ConfigError
 from chomp.kernels.loss import (
     linear_cross_entropy,
     linear_cross_entropy_and_argmax,
-    soft_capped,
+    soft_cap,
 )
 from chomp.mesh import BATCH_AXES
 from tests.kernels.loss_by_hand import (
@@ -138,9 +138,9 @@ def test_a_float32_head_under_bfloat16_states_keeps_a_float32_gradient():
 
 
 def test_a_soft_cap_bounds_large_logits_and_leaves_small_ones():
-    capped = soft_capped(jnp.array([-1e6, -1e-3, 0.0, 1e-3, 30.0, 1e6]), 30.0)
+    capped = soft_cap(jnp.array([-1e6, -1e-3, 0.0, 1e-3, 30.0, 1e6]), 30.0)
     np.testing.assert_allclose(capped, [-30, -1e-3, 0, 1e-3, 30 * np.tanh(1), 30], rtol=1e-6)
-    assert soft_capped(capped, None) is capped
+    assert soft_cap(capped, None) is capped
 
 
 @pytest.mark.parametrize("cap", [0.0, -30.0])

@@ -4,8 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chomp.kernels.loss import chunk_rows
-from chomp.kernels.loss.chunk_size import LEAST_LOGITS, LEAST_ROWS
+from chomp.kernels.loss import LEAST_LOGITS, LEAST_ROWS, chunk_rows
 
 
 @given(

@@ -11,9 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from chomp.kernels.loss import chunk_rows, linear_cross_entropy
-from chomp.kernels.loss.chunked import chunked_losses, chunked_sum
-from chomp.kernels.loss.row_losses import LossTerms
+from chomp.kernels.loss import (
+    LossTerms,
+    chunk_rows,
+    chunked_losses,
+    chunked_sum,
+    linear_cross_entropy,
+)
 from tests.kernels.loss_by_hand import (
     ALL_CASES,
     Case,

@@ -9,9 +9,13 @@ import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from chomp.kernels.loss import linear_cross_entropy_and_argmax
-from chomp.kernels.loss.chunked import chunked_losses, chunked_sum, placed
-from chomp.kernels.loss.row_losses import LossTerms
+from chomp.kernels.loss import (
+    LossTerms,
+    chunked_losses,
+    chunked_sum,
+    linear_cross_entropy_and_argmax,
+    reshard_inputs,
+)
 from chomp.mesh import BATCH_AXES, MeshConfig, create_mesh
 from tests.kernels.loss_by_hand import Case, Found, Inputs, assert_near, by_hand, inputs
 
@@ -37,12 +41,12 @@ def sum_and_losses(given: Inputs) -> tuple[Found, Found, jax.Array]:
 
     def total(hidden: jax.Array, head: jax.Array, weight: jax.Array) -> jax.Array:
         head = jax.reshard(head, P(None, "model"))
-        return chunked_sum(*placed(hidden, head, given.labels, weight), TERMS, ROWS)
+        return chunked_sum(*reshard_inputs(hidden, head, given.labels, weight), TERMS, ROWS)
 
     def by_token(
         hidden: jax.Array, head: jax.Array, weight: jax.Array
     ) -> tuple[jax.Array, jax.Array]:
-        hidden, head, labels, _ = placed(hidden, head, given.labels, weight)
+        hidden, head, labels, _ = reshard_inputs(hidden, head, given.labels, weight)
         losses, argmax = chunked_losses(hidden, head, labels, TERMS, ROWS, True)
         return jnp.sum(losses * given.slopes), argmax
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from jax.sharding import AbstractDevice, AbstractMesh, AxisType
 
-from chomp.kernels.loss.row_losses import LossTerms, is_one_kernel, row_losses_and_slopes
-from chomp.kernels.loss.row_losses_triton import triton_losses_and_slopes
+from chomp.kernels.loss import LossTerms, is_one_kernel, row_losses_and_grads
+from chomp.kernels.loss_triton import triton_losses_and_grads
 
 ROWS = 5
 
@@ -35,8 +35,8 @@ def test_one_kernel_gives_the_losses_and_slopes_of_three_passes(vocab, logsumexp
     logits, labels, weight = inputs(vocab)
     terms = LossTerms(logsumexp_weight=logsumexp_weight)
     assert not is_one_kernel(logits, terms)  # on a CPU, the passes
-    expected = row_losses_and_slopes(logits, labels, weight, terms, jnp.float32)
-    found = triton_losses_and_slopes(
+    expected = row_losses_and_grads(logits, labels, weight, terms, jnp.float32)
+    found = triton_losses_and_grads(
         logits,
         labels,
         weight,
@@ -52,7 +52,7 @@ def test_one_kernel_gives_the_losses_and_slopes_of_three_passes(vocab, logsumexp
 def test_a_label_outside_of_the_vocabulary_counts_as_a_logit_of_zero():
     logits, _, weight = inputs(131)
     labels = jnp.asarray([-100, 131, 5, -1, 10**6])
-    found = triton_losses_and_slopes(
+    found = triton_losses_and_grads(
         logits,
         labels,
         weight,
@@ -61,7 +61,7 @@ def test_a_label_outside_of_the_vocabulary_counts_as_a_logit_of_zero():
         columns=64,
         is_interpreted=True,
     )
-    expected = row_losses_and_slopes(logits, labels, weight, LossTerms(), jnp.float32)
+    expected = row_losses_and_grads(logits, labels, weight, LossTerms(), jnp.float32)
     np.testing.assert_allclose(found[0], expected[0], rtol=2e-6, atol=2e-6)
     np.testing.assert_allclose(found[1], expected[1], rtol=2e-5, atol=2e-6)
 
@@ -69,7 +69,7 @@ def test_a_label_outside_of_the_vocabulary_counts_as_a_logit_of_zero():
 def test_a_row_that_is_not_finite_has_no_finite_loss():
     logits, labels, weight = inputs(64)
     logits = logits.at[0, 5].set(jnp.nan).at[3, 9].set(jnp.inf)
-    losses, _ = triton_losses_and_slopes(
+    losses, _ = triton_losses_and_grads(
         logits,
         labels,
         weight,
@@ -91,10 +91,10 @@ def test_the_kernel_is_lowered_for_cuda_in_the_compute_dtype():
     mesh = AbstractMesh((1,), ("x",), (AxisType.Explicit,), abstract_device=device)
     with jax.sharding.use_abstract_mesh(mesh):
         traced = jax.jit(
-            lambda *arrays: triton_losses_and_slopes(
+            lambda *arrays: triton_losses_and_grads(
                 *arrays, logsumexp_weight=0.1, dtype=jnp.bfloat16
             )
         ).trace(*shapes)
         text = traced.lower(lowering_platforms=("cuda",)).as_text()
-    assert "row_losses_and_slopes" in text
+    assert "row_losses_and_grads" in text
     assert f"tensor<{ROWS}x131xbf16>" in text

@@ -16,8 +16,8 @@ from moe_samples import by_hand, on_mesh, sample, total
 from chomp.errors import ConfigError
 from chomp.kernels.moe import ExpertWeights, Routed, route, routed_experts
 from chomp.kernels.moe.dispatch import capacity_of
-from chomp.kernels.moe.grouped import GroupedBackend, grouped_matmul, grouped_outer
-from chomp.kernels.moe.reference import mixture_of_experts
+from chomp.kernels.moe.experts import mixture_of_experts
+from chomp.kernels.moe.matmul import GroupedBackend, grouped_matmul, grouped_outer
 from chomp.mesh import BATCH_AXES, MeshConfig, create_mesh
 
 BACKENDS: tuple[GroupedBackend, ...] = ("tiles", "ragged_dot")

@@ -53,9 +53,9 @@ def test_groups_of_any_size_multiply_as_each_alone_would(name: str) -> None:
     counts = jnp.asarray(sizes, jnp.int32)
     assert unsupported_by_mosaic(jnp.bfloat16, len(rows), into, out) is None
     forward = np.concatenate([a[span] @ w[i] for i, span in enumerate(spans)])
-    assert deviation(mosaic_matmul(rows, weights, counts, is_turned=False), forward) < 3e-3
+    assert deviation(mosaic_matmul(rows, weights, counts, transpose=False), forward) < 3e-3
     turned = np.concatenate([b[span] @ w[i].T for i, span in enumerate(spans)])
-    assert deviation(mosaic_matmul(others, weights, counts, is_turned=True), turned) < 3e-3
+    assert deviation(mosaic_matmul(others, weights, counts, transpose=True), turned) < 3e-3
     sums = np.stack([a[span].T @ b[span] for span in spans])
     found = mosaic_outer(rows, others, counts)
     assert deviation(found, sums) < 3e-3

@@ -17,7 +17,7 @@ from chomp.kernels.moe import (
     router_metrics,
     router_z_loss,
 )
-from chomp.kernels.moe.histogram import histogram, upper_quantile
+from chomp.kernels.moe.routing import histogram, upper_quantile
 from chomp.mesh import MeshConfig, create_mesh
 
 

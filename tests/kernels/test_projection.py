@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from chomp.kernels.projection import projection, projections, side_by_side
+from chomp.kernels.layers import projection, projections, side_by_side
 from chomp.mesh import BATCH_AXES
 
 B, S, D, WIDTHS = 4, 3, 8, (6, 2, 4)

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from chomp.kernels.quick_compile import quick_jit
+from chomp.kernels.platform import quick_jit
 
 
 def softmax_of_product(a: jax.Array, b: jax.Array) -> jax.Array:

@@ -7,7 +7,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 from chomp.errors import ConfigError
-from chomp.kernels.rotary import by_halves, by_reversal, rotary_angles, rotate
+from chomp.kernels.layers import by_halves, by_reversal, rotary_angles, rotate
 from chomp.mesh import BATCH_AXES
 
 THETA = 100.0

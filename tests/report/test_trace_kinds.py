@@ -32,7 +32,7 @@ KERNELS = {
     "memcpy32_post": "copies",
     "MemcpyD2H": "copies",
     "Memset 0": "copies",
-    "row_losses_and_slopes": "other",
+    "row_losses_and_grads": "other",
 }
 
 

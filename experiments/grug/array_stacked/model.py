@@ -19,11 +19,17 @@ from chomp.config import Config, setting
 from chomp.errors import require_at_most, require_divides
 from chomp.kernels import loss
 from chomp.kernels.attention import AttentionMask, Backend, KeyValueCache, attention
-from chomp.kernels.embedding import embed
-from chomp.kernels.norm import rms_norm
-from chomp.kernels.projection import projection, projections
-from chomp.kernels.remat import Remat
-from chomp.kernels.rotary import Angles, require_pairs, rotary_angles, rotate
+from chomp.kernels.layers import (
+    Angles,
+    Remat,
+    embed,
+    projection,
+    projections,
+    require_pairs,
+    rms_norm,
+    rotary_angles,
+    rotate,
+)
 from chomp.mesh import BATCH_AXES, abstract_mesh
 from experiments.grug.array_stacked.scanned import scanned
 
@@ -303,7 +309,7 @@ class Transformer(eqx.Module):
     def _unembed(self, hidden: Hidden) -> Logits:
         # Logits in float32: bfloat16 spacing is 0.125 between 16 and 32.
         logits = jnp.einsum("bsd,dv->bsv", hidden, self._head(), preferred_element_type=jnp.float32)
-        return loss.soft_capped(logits, self.cfg.logit_soft_cap)
+        return loss.soft_cap(logits, self.cfg.logit_soft_cap)
 
     def logits(self, token_ids: Tokens, mask: AttentionMask | None = None) -> Logits:
         """Next-token logits of every position."""

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from chomp.kernels.remat import Remat, remat
+from chomp.kernels.layers import Remat, remat
 
 Stream = Float[Array, "..."]  # what goes from layer to layer
 Apply = Callable[[Stream, Any], tuple[Stream, Any]]

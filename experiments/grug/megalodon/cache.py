@@ -8,7 +8,7 @@ from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, DTypeLike, Float, Int
 
 from chomp.kernels.ema import EmaState
-from chomp.kernels.kernel_shapes import KernelShapes
+from chomp.kernels.self_check import KernelShapes
 from chomp.mesh import BATCH_AXES
 from experiments.grug.megalodon.config import GrugModelConfig
 from experiments.grug.megalodon.norm import NormState

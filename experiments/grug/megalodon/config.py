@@ -6,7 +6,7 @@ from typing import Literal
 from chomp.config import Config, setting
 from chomp.errors import require, require_divides
 from chomp.kernels.attention import Backend
-from chomp.kernels.remat import Remat
+from chomp.kernels.layers import Remat
 from experiments.grug.megalodon.chunks import DropoutMode
 
 InitMode = Literal["he", "xavier", "bert", "gaussian", "none"]

@@ -19,11 +19,8 @@ from jaxtyping import PRNGKeyArray as Key
 
 from chomp.kernels import loss
 from chomp.kernels.attention import AttentionMask, attention
-from chomp.kernels.embedding import embed
-from chomp.kernels.kernel_shapes import KernelShapes
-from chomp.kernels.norm import rms_norm
-from chomp.kernels.remat import remat
-from chomp.kernels.rotary import Angles, rotary_angles, rotate
+from chomp.kernels.layers import Angles, embed, remat, rms_norm, rotary_angles, rotate
+from chomp.kernels.self_check import KernelShapes
 from chomp.mesh import BATCH_AXES, abstract_mesh
 from experiments.grug.megalodon.cache import Cache, LayerCache, empty_cache
 from experiments.grug.megalodon.chunks import (

@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float
 from jaxtyping import PRNGKeyArray as Key
 
-from chomp.kernels.projection import projection
+from chomp.kernels.layers import projection
 from chomp.mesh import BATCH_AXES
 from experiments.grug.megalodon.weights import own_key
 

@@ -22,11 +22,18 @@ from chomp.errors import require_at_most, require_divides
 from chomp.kernels import loss, moe
 from chomp.kernels.attention import AttentionMask, Backend, KeyValueCache, attention
 from chomp.kernels.attention.mask import PAD_SEGMENT
-from chomp.kernels.embedding import embed
-from chomp.kernels.norm import rms_norm
-from chomp.kernels.projection import projection, projections
-from chomp.kernels.remat import Remat, remat
-from chomp.kernels.rotary import Angles, require_pairs, rotary_angles, rotate
+from chomp.kernels.layers import (
+    Angles,
+    Remat,
+    embed,
+    projection,
+    projections,
+    remat,
+    require_pairs,
+    rms_norm,
+    rotary_angles,
+    rotate,
+)
 from chomp.mesh import BATCH_AXES, abstract_mesh
 
 # Axes: B batch, S sequence, D model width, H query heads, G key-value heads, K head width,
@@ -406,7 +413,7 @@ class Transformer(eqx.Module):
     def _unembed(self, hidden: Hidden) -> Logits:
         # Logits in float32: bfloat16 spacing is 0.125 between 16 and 32.
         logits = jnp.einsum("bsd,dv->bsv", hidden, self._head(), preferred_element_type=jnp.float32)
-        return loss.soft_capped(logits, self.cfg.logit_soft_cap)
+        return loss.soft_cap(logits, self.cfg.logit_soft_cap)
 
     def logits(self, token_ids: Tokens, mask: AttentionMask | None = None) -> Logits:
         """Next-token logits of every position."""

@@ -15,7 +15,7 @@ from jaxtyping import Float, Int, Int32
 
 from chomp.errors import DataError
 from chomp.kernels.attention import AttentionMask
-from chomp.kernels.attention.documents import documents_of_rows, max_segments
+from chomp.kernels.attention.mask import documents_of_rows, max_segments
 
 # Axes: N rows, T tokens of a row.
 

@@ -21,8 +21,7 @@ from jaxtyping import Array, Bool, Float, Int
 from chomp.data import GrugLmExample, pack
 from chomp.errors import require
 from chomp.kernels.attention import AttentionMask
-from chomp.kernels.attention.documents import documents_of_rows, max_segments
-from chomp.kernels.attention.mask import PAD_SEGMENT
+from chomp.kernels.attention.mask import PAD_SEGMENT, documents_of_rows, max_segments
 from chomp.kernels.loss import next_tokens
 from chomp.mesh import batch_shards, place_batch
 from chomp.tokenize import Tokenizer

@@ -1,4 +1,5 @@
-"""Numerics shared by every template: attention, loss, precision. One folder per operation.
+"""Numerics that templates share: attention, loss, moving averages, experts, layers, precision.
 
-`reference.py` in each folder is the specification; faster backends stand beside it and must agree.
+Each operation has a reference in plain JAX, which is its specification; faster backends must agree
+with it.
 """

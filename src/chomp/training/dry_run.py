@@ -29,7 +29,7 @@ from chomp.data import (
 )
 from chomp.errors import ConfigError, StorageError, require
 from chomp.kernels.attention import AttentionMask
-from chomp.kernels.kernel_shapes import KernelShapes
+from chomp.kernels.self_check import KernelShapes
 from chomp.mesh import (
     FIX_STATE,
     abstract_arrays,

@@ -12,9 +12,8 @@ from chomp import data
 from chomp.data import BatchSchedule, EvalDataset, RowLimits, TrainLoader, require_row_len
 from chomp.errors import require, require_at_most
 from chomp.kernels.attention import AttentionMask
-from chomp.kernels.kernel_shapes import KernelShapes
 from chomp.kernels.precision import Precision
-from chomp.kernels.self_check import KernelReport, attention_choice, check_kernels
+from chomp.kernels.self_check import KernelReport, KernelShapes, attention_choice, check_kernels
 from chomp.mesh import (
     batch_shards,
     bytes_per_device,

@@ -1,11 +1,14 @@
 """Attention with the mask as data."""
 
-from chomp.kernels.attention.cache import KeyValueCache
+from chomp.kernels.attention.api import (
+    Backend,
+    BackendChoice,
+    KeyValueCache,
+    attention,
+    choose_backend,
+)
 from chomp.kernels.attention.call import AttentionCall
-from chomp.kernels.attention.choice import Backend, BackendChoice, choose_backend
-from chomp.kernels.attention.dispatch import attention
-from chomp.kernels.attention.documents import documents_of_rows, max_segments
-from chomp.kernels.attention.mask import AttentionMask
+from chomp.kernels.attention.mask import AttentionMask, documents_of_rows, max_segments
 from chomp.kernels.attention.reference import reference_attention
 
 __all__ = [

@@ -165,10 +165,10 @@ def _forward(
 
 
 def _backward(
-    mask: AttentionMask, kept: tuple[Any, ...], d_out: Float[Array, "B S H W"]
+    mask: AttentionMask, residuals: tuple[Any, ...], d_out: Float[Array, "B S H W"]
 ) -> tuple[Array | None, ...]:
     # The barrier keeps XLA from finding the scores of the forward pass here and saving those.
-    (rows, out, log_sums), d_out = lax.optimization_barrier((kept, d_out))
+    (rows, out, log_sums), d_out = lax.optimization_barrier((residuals, d_out))
     dots = jnp.sum(out.astype(jnp.float32) * d_out.astype(jnp.float32), axis=-1, keepdims=True)
     dq, dk, dv = _over_rows(_row_gradients, mask, rows, d_out, log_sums, dots)
     return dq, dk, dv, None
@@ -229,7 +229,7 @@ def _row_gradients(
         rows = (_query_rows(_cut(x, start, span.block, 0), kv_heads) for x in of_queries)
         dq, dk, dv = _block_gradients(seen, *rows)
         at = seen.first - span.first_key
-        sums = _added(sums[0], dk, at), _added(sums[1], dv, at)
+        sums = _add_at(sums[0], dk, at), _add_at(sums[1], dv, at)
         return sums, _of_query_rows(dq, heads).astype(row.q.dtype)
 
     dq_parts, key_parts = [], []
@@ -240,7 +240,7 @@ def _row_gradients(
         sums, dq = _over_blocks(functools.partial(step, span=span), zeros, span)
         dq_parts.append(dq)
         key_parts.append(sums)
-    dk, dv = (_summed(spans, parts) for parts in zip(*key_parts, strict=True))
+    dk, dv = (_sum_spans(spans, parts) for parts in zip(*key_parts, strict=True))
     return jnp.concatenate(dq_parts), dk.astype(row.k.dtype), dv.astype(row.v.dtype)
 
 
@@ -263,10 +263,10 @@ def _block_gradients(
     dots: Float[Array, "G M 1"],
 ) -> tuple[Float[Array, "G M K"], Float[Array, "G K T"], Float[Array, "G W T"]]:
     """Gradients of q and, with the keys last, of k and v; float32."""
-    shares = jnp.exp(_scores(seen, q) - log_sums)
-    d_shares = _dot(d_out, seen.v, 2, 2)
-    d_scores = (shares * (d_shares - dots) * q.shape[-1] ** -0.5).astype(q.dtype)
-    dk, dv = _dot(q, d_scores, 1, 1), _dot(d_out, shares.astype(d_out.dtype), 1, 1)
+    probs = jnp.exp(_scores(seen, q) - log_sums)
+    d_probs = _dot(d_out, seen.v, 2, 2)
+    d_scores = (probs * (d_probs - dots) * q.shape[-1] ** -0.5).astype(q.dtype)
+    dk, dv = _dot(q, d_scores, 1, 1), _dot(d_out, probs.astype(d_out.dtype), 1, 1)
     return _dot(d_scores, seen.k, 2, 1), dk, dv
 
 
@@ -314,7 +314,7 @@ def _over_blocks(step: Callable[..., Any], carry: Any, span: Span) -> tuple[Any,
     return carry, jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), results)
 
 
-def _added(total: Float[Array, "G K S"], part: Float[Array, "G K T"], at: Position) -> Array:
+def _add_at(total: Float[Array, "G K S"], part: Float[Array, "G K T"], at: Position) -> Array:
     """`total` with `part` added from position `at` on."""
     if part.shape == total.shape:
         return total + part
@@ -322,7 +322,7 @@ def _added(total: Float[Array, "G K S"], part: Float[Array, "G K T"], at: Positi
     return lax.dynamic_update_slice_in_dim(total, here + part, at, axis=2)
 
 
-def _summed(spans: tuple[Span, ...], parts: tuple[Array, ...]) -> Float[Array, "S G K"]:
+def _sum_spans(spans: tuple[Span, ...], parts: tuple[Array, ...]) -> Float[Array, "S G K"]:
     """What the spans found for their own keys, as one sum for each key of the row."""
     edges = sorted({edge for span in spans for edge in (span.first_key, span.end_key)})
     pieces = []
@@ -348,7 +348,7 @@ def _heads_first(x: Float[Array, "S G K"]) -> Float[Array, "G S K"]:
 
 
 def _query_rows(x: Float[Array, "C H K"], kv_heads: int) -> Float[Array, "G M K"]:
-    """The queries of a key-value head one under the other, so that nobody repeats its keys."""
+    """The queries of a key-value head one under the other, so that its keys are not repeated."""
     queries, heads, width = x.shape
     grouped = x.reshape(queries, kv_heads, heads // kv_heads, width)
     return grouped.transpose(1, 2, 0, 3).reshape(kv_heads, -1, width)

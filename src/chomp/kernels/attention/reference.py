@@ -49,7 +49,7 @@ def reference_attention(
     scores = scores * q.shape[-1] ** -0.5
     allowed = mask.allowed(q.shape[1], k.shape[1], query_offset=query_offset)
     scores = jnp.where(allowed[:, None, None], scores, MASKED_SCORE)
-    shares = jax.nn.softmax(scores, axis=-1).astype(v.dtype)
-    out = jnp.einsum("bgrqt,btgw->bqgrw", shares, v)
+    probs = jax.nn.softmax(scores, axis=-1).astype(v.dtype)
+    out = jnp.einsum("bgrqt,btgw->bqgrw", probs, v)
     values = NamedSharding(sharding.mesh, PartitionSpec(b, s, h, jax.typeof(v).sharding.spec[3]))
     return jnp.reshape(out, (*out.shape[:2], heads, out.shape[-1]), out_sharding=values)

@@ -4,10 +4,17 @@
 outside of training.
 """
 
-from chomp.kernels.moe.balance import balance_loss, balanced_bias, router_metrics, router_z_loss
-from chomp.kernels.moe.experts import Routed, routed_experts
-from chomp.kernels.moe.one_device import ExpertWeights
-from chomp.kernels.moe.routing import RouterSums, Routing, route, router_logits
+from chomp.kernels.moe.experts import ExpertWeights, Routed, routed_experts
+from chomp.kernels.moe.routing import (
+    RouterSums,
+    Routing,
+    balance_loss,
+    balanced_bias,
+    route,
+    router_logits,
+    router_metrics,
+    router_z_loss,
+)
 
 __all__ = [
     "ExpertWeights",

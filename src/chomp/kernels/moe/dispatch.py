@@ -33,7 +33,7 @@ class Ranks(NamedTuple):
 
 
 class Exchange(NamedTuple):
-    """How rows lie on the way: N buckets in the order of senders, or sorted by expert."""
+    """How rows lie on the plan: N buckets in the order of senders, or sorted by expert."""
 
     order: Int[Array, " M"]  # place in the buckets of each sorted row
     place: Int[Array, " M"]  # and back
@@ -70,7 +70,7 @@ def ranks_to_send(
     return Ranks(devices, jnp.zeros_like(rank).at[ranked].set(rank), jnp.max(weighty))
 
 
-def exchanged_dispatch(
+def exchange_dispatch(
     chosen: Int[Array, "T K"],
     ranks: Ranks,
     num_experts: int,
@@ -92,7 +92,7 @@ def exchanged_dispatch(
     empty = jnp.full(num_devices * capacity, count, jnp.int32)
     assignment = empty.at[row].set(numbers, mode="drop")
     wanted = jnp.take(experts % own, assignment, mode="fill", fill_value=0)
-    received = _exchanged(wanted, num_devices)
+    received = _exchange(wanted, num_devices)
     order = _sorted_by(received, own)
     exchange = Exchange(order, _inverse(order))
     return Dispatch(assignment, row, _counts(received, own), exchange)
@@ -116,17 +116,17 @@ def to_rows(dispatch: Dispatch, x: Float[Array, "T D"]) -> Float[Array, "M D"]:
     """A copy of each token for every expert that it goes to."""
     copies = dispatch.row.shape[0] // x.shape[0]
     # Past the last assignment lies past the last token, which is read as zeros.
-    return _sent(dispatch, _taken(x, dispatch.assignment // copies, dispatch))
+    return _send(dispatch, _take(x, dispatch.assignment // copies, dispatch))
 
 
 def weights_to_rows(dispatch: Dispatch, weights: Float[Array, "T K"]) -> Float[Array, " M"]:
     """The weight of each row; 0 where nothing was sent."""
-    return _sent(dispatch, _taken(weights.reshape(-1), dispatch.assignment, dispatch))
+    return _send(dispatch, _take(weights.reshape(-1), dispatch.assignment, dispatch))
 
 
 def to_tokens(dispatch: Dispatch, rows: Float[Array, "M D"], count: int) -> Float[Array, "T D"]:
     """For each of `count` tokens the sum of its rows, in float32."""
-    parts = _taken(_returned(dispatch, rows), dispatch.row, dispatch)
+    parts = _take(_send_back(dispatch, rows), dispatch.row, dispatch)
     return jnp.sum(parts.reshape(count, -1, rows.shape[1]).astype(jnp.float32), axis=1)
 
 
@@ -134,7 +134,7 @@ def weights_to_tokens(
     dispatch: Dispatch, values: Float[Array, " M"], count: int
 ) -> Float[Array, "T K"]:
     """A number of each row, brought back to where its weight came from; 0 if it was dropped."""
-    return _taken(_returned(dispatch, values), dispatch.row, dispatch).reshape(count, -1)
+    return _take(_send_back(dispatch, values), dispatch.row, dispatch).reshape(count, -1)
 
 
 def is_kept(dispatch: Dispatch, count: int) -> Bool[Array, "T K"]:
@@ -142,19 +142,19 @@ def is_kept(dispatch: Dispatch, count: int) -> Bool[Array, "T K"]:
     return (dispatch.row < dispatch.assignment.shape[0]).reshape(count, -1)
 
 
-def _sent(dispatch: Dispatch, rows: Array) -> Array:
+def _send(dispatch: Dispatch, rows: Array) -> Array:
     if dispatch.exchange is None:
         return rows
-    return _exchanged(rows, _num_devices())[dispatch.exchange.order]
+    return _exchange(rows, _num_devices())[dispatch.exchange.order]
 
 
-def _returned(dispatch: Dispatch, rows: Array) -> Array:
+def _send_back(dispatch: Dispatch, rows: Array) -> Array:
     if dispatch.exchange is None:
         return rows
-    return _exchanged(rows[dispatch.exchange.place], _num_devices())
+    return _exchange(rows[dispatch.exchange.place], _num_devices())
 
 
-def _exchanged(rows: Array, num_devices: int) -> Array:
+def _exchange(rows: Array, num_devices: int) -> Array:
     """Bucket i to device i, and from each device the bucket that it had for this one."""
     buckets = rows.reshape(num_devices, -1, *rows.shape[1:])
     return jax.lax.all_to_all(buckets, EXPERT_AXIS, 0, 0).reshape(rows.shape)
@@ -164,7 +164,7 @@ def _num_devices() -> int:
     return int(jax.lax.axis_size(EXPERT_AXIS))
 
 
-def _taken(values: Array, index: Array, dispatch: Dispatch) -> Array:
+def _take(values: Array, index: Array, dispatch: Dispatch) -> Array:
     if dispatch.exchange is None:  # then there is a row for every assignment
         return values.at[index].get(mode="promise_in_bounds")
     return jnp.take(values, index, axis=0, mode="fill", fill_value=0)

@@ -43,19 +43,19 @@ def unsupported_by_mosaic(dtype: DTypeLike, rows: int, *widths: int) -> str | No
 
 # Jitted, though their callers are: JAX then writes a kernel once into a program, however many
 # layers call it, and compiles one instead of one for each call (12 s a layer).
-@partial(jax.jit, static_argnames="is_turned")
+@partial(jax.jit, static_argnames="transpose")
 def mosaic_matmul(
     rows: Float[Array, "M _"],
     weights: Float[Array, "E _ _"],
     sizes: Int[Array, " E"],
     *,
-    is_turned: bool,
+    transpose: bool,
 ) -> Float[Array, "M _"]:
-    """Every row times the weights of its group, or with `is_turned` times their transpose."""
+    """Every row times the weights of its group, or with `transpose` times their transpose."""
     # Inside: made for a GPU, and slow to import.
     from jax.experimental.pallas.ops.gpu import ragged_dot_mgpu  # noqa: PLC0415
 
-    width = weights.shape[1] if is_turned else weights.shape[2]
+    width = weights.shape[1] if transpose else weights.shape[2]
     return ragged_dot_mgpu.ragged_dot(
         rows,
         weights,
@@ -65,7 +65,7 @@ def mosaic_matmul(
         block_k=_INNER,
         max_concurrent_steps=_STEPS,
         grid_block_n=_blocks_at_once(width),
-        transpose_rhs=is_turned,
+        transpose_rhs=transpose,
     )
 
 

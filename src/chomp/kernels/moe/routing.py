@@ -1,21 +1,21 @@
-"""Which experts each token goes to, and with what weight: in float32, whatever the model is in.
+"""Which experts each token goes to, with what weight, and the bias that balances them.
 
-Two experts are often nearly as good, and rounding must not choose. Chosen are the K highest of
-logits plus bias; the bias balances the experts and is no part of the weights. What is known of the
-routing is kept as sums over real tokens, so that micro-batches and devices add up, and what is made
-of the sums divides once.
+All in float32, whatever the model is in: two experts are often nearly as good, and rounding must
+not choose. Chosen are the K highest of logits plus bias; the bias is no part of the weights. What
+is known of the routing is kept as sums over real tokens, so that micro-batches and devices add up,
+and metrics divide once.
 """
 
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Bool, Float, Int
 
 from chomp.errors import require
-from chomp.kernels.moe.histogram import NUM_BINS, histogram
 
-# Axes: B batch, S sequence, D model width, E experts, K experts of a token, N bins.
+# Axes: B batch, S sequence, D model width, E experts, K experts of a token, N bins, L layers.
 
 
 class RouterSums(NamedTuple):
@@ -136,3 +136,110 @@ def _margins(
         return jnp.zeros((top_k, NUM_BINS), jnp.int32)  # all are chosen: nothing to balance
     threshold = jnp.where(is_chosen, best[..., -1:], best[..., -2:-1])
     return histogram(logits - threshold, real > 0)
+
+
+# ---- Balancing ----------------------------------------------------------------------------------
+
+
+def balanced_bias(
+    bias: Float[Array, "*L E"], sums: RouterSums, *, top_k: int, rate: float
+) -> Float[Array, "*L E"]:
+    """The bias of the next step, with a mean of 0 over the experts.
+
+    It moves by `rate` of the way to where, for each expert, an even share of the step's real tokens
+    would pass the others' as they were: all of the way would follow what is peculiar to one batch.
+    Without a single real token, or where all experts are chosen, it stays.
+    """
+    num_experts = bias.shape[-1]
+    share = sums.tokens * (top_k / num_experts)
+    found = -upper_quantile(sums.margins, share)
+    found -= jnp.mean(found, axis=-1, keepdims=True)
+    stays = (sums.tokens == 0) | (top_k == num_experts)
+    return jnp.where(stays[..., None], bias, bias + rate * (found - bias))
+
+
+def balance_loss(sums: RouterSums) -> Float[Array, "*L"]:
+    """E times the sum over experts of share of the choices times mean probability; 1 if even.
+
+    The term of Switch Transformers. Its gradient goes through the probabilities alone.
+    """
+    tokens = jnp.maximum(sums.tokens, 1.0)[..., None]
+    assigned = jax.lax.stop_gradient(sums.assigned)
+    shares = assigned / jnp.maximum(jnp.sum(assigned, axis=-1, keepdims=True), 1.0)
+    return sums.assigned.shape[-1] * jnp.sum(shares * sums.probability / tokens, axis=-1)
+
+
+def router_z_loss(sums: RouterSums) -> Float[Array, "*L"]:
+    """The mean squared logsumexp of the logits, which keeps them from drifting."""
+    return sums.logsumexp_squared / jnp.maximum(sums.tokens, 1.0)
+
+
+def router_metrics(sums: RouterSums) -> dict[str, Float[Array, "*L"]]:
+    """What is to be known of the routing, by name, for every layer.
+
+    Of padding alone nothing is routed: no expert then has more or less than its share, so loads are
+    1 and the violation is 0, and all the rest is 0.
+    """
+    tokens = jnp.maximum(sums.tokens, 1.0)
+    total = jnp.sum(sums.assigned, axis=-1, keepdims=True)
+    even = jnp.maximum(total / sums.assigned.shape[-1], 1e-9)
+    loads = jnp.where(total > 0, sums.assigned / even, 1.0)
+    load_max = jnp.max(loads, axis=-1)
+    return {
+        "entropy": sums.entropy / tokens,
+        "load_max": load_max,  # of the busiest expert, where 1 is an even share
+        "load_min": jnp.min(loads, axis=-1),
+        "max_violation": load_max - 1.0,
+        "balance_loss": balance_loss(sums),
+        "z_loss": router_z_loss(sums),
+        # Of all weight that tokens gave to experts.
+        "dropped_fraction": sums.dropped_weight / jnp.maximum(sums.weight, 1e-9),
+    }
+
+
+# ---- Histograms of margins ----------------------------------------------------------------------
+
+
+NUM_BINS = 1024
+
+
+def histogram(values: Float[Array, "B S E"], is_counted: Bool[Array, "B S"]) -> Int[Array, "E N"]:
+    """For every expert, the counted tokens in each bin, over all devices."""
+    squashed = values / (1.0 + jnp.abs(values))
+    bins = jnp.clip((squashed + 1.0) * (NUM_BINS / 2), 0.0, NUM_BINS - 1.0).astype(jnp.int32)
+    # Past the last expert and so nowhere: what is not counted.
+    numbers = jnp.arange(values.shape[2], dtype=jnp.int32)[None, None]
+    experts = jnp.where(is_counted[..., None], numbers, values.shape[2])
+    sharding = jax.typeof(values).sharding
+    if sharding.mesh.empty:
+        return _counts(bins, experts)
+    rows = P(*sharding.spec[:2], None)
+    axes = tuple(
+        name for part in rows for name in ((part,) if isinstance(part, str) else part or ())
+    )
+    return jax.shard_map(
+        lambda *local: jax.lax.psum(_counts(*local), axes) if axes else _counts(*local),
+        in_specs=(rows, rows),
+        out_specs=P(None, None),
+    )(bins, jax.reshard(experts, rows))
+
+
+def upper_quantile(counts: Int[Array, "*L E N"], above: Float[Array, "*L"]) -> Float[Array, "*L E"]:
+    """The value that `above` of the counted tokens exceed, by interpolation inside its bin."""
+    at_least = jnp.flip(jnp.cumsum(jnp.flip(counts, -1), axis=-1), -1).astype(jnp.float32)
+    wanted = above[..., None, None]
+    # The last bin that still has that many from it on; there are as many in the first as at all.
+    number = jnp.maximum(jnp.sum(at_least >= wanted, axis=-1) - 1, 0)
+    bins = jnp.arange(NUM_BINS).reshape(*(1,) * number.ndim, NUM_BINS)
+    is_it = bins == number[..., None]
+    here = jnp.sum(jnp.where(is_it, counts, 0), axis=-1).astype(jnp.float32)
+    from_here = jnp.sum(jnp.where(is_it, at_least, 0.0), axis=-1)
+    part = jnp.clip((from_here - wanted[..., 0]) / jnp.maximum(here, 1.0), 0.0, 1.0)
+    squashed = (number.astype(jnp.float32) + part) * (2.0 / NUM_BINS) - 1.0
+    squashed = jnp.clip(squashed, -1.0 + 1.0 / NUM_BINS, 1.0 - 1.0 / NUM_BINS)
+    return squashed / (1.0 - jnp.abs(squashed))
+
+
+def _counts(bins: Int[Array, "B S E"], experts: Int[Array, "B S E"]) -> Int[Array, "E N"]:
+    empty = jnp.zeros((bins.shape[2], NUM_BINS), jnp.int32)
+    return empty.at[experts.reshape(-1), bins.reshape(-1)].add(1, mode="drop")
