@@ -13,7 +13,7 @@ import pytest
 from chomp.cli.main import exit_code
 from chomp.executor.status import read_info
 from chomp.ledger.curves import curve_of
-from chomp.ledger.result_file import RESULTS, read_results
+from chomp.ledger.results import RESULTS, read_results
 from chomp.report.record import read_record
 from chomp.variants.archive import ARCHIVE
 from experiments.grug.base.train import GrugEvalConfig, run_grug
@@ -130,7 +130,7 @@ def test_missing_seeds_are_run_as_pairs_and_compared(launches, chomp):
     told = chomp("compare", "plain.py", "tuned.py", "--seeds", "3")
     assert told.code == 0, told.err
     assert outputs(launches) == ["plain"] * 3 + ["tuned"] * 3
-    assert "better: -1.00 % (95 % interval" in told.out
+    assert "better: -1.00 % (96.5 % interval" in told.out
     assert "over 3 seeds" in told.out
     assert "optimizer.lr: 0.0 → 0.04" in told.out
 
@@ -370,7 +370,7 @@ def test_a_result_is_kept_and_the_ledger_is_made_from_it(checkout, chomp, tmp_pa
     written = chomp("variant", "ledger")
     assert "Written: docs/reports/ledger.md, docs/reports/ledger.html" in written.out
     page = checkout.read("docs/reports/ledger.md")
-    assert "| mine | better | base | 3 | **-1.01 % (-1.10 to -0.91)** |" in page
+    assert "| mine | better | base | 3 | **-1.01 % (-1.12 to -0.89)** |" in page
     # Variants of the archive that nobody measured are there; base, which is the measure, is not.
     assert "| gone | not measured | - |" in page
     assert "| base | not measured" not in page

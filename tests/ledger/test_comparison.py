@@ -12,7 +12,7 @@ from chomp.cli.compare import print_comparison
 from chomp.errors import ConfigError
 from chomp.ledger.comparison import Comparison, Question, compare
 from chomp.ledger.curves import curve_of
-from chomp.ledger.runs import differing_fields, found_side, measured_run
+from chomp.ledger.runs import differing_fields, find_side, measured_run
 from chomp.report.record import read_record
 from tests.ledger.made_runs import STEPS, TOKENS_A_STEP, config_of, loss_after, make_run, make_side
 
@@ -27,7 +27,7 @@ def grug(tmp_path: Path) -> Path:
 
 
 def compared(base: object, variant: object, outputs: Path, **question: object) -> Comparison:
-    sides = [found_side(str(given), outputs=str(outputs)) for given in (base, variant)]
+    sides = [find_side(str(given), outputs=str(outputs)) for given in (base, variant)]
     return compare(*sides, Question(**question))  # type: ignore[arg-type]
 
 
@@ -104,7 +104,7 @@ def test_a_shorter_run_of_the_same_recipe_is_not_called_better(grug, tmp_path):
         "learning rate that falls makes a difference by itself; train both for as many tokens. "
         "Measured there: -"
     )
-    assert "95 % interval" in found.verdict.text
+    assert "96.5 % interval" in found.verdict.text
     assert found.deciding.progress == ((0.7, 1.0),) * 4
 
 
@@ -298,7 +298,7 @@ def test_a_base_of_zero_is_compared_without_percent(grug, tmp_path):
     make_side(grug, "base", {0: 0.0, 1: 0.0, 2: 0.0}, evaluated=[STEPS])
     make_side(grug, "moe", {0: 0.2, 1: 0.21, 2: 0.22}, evaluated=[STEPS])
     found = compared("base", "moe", tmp_path, best="highest")
-    assert found.verdict.text.startswith("better: +0.21 (95 % interval")
+    assert found.verdict.text.startswith("better: +0.21 (96.5 % interval")
     print_comparison(found)
 
 

@@ -9,14 +9,13 @@ import pytest
 
 from chomp.errors import ConfigError
 from chomp.ledger.comparison import Question, compare
-from chomp.ledger.result_file import (
-    Circumstances,
+from chomp.ledger.results import (
     read_results,
     readable_results,
     result_of,
     save_result,
 )
-from chomp.ledger.runs import found_side
+from chomp.ledger.runs import find_side
 from tests.ledger.made_runs import make_side
 
 ROOT = Path(__file__).parents[2]
@@ -28,9 +27,13 @@ def save(root: Path, ends: dict[int, float], **question: Any) -> Path:
     """A comparison of made runs, kept in a checkout."""
     make_side(root / "outputs/grug", "base", BASE)
     make_side(root / "outputs/grug", "mine", ends)
-    sides = [found_side(name, outputs=str(root / "outputs")) for name in ("base", "mine")]
-    around = Circumstances(made="2026-11-16 10:00:00", command="chomp compare base mine")
-    return save_result(root, result_of(compare(*sides, Question(**question)), around))
+    sides = [find_side(name, outputs=str(root / "outputs")) for name in ("base", "mine")]
+    result = result_of(
+        compare(*sides, Question(**question)),
+        made="2026-11-16 10:00:00",
+        command="chomp compare base mine",
+    )
+    return save_result(root, result)
 
 
 @pytest.fixture

@@ -31,7 +31,7 @@ def test_test_and_interval_are_those_of_scipy(count, confidence):
 
 
 def test_a_small_case_by_hand():
-    ours = paired_statistics([10.0, 12.0, 11.0], [9.0, 10.0, 11.0])
+    ours = paired_statistics([10.0, 12.0, 11.0], [9.0, 10.0, 11.0], confidence=0.95)
     # Differences -1, -2, 0: mean -1, deviation 1, t(2) at 97.5 % is 4.3027.
     assert ours.differences == (-1.0, -2.0, 0.0)
     assert (ours.mean, ours.deviation, ours.effect) == (-1.0, 1.0, -1.0)

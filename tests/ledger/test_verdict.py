@@ -48,7 +48,7 @@ def test_a_lower_loss_beyond_chance_is_better_and_a_higher_one_worse():
     base = [4.271, 4.263, 4.280, 4.259]
     found = verdict(base, [value - 0.04 + i / 1e4 for i, value in enumerate(base)])
     assert found.word == "better"
-    assert found.text.startswith("better: -0.93 % (95 % interval ")
+    assert found.text.startswith("better: -0.93 % (96.5 % interval ")
     assert "over 4 seeds, p < 0.0001" in found.text
     assert verdict(base, [value + 0.04 + i / 1e4 for i, value in enumerate(base)]).word == "worse"
 
@@ -82,12 +82,12 @@ def test_a_base_of_zero_is_compared_in_absolute_terms(base):
     higher = [value + 0.2 + i / 100 for i, value in enumerate(base)]
     found = verdict(base, higher, best="highest")
     assert found.word == "better"
-    assert found.text.startswith("better: +0.21 (95 % interval +0.1852 to +0.2348) over 3 seeds")
+    assert found.text.startswith("better: +0.21 (96.5 % interval +0.18 to +0.24) over 3 seeds")
     assert verdict(base, higher).word == "worse"
     assert verdict(base, base).word == "no difference"
     unsure = verdict(base, [value + i - 1 for i, value in enumerate(base)])
     assert unsure.word == "cannot tell"
-    assert "1 %" not in unsure.text.replace("95 %", "")
+    assert "1 %" not in unsure.text.replace("96.5 %", "")
 
 
 @pytest.mark.parametrize("count", [2, 3])
@@ -162,16 +162,17 @@ def test_a_percentage_keeps_its_sign_and_is_never_a_row_of_zeros():
     assert percent_text(0.00012) == "+1e-04 %"
 
 
-def test_an_interval_that_excludes_zero_is_not_enough_where_p_is_above_the_level():
-    # Differences 1, 1 + d, 1 - d: t = sqrt(3) / d, of which p is 0.05 at 4.303 and 0.035 at 5.20.
-    found = verdict([100.0] * 3, [101.0, 101.37, 100.63])
-    assert found.word == "cannot tell"
-    assert "interval +0.08 % to +1.92 %" in found.text
-    assert "excludes 0, but better or worse takes a p of at most 0.035" in found.text
-    assert "takes about" in found.text
-    sure = verdict([100.0] * 3, [101.0, 101.33, 100.67])
-    assert sure.word == "worse"
-    assert verdict([100.0] * 3, [101.0, 101.5, 100.5]).text.count("excludes") == 0
+def test_the_interval_excludes_zero_exactly_if_the_word_is_better_or_worse():
+    # Differences 1, 1 + d, 1 - d: t = sqrt(3) / d, of which p is 0.035 at 5.20.
+    unsure = verdict([100.0] * 3, [101.0, 101.37, 100.63])
+    assert unsure.word == "cannot tell"
+    assert "96.5 % interval -0.11 % to +2.11 %" in unsure.text
+    assert "takes about" in unsure.text
+    assert verdict([100.0] * 3, [101.0, 101.33, 100.67]).word == "worse"
+    for count in (2, 3, 5, 8):
+        for statistics in simulated(count, 0.3, seed=count):
+            is_called = word_of(statistics, smallest_percent=0.0) in ("better", "worse")
+            assert is_called == (statistics.low > 0 or statistics.high < 0)
 
 
 def test_an_interval_of_more_confidence_asks_for_more_than_the_level():

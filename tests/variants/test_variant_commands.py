@@ -15,7 +15,7 @@ import experiments.grug
 from chomp.cli.main import exit_code
 from chomp.executor.status import StepInfo, StepStatus, write_info, write_status
 from chomp.ledger.pages import MARKDOWN, stale_pages
-from chomp.ledger.result_file import RESULTS
+from chomp.ledger.results import RESULTS
 from chomp.tracking import JsonlTracker
 from chomp.variants import checkout as checkouts
 from chomp.variants.archive import (

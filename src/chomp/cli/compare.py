@@ -24,8 +24,7 @@ from chomp.launch.sweep import sweep_of
 from chomp.ledger.comparison import AtBudget, Comparison, Question
 from chomp.ledger.comparison import compare as compare_sides
 from chomp.ledger.pages import interval_bar
-from chomp.ledger.result_file import (
-    Circumstances,
+from chomp.ledger.results import (
     earlier_looks,
     readable_results,
     result_of,
@@ -33,7 +32,7 @@ from chomp.ledger.result_file import (
     save_result,
     side_name,
 )
-from chomp.ledger.runs import found_side, side_of
+from chomp.ledger.runs import find_side, side_of
 from chomp.ledger.verdict import amount_text, best_of, p_text, share_text
 from chomp.storage import join, write_text_atomic
 from chomp.storage.screen import outliving_the_screen
@@ -89,7 +88,7 @@ def _compare(asked: Compare) -> int:
             say("Not every run has ended well; what there is of both sides is compared.", "yellow")
         sides = [side_of(path, runs) for path, runs in zip((base, variant), folders, strict=True)]
     else:
-        sides = [found_side(each, outputs=outputs, checkout=root) for each in (base, variant)]
+        sides = [find_side(each, outputs=outputs, checkout=root) for each in (base, variant)]
     comparison = compare_sides(sides[0], sides[1], question)
     if root is not None:
         # Earlier looks at the same seeds, as far as a checkout keeps them.
@@ -119,15 +118,13 @@ def _compare(asked: Compare) -> int:
     command += ["--other-data"] if asked.other_data else []
     result = result_of(
         comparison,
-        Circumstances(
-            made=f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S}",
-            # Without what is of this machine or makes no difference to the result.
-            command=shlex.join(command),
-            note=asked.note,
-            base_overrides=tuple(only_base),
-            variant_overrides=tuple(only_variant),
-            lines=_changed_lines(comparison),
-        ),
+        made=f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S}",
+        # Without what is of this machine or makes no difference to the result.
+        command=shlex.join(command),
+        note=asked.note,
+        base_overrides=tuple(only_base),
+        variant_overrides=tuple(only_variant),
+        lines=_changed_lines(comparison),
     )
     if asked.json is not None:
         write_text_atomic(asked.json, result_text(result))

@@ -22,16 +22,11 @@ from chomp.ledger.pages import (
     MARKDOWN,
     has_ledger,
     ledger_pages,
+    ledger_rows,
     stale_pages,
     write_ledger,
 )
 from chomp.ledger.runs import last_runs
-from chomp.ledger.table import (
-    difference_text,
-    ledger_rows,
-    lines_text,
-    parameters_text,
-)
 from chomp.storage import join
 from chomp.variants import lifecycle
 from chomp.variants.archive import ARCHIVE, ARCHIVE_PAGE, read_archive
@@ -218,10 +213,10 @@ def write_ledger_pages(asked: VariantLedger) -> int:
             {
                 "variant": row.title,
                 "against": row.against,
-                "lines": lines_text(row),
-                "parameters": parameters_text(row),
+                "lines": row.lines,
+                "parameters": row.parameters,
                 "seeds": str(len(result.seeds)) if result else "-",
-                **{f"at equal {budget}": difference_text(row, budget) for budget in BUDGETS},
+                **{f"at equal {budget}": row.difference(budget) for budget in BUDGETS},
                 "verdict": f"{row.word} ({row.caveat})" if row.caveat else row.word,
                 "made": result.day if result else "-",
             }

@@ -1,7 +1,7 @@
 """A metric of a run as a function of what was spent, and how far the run's schedule had come.
 
 Seconds are those of steps and of waiting for batches, each step counted once: what the change
-itself costs. Compiling, evaluation, checkpoints and logging are left out, as a short run would
+itself costs. Compiling, evaluation, checkpoints and logging are left out, because a short run would
 measure little else; so are pauses between attempts.
 
 A learning rate that falls takes the loss down with it at the end of a schedule. A run that is read
@@ -24,18 +24,16 @@ from chomp.tracking import metrics
 Budget = Literal["tokens", "flops", "time"]
 BUDGETS: tuple[Budget, ...] = get_args(Budget)
 UNITS: dict[Budget, str] = {"tokens": "tokens", "flops": "FLOPs", "time": "seconds"}
+# By pair: the share of its own steps that the base had done, and the variant.
+Progress = Sequence[tuple[float, float]]
 
 # A training loss is of one batch; the mean over this share of the budget, up to its end, is taken.
 SMOOTHED_SHARE = 0.05
 _NOISY = "train/"
-# So many rows of it have to be finite where one is not: a step that was skipped is no divergence.
+# At least so many finite rows make a mean if some are not finite, as after a skipped step.
 _FEW = 3
-# Spent amounts that are equal but for the digits of a sum.
-_ROUNDING = 1e-6
-# By pair: the share of its own steps that the base had done, and the variant.
-Progress = Sequence[tuple[float, float]]
-# Within this of each other nobody would notice.
-_SLACK = 0.02
+_ROUNDING = 1e-6  # of sums of what was spent
+_SLACK = 0.02  # schedules this close to each other count as equal
 
 
 @dataclass(frozen=True)
@@ -49,7 +47,7 @@ class Curve:
 
     @property
     def reach(self) -> float:
-        """The largest budget at which it has a value; 0 where it has none."""
+        """The largest budget at which it has a value; 0 if it has none."""
         return float(self.spent[-1]) if self.spent.size else 0.0
 
     def value_at(self, budget: float) -> float | None:
@@ -57,14 +55,14 @@ class Curve:
 
         Between two points a loss is close to a line in the logarithm of what was spent.
         """
-        if not self._holds(budget):
+        slack = _ROUNDING * budget
+        if not self.spent.size or not self.spent[0] - slack <= budget <= self.reach + slack:
             return None
         at = min(max(budget, float(self.spent[0])), self.reach)
-        if self.is_noisy:
-            near = self._near(at)
+        near = self._near(at)
+        if self.is_noisy and near.size:
             finite = near[np.isfinite(near)]
-            if near.size:
-                return float(np.mean(finite if finite.size >= _FEW else near))
+            return float(np.mean(finite if finite.size >= _FEW else near))
         return float(np.interp(np.log(at), np.log(self.spent), self.values))
 
     def left_out_at(self, budget: float) -> int:
@@ -78,35 +76,29 @@ class Curve:
         return float(np.interp(budget, self.spent, self.progress))
 
     def _near(self, at: float) -> Float[np.ndarray, " N"]:
-        """The values that a mean up to `at` is of."""
         return self.values[(self.spent > (1 - SMOOTHED_SHARE) * at) & (self.spent <= at)]
-
-    def _holds(self, budget: float) -> bool:
-        if not self.spent.size:
-            return False
-        slack = _ROUNDING * budget
-        return float(self.spent[0]) - slack <= budget <= self.reach + slack
 
 
 def curve_of(record: RunRecord, metric: str, budget: Budget) -> Curve:
-    """The metric over what was spent; empty where the record lacks either."""
-    series = record.series(metric)
-    spent = spent_by(record, budget)
+    """The metric over what was spent; empty if the record lacks either."""
+    series, spent = record.series(metric), _spent_by(record, budget)
+    is_noisy = metric.startswith(_NOISY)
     if not series.steps.size or not spent.steps.size:
         nothing = np.empty(0)
-        return Curve(nothing, nothing, nothing, metric.startswith(_NOISY))
+        return Curve(nothing, nothing, nothing, is_noisy)
     # Before the first step nothing is spent; between rows, steps cost the same.
     before = _step_before(record, spent) if budget == "time" else -1
     knots, sums = np.append(before, spent.steps), np.append(0.0, spent.values)
     amounts = np.interp(series.steps, knots, sums)
-    done = (series.steps + 1) / _total_steps(record)
+    total = (record.config or {}).get("trainer", {}).get("steps")
+    if not isinstance(total, int) or total < 1:
+        total = max((attempt.last_step or 0) + 1 for attempt in record.attempts)
+    done = (series.steps + 1) / total
     is_spent = amounts > 0
-    return Curve(
-        amounts[is_spent], done[is_spent], series.values[is_spent], metric.startswith(_NOISY)
-    )
+    return Curve(amounts[is_spent], done[is_spent], series.values[is_spent], is_noisy)
 
 
-def spent_by(record: RunRecord, budget: Budget) -> Series:
+def _spent_by(record: RunRecord, budget: Budget) -> Series:
     """What had been spent after each logged step: tokens, FLOPs or seconds."""
     if budget == "tokens":
         return _finite(record.series(metrics.TOTAL_TOKENS))
@@ -116,7 +108,7 @@ def spent_by(record: RunRecord, budget: Budget) -> Series:
     each = _finite(record.series(metrics.DURATION))
     waited = record.series(metrics.LOADING_TIME)
     loading = dict(zip(waited.steps.tolist(), waited.values.tolist(), strict=True))
-    # A row tells the time of one step, and all the waiting since the row before.
+    # A row has the time of one step, and all the waiting since the row before.
     steps_done = np.diff(each.steps, prepend=_step_before(record, each))
     seconds = each.values * steps_done
     seconds += np.nan_to_num(np.array([loading.get(step, 0.0) for step in each.steps.tolist()]))
@@ -129,9 +121,9 @@ def _finite(series: Series) -> Series:
 
 
 def _step_before(record: RunRecord, series: Series) -> int:
-    """The step before the first of this run: -1, or later where it began at a checkpoint.
+    """The step before the first of this run: -1, or later if it started at a checkpoint.
 
-    Its own steps are those of one row then, as nothing tells at which it was begun.
+    Its first row is then taken for a whole interval of logging: nothing records where it started.
     """
     if not series.steps.size:
         return -1
@@ -141,26 +133,8 @@ def _step_before(record: RunRecord, series: Series) -> int:
     return max(-1, int(series.steps[0]) - every)
 
 
-def _total_steps(record: RunRecord) -> int:
-    """The steps that the run was to take, by its config; else those that it took."""
-    steps = (record.config or {}).get("trainer", {}).get("steps")
-    if isinstance(steps, int) and steps > 0:
-        return steps
-    return max((attempt.last_step or 0) + 1 for attempt in record.attempts)
-
-
-def progress_at(
-    spent: Sequence[float], curves: Sequence[tuple[Curve, Curve]]
-) -> tuple[tuple[float, float], ...]:
-    """How far both runs of each pair were when they had spent so much."""
-    return tuple(
-        (base.progress_at(at), variant.progress_at(at))
-        for at, (base, variant) in zip(spent, curves, strict=True)
-    )
-
-
 def mean_progress(progress: Progress) -> tuple[float, float]:
-    """The share that the base had done, and the variant, over all pairs; of none, all."""
+    """The share that the base had done, and the variant, over all pairs; all without pairs."""
     if not progress:
         return 1.0, 1.0
     base, variant = (math.fsum(side) / len(progress) for side in zip(*progress, strict=True))
@@ -168,16 +142,18 @@ def mean_progress(progress: Progress) -> tuple[float, float]:
 
 
 def are_apart(progress: Progress) -> bool:
-    """Whether the two sides stand at different places of their schedules, on average."""
+    """Whether the two sides are at different places of their schedules, on average."""
     base, variant = mean_progress(progress)
     return abs(base - variant) > _SLACK
 
 
 def why_undecided(budget: Budget, progress: Progress) -> str | None:
-    """Why a difference there is not the change's alone, and what to do; None where it may be."""
+    """Why a difference there is not the change's alone, and what to do; None if it may be."""
     if not are_apart(progress):
         return None
-    base, variant = (_done(share) for share in mean_progress(progress))
+    base, variant = (
+        f"{100 * share:.0f} %" if share < 0.995 else "all" for share in mean_progress(progress)
+    )
     return (
         f"the base had done {base} of its schedule there, the variant {variant} of it, and a "
         "learning rate that falls makes a difference by itself; train both for as many "
@@ -186,7 +162,7 @@ def why_undecided(budget: Budget, progress: Progress) -> str | None:
 
 
 def progress_notes(budget: Budget, progress: Progress) -> list[str]:
-    """Whether runs are read before their end, where a learning rate that falls is not down yet."""
+    """Whether runs are read before their end, when a falling learning rate is not down yet."""
     leads = [base - variant for base, variant in progress]
     widest = max(map(abs, leads))
     if widest <= _SLACK:
@@ -200,7 +176,3 @@ def progress_notes(budget: Budget, progress: Progress) -> list[str]:
     behind, other = ("base", "variant") if max(leads) <= _SLACK else ("variant", "base")
     far, near = (f"{100 * share:.0f} %" for share in sorted(mean_progress(progress)))
     return [f"at equal {unit} the {behind} is {far} through its schedule and the {other} {near}"]
-
-
-def _done(share: float) -> str:
-    return f"{100 * share:.0f} %" if share < 0.995 else "all"

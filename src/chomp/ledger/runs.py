@@ -1,10 +1,9 @@
 """The runs of one side of a comparison: found by name or folder, and read from their own files.
 
-All runs of a side are the same but for their seeds: one setting, one source of the template. A name
-means whatever the executor left of that variant: the newest settings with the current source are
-taken, and the others are named. Of folders that somebody chose, nothing is skipped silently.
-Folders that were set aside are no runs. What no file of a run says is None here, and whoever
-compares says so rather than guessing.
+All runs of a side are equal except for their seeds: one setting, one source of the template. A name
+means what the executor recorded for that variant: the newest settings with the current source are
+taken, and the others are named. Of folders that the user chose, nothing is skipped silently.
+Folders that were set aside are not runs. What no file of a run says is None here.
 """
 
 import re
@@ -48,25 +47,23 @@ from chomp.tracking.run_files import (
 )
 from chomp.variants.checkout import variant_path
 
+RUNS = "grug"  # below the folder of outputs
 # As `chomp.checkpoint` lays them out; that room imports JAX, which reading one file does not need.
 _CHECKPOINTS, _METADATA = "checkpoints", "metadata.json"
 _STEP_FOLDER = re.compile(r"step-(\d+)")
-# Parts of a config that say which of several equal runs it is, where things lie, and what is
-# looked at on the way.
+# Parts of a config that say which of several equal runs it is, where things are, and what is
+# observed on the way.
 _NO_SETTINGS = ("run_id", "output_path", "logging", "checkpoint", "samples", "eval", DERIVED)
 _NO_TRAINER_SETTINGS = (
     *("seed", "data_seed", "log_every", "watch", "profiler", "log_dir"),
     *("load_checkpoint", "allow_changes", "allow_fresh_start"),
 )
-# Of what was built the last name says what it is. Of what somebody chose it does not (`*.txt`,
-# `step-100`), so a mark of the whole goes with it: other places stay other settings.
+# The last name of a built path says what it is. That of a chosen one does not (`*.txt`,
+# `step-100`), so a fingerprint of the whole is added: another place stays another setting.
 _BUILT = ("path", "train_store", "validation_store")
 _CHOSEN = ("paths", "data_files", "file", "initialize_from", "load_checkpoint_path")
 _HUB = "hf"  # the kind of source whose `path` is a name, such as allenai/c4
-_WILD = "*?["
-RUNS = "grug"  # below the folder of outputs
-_FIELDS_TOLD = 6
-_DIGITS_TOLD = 8  # of a hash
+_MAX_FIELDS = 6  # in a message
 
 
 @dataclass(frozen=True)
@@ -74,60 +71,65 @@ class MeasuredRun:
     """One run, read once."""
 
     record: RunRecord
-    info: StepInfo | None  # None: not made by the executor
+    info: StepInfo | None  # None: not created by the executor
     host: str | None
-    checkpoint: Mapping[str, Any]  # metadata of the newest checkpoint; empty where none is left
+    checkpoint: Mapping[str, Any]  # metadata of the newest checkpoint; empty if none is left
 
     @property
     def folder(self) -> str:
-        """Where it is."""
+        """Its path."""
         return self.record.folder
 
     @property
     def name(self) -> str:
-        """What its folder is called, which is all that a result file may say of a place."""
+        """The name of its folder, which is all that a result file may say of a place."""
         return name_of(self.folder)
 
     @property
     def config(self) -> Mapping[str, Any]:
-        """Its resolved config; empty where there is none."""
+        """Its resolved config; empty if there is none."""
         return self.record.config or {}
 
     @property
     def variant(self) -> str:
-        """The template it was made with, by what the executor recorded; else the run's own id."""
-        return self.record.name if self.info is None else variant_of(self.info)
+        """The template that the executor recorded; else the run's own id."""
+        return self.record.name if self.info is None else _variant_of(self.info)
 
     @property
     def seeds(self) -> tuple[int, int] | None:
-        """The seed of the weights and that of the data's order; None where none is recorded."""
+        """The seed of the weights and that of the data's order; None if none is recorded."""
         seed = self.config.get("trainer", {}).get("seed")
         data_seed = self.derived("train", "data_seed_effective")
         return None if seed is None else (seed, seed if data_seed is None else data_seed)
 
     @property
     def outcome(self) -> str | None:
-        """How its last attempt ended; None: it runs still, or was killed."""
+        """How its last attempt ended; None: it still runs, or was killed."""
         return self.record.attempts[-1].outcome if self.record.attempts else None
 
     @cached_property
     def environment(self) -> Mapping[str, Any]:
         """Versions, devices and commit, by its newest checkpoint and its record, which is newer."""
         found = self.checkpoint.get("environment")
-        kept = found if isinstance(found, Mapping) else {}
         start = metrics.name_from(metrics.ENVIRONMENT, "x").removesuffix("x")
-        told = self.record.summary.items()
-        return {**kept, **{key[len(start) :]: each for key, each in told if key.startswith(start)}}
+        return {
+            **(found if isinstance(found, Mapping) else {}),
+            **{
+                key.removeprefix(start): value
+                for key, value in self.record.summary.items()
+                if key.startswith(start)
+            },
+        }
 
     @property
     def commit(self) -> str | None:
-        """The commit it ran, `-dirty` where files were not as in it; None where it told none."""
+        """The commit it ran, with `-dirty` if files differed from it; None if not recorded."""
         found = self.environment.get("commit")
         return found if isinstance(found, str) else None
 
     @property
     def device(self) -> str | None:
-        """What its seconds are seconds of. Of CPUs the host tells more than the kind."""
+        """What its seconds are seconds of. For CPUs the host says more than the kind."""
         kind = self.record.summary.get(metrics.DEVICE_KIND)
         if not isinstance(kind, str):
             return None
@@ -141,12 +143,11 @@ class MeasuredRun:
         if self.info is not None and self.info.sources:
             return fingerprint(self.info.sources)
         folder = join(self.folder, TEMPLATE)
-        kept = list_folder(folder) if is_folder(folder) else []
-        files = [name for name in kept if name.endswith(".py")]
-        # As the executor has them, so that both ways to run a template give one hash.
+        # As the executor does it, so that both ways to run a template give one hash.
         sources = {
             name: sha256(read_bytes(join(folder, name), max_bytes=MAX_TEXT_BYTES)).hexdigest()
-            for name in files
+            for name in (list_folder(folder) if is_folder(folder) else [])
+            if name.endswith(".py")
         }
         return fingerprint(sources) if sources else None
 
@@ -158,17 +159,16 @@ class MeasuredRun:
         kept["trainer"] = _without_places(
             {key: value for key, value in trainer.items() if key not in _NO_TRAINER_SETTINGS}
         )
-        # Stores and tokenizers lie wherever they were built; their names say what they are.
         kept["data"] = _without_places(kept.get("data", {}))
         return kept
 
     @cached_property
     def settings_hash(self) -> str:
-        """One text for runs that differ by their seed alone."""
+        """One text for runs that differ only in their seed."""
         return fingerprint({"settings": self.settings, "template": self.template_hash})
 
     def derived(self, *keys: str) -> Any:
-        """A value that follows from the config; None where this run has not recorded it."""
+        """A value that follows from the config; None if this run has not recorded it."""
         found: Any = self.config.get(DERIVED)
         for key in keys:
             found = found.get(key) if isinstance(found, Mapping) else None
@@ -176,7 +176,7 @@ class MeasuredRun:
 
 
 def measured_run(folder: str) -> MeasuredRun:
-    """A run folder read. What is half written is left out, and in the record's `problems`."""
+    """Read a run folder. What is half written is left out, and in the record's `problems`."""
     record = read_record(folder, has_begun=False)
     try:
         info, status = read_info(record.folder), read_status(record.folder)
@@ -187,15 +187,12 @@ def measured_run(folder: str) -> MeasuredRun:
 
 
 def _newest_checkpoint(folder: str) -> Mapping[str, Any]:
-    """What the newest checkpoint says of itself; empty where none can be read."""
+    """The metadata of the newest checkpoint that can be read; empty if there is none."""
     place = join(folder, _CHECKPOINTS)
-    found = {
-        int(match[1]): match[0]
-        for match in map(_STEP_FOLDER.fullmatch, list_folder(place) if is_folder(place) else ())
-        if match
-    }
-    for step in sorted(found, reverse=True):
-        location = join(place, found[step], _METADATA)
+    names = list_folder(place) if is_folder(place) else []
+    steps = {int(found[1]): found[0] for found in map(_STEP_FOLDER.fullmatch, names) if found}
+    for step in sorted(steps, reverse=True):
+        location = join(place, steps[step], _METADATA)
         try:
             content = read_json(location) if exists(location) else None
         except StorageError:
@@ -205,28 +202,34 @@ def _newest_checkpoint(folder: str) -> Mapping[str, Any]:
     return {}
 
 
-def _without_places(value: Any) -> Any:
+def _without_places(value: Any, key: str = "", *, is_hub: bool = False) -> Any:
     """Plain data with every path cut to its last name."""
     if isinstance(value, Mapping):
         is_hub = value.get("kind") == _HUB
-        return {
-            key: item if is_hub and key == "path" and not _is_place(item) else _cut(key, item)
-            for key, item in value.items()
-        }
-    return [_without_places(item) for item in value] if isinstance(value, list) else value
+        return {name: _without_places(each, name, is_hub=is_hub) for name, each in value.items()}
+    if isinstance(value, list):
+        return [_without_places(each, key if key in _CHOSEN else "") for each in value]
+    if not isinstance(value, str):
+        return value
+    if is_hub and key == "path" and not value.startswith(("/", ".", "~")) and "://" not in value:
+        return value
+    if key in _CHOSEN:
+        return f"{name_of(value)} ({fingerprint(value)[:6]})"
+    return name_of(value) if key in _BUILT else value
 
 
-def _cut(key: str, item: Any) -> Any:
-    if key in _CHOSEN and isinstance(item, list):
-        return [_cut(key, each) for each in item]
-    if key in _CHOSEN and isinstance(item, str):
-        return f"{name_of(item)} ({fingerprint(item)[:6]})"
-    return name_of(item) if key in _BUILT and isinstance(item, str) else _without_places(item)
+def differing_fields(left: MeasuredRun, right: MeasuredRun) -> list[tuple[str, Any, Any]]:
+    """The fields in which two runs differ besides seeds, with both values.
 
+    A field that one side lacks is `(missing)` there.
+    """
 
-def _is_place(item: Any) -> bool:
-    """Whether a dataset's name is a folder of this machine or an address."""
-    return not isinstance(item, str) or item.startswith(("/", ".", "~")) or "://" in item
+    def plain(value: Any) -> Any:
+        is_plain = isinstance(value, str | int | float | bool | list | dict | None)
+        return value if is_plain else str(value)
+
+    found = config_difference(left.settings, right.settings)
+    return [(each.path, plain(each.before), plain(each.after)) for each in found]
 
 
 @dataclass(frozen=True)
@@ -236,7 +239,7 @@ class Side:
     given: str
     runs: tuple[MeasuredRun, ...]  # at least one, each of a known seed
     notes: tuple[str, ...] = ()
-    nameless: tuple[MeasuredRun, ...] = ()  # begun, but nothing tells their seed or settings
+    nameless: tuple[MeasuredRun, ...] = ()  # started, but nothing says their seed or settings
 
     @property
     def variant(self) -> str:
@@ -244,10 +247,10 @@ class Side:
         return self.runs[0].variant
 
 
-def found_side(given: str, *, outputs: str, checkout: Path | None = None) -> Side:
-    """The runs that an argument means; `outputs` is where runs of a variant lie.
+def find_side(given: str, *, outputs: str, checkout: Path | None = None) -> Side:
+    """The runs that an argument means; `outputs` is where runs of a variant are.
 
-    `checkout`: with the templates as they are now. Runs of a name must be of that source.
+    `checkout`: with the templates as they are now. Runs found by name must be of that source.
     """
     folders = _folders_at(given)
     if folders:
@@ -258,11 +261,19 @@ def found_side(given: str, *, outputs: str, checkout: Path | None = None) -> Sid
             return side
         edited = f"{variant_path(side.variant)} was edited since the runs of {name_of(given)}"
         return replace(side, notes=(edited,))
-    infos, damaged = _recorded(join(outputs, RUNS))
-    own = [path for path, info in infos.items() if variant_of(info) == given]
+    infos, damaged = _recorded_infos(join(outputs, RUNS))
+    own = [path for path, info in infos.items() if _variant_of(info) == given]
     runs = [measured_run(path) for path in own if is_run_folder(path)]
     if not runs:
-        raise _nothing_found(given, outputs, infos.values(), damaged)
+        known = sorted(set(map(_variant_of, infos.values())))
+        listed = f"runs of {', '.join(known)}" if known else "no runs"
+        raise ConfigError(
+            f"{given} is not a folder with runs{did_you_mean(nearest(given, known))}; "
+            f"{join(outputs, RUNS)} has {'; '.join([listed, *damaged])}",
+            allowed="a run folder, a folder of runs, a pattern such as 'outputs/grug/base-*', or "
+            "the name of a variant with runs among the outputs",
+            fix="correct it, or run the pairs now with --seeds 3",
+        )
     side = _side(given, runs)
     source = _source_now(checkout, given)
     current = [run for run in side.runs if source in (None, run.template_hash)]
@@ -276,19 +287,21 @@ def found_side(given: str, *, outputs: str, checkout: Path | None = None) -> Sid
     groups: dict[str, list[MeasuredRun]] = {}
     for run in current:
         groups.setdefault(run.settings_hash, []).append(run)
-    newest = max(groups.values(), key=lambda group: max(map(_begun, group)))
-    passed = [run.name for run in side.runs if run not in newest]
+    newest = max(
+        groups.values(), key=lambda group: max(r.info.started if r.info else 0.0 for r in group)
+    )
+    others = [run.name for run in side.runs if run not in newest]
     notes = list(damaged)
-    if passed:
+    if others:
         notes.append(
-            f"{name_of(given)}: the newest settings are taken; left out are {len(passed)} runs of "
-            f"other settings or source ({', '.join(passed[:3])}{' …' if passed[3:] else ''})"
+            f"{name_of(given)}: the newest settings are taken; left out are {len(others)} runs of "
+            f"other settings or source ({', '.join(others[:3])}{' …' if others[3:] else ''})"
         )
     return replace(side, runs=tuple(newest), notes=tuple(notes))
 
 
 def side_of(given: str, folders: Iterable[str]) -> Side:
-    """The side whose run folders are known, as after a sweep; those without a run are left out."""
+    """The side with these run folders, as after a sweep; those without a run are left out."""
     runs = [measured_run(folder) for folder in folders if is_run_folder(folder)]
     if not runs:
         raise ConfigError(
@@ -300,13 +313,12 @@ def side_of(given: str, folders: Iterable[str]) -> Side:
 
 
 def _side(given: str, runs: Sequence[MeasuredRun]) -> Side:
-    """The side of these runs, those apart that nothing is known of but that they began."""
     named = tuple(run for run in runs if run.seeds is not None)
     nameless = tuple(run for run in runs if run.seeds is None)
     if not named:
-        told = "; ".join(f"{run.name}: {', '.join(run.record.problems)}" for run in nameless)
+        why = "; ".join(f"{run.name}: {', '.join(run.record.problems)}" for run in nameless)
         raise ConfigError(
-            f"no run of {given} has a known seed ({told})",
+            f"no run of {given} has a known seed ({why})",
             allowed="at least one run with a config that can be read",
             fix="name another folder, or run the pairs now with --seeds 3",
         )
@@ -314,25 +326,23 @@ def _side(given: str, runs: Sequence[MeasuredRun]) -> Side:
 
 
 def _folders_at(given: str) -> list[str]:
-    """Run folders at a path, below it, or that a pattern means; none where it is no such path."""
-    if any(mark in name_of(given) for mark in _WILD):
+    """Run folders at a path, below it, or that match a pattern; empty if it is no such path."""
+    pattern = name_of(given)
+    if any(mark in pattern for mark in "*?["):
         folder = parent_of(given)
-        names = list_folder(folder) if is_folder(folder) else []
-        found = [
+        paths = [
             join(folder, name)
-            for name in names
-            if fnmatchcase(name, name_of(given)) and not is_set_aside(name)
+            for name in (list_folder(folder) if is_folder(folder) else [])
+            if fnmatchcase(name, pattern) and not is_set_aside(name)
         ]
-        return [path for path in found if is_folder(path) and is_run_folder(path)]
-    if is_folder(given) and is_run_folder(given):
-        return [given]
-    return run_folders_in(given)
+        return [path for path in paths if is_folder(path) and is_run_folder(path)]
+    return [given] if is_folder(given) and is_run_folder(given) else run_folders_in(given)
 
 
-def _recorded(folder: str) -> tuple[dict[str, StepInfo], list[str]]:
+def _recorded_infos(folder: str) -> tuple[dict[str, StepInfo], list[str]]:
     """What the executor recorded of each run below a folder, and which records are damaged.
 
-    A damaged one may be anybody's, so it is named and no reason to compare nothing.
+    A damaged one may belong to another variant, so it is reported and stops nothing.
     """
     found: dict[str, StepInfo] = {}
     damaged = []
@@ -349,67 +359,43 @@ def _recorded(folder: str) -> tuple[dict[str, StepInfo], list[str]]:
 
 
 def _source_now(checkout: Path | None, variant: str) -> str | None:
-    """The hash of a template as it is now; None where there is no such folder."""
+    """The hash of a template as it is now; None if there is no such folder."""
     folder = None if checkout is None else checkout / variant_path(variant)
     return fingerprint(source_hashes(folder)) if folder is not None and folder.is_dir() else None
 
 
-def _begun(run: MeasuredRun) -> float:
-    return 0.0 if run.info is None else run.info.started
-
-
 def _require_one_setting(given: str, runs: Sequence[MeasuredRun]) -> None:
-    """Raise `ConfigError` where chosen folders hold runs that differ by more than their seeds."""
-    first = runs[0]
-    sources = {run.template_hash: f"{run.template_hash}"[:_DIGITS_TOLD] for run in runs}
-    listed = ", ".join(f"{run.name} ({sources[run.template_hash]})" for run in runs)
+    """Raise `ConfigError` if chosen folders hold runs that differ in more than their seeds."""
+    listed = ", ".join(f"{run.name} ({str(run.template_hash)[:8]})" for run in runs)
     require(
-        len(sources) == 1,
+        len({run.template_hash for run in runs}) == 1,
         f"{given} has runs of several versions of the template: {listed}",
         allowed="runs of one version",
         fix="name a folder or a quoted pattern with runs of one version, or run them again with "
         "chomp compare --seeds N",
     )
+    first = runs[0]
     for other in runs[1:]:
-        if other.settings_hash == first.settings_hash:
-            continue
-        fields = settings_difference(first, other)
-        raise ConfigError(
-            f"{given} has runs with several settings: {first.name} and {other.name} "
-            f"differ in {'; '.join(fields[:_FIELDS_TOLD])}",
-            allowed="runs that differ only in their seed",
-            fix="name a folder, or a quoted pattern, with runs of one setting",
-        )
+        if other.settings_hash != first.settings_hash:
+            fields = [f"{path}: {a} -> {b}" for path, a, b in differing_fields(first, other)]
+            raise ConfigError(
+                f"{given} has runs with several settings: {first.name} and {other.name} "
+                f"differ in {'; '.join(fields[:_MAX_FIELDS])}",
+                allowed="runs that differ only in their seed",
+                fix="name a folder, or a quoted pattern, with runs of one setting",
+            )
 
 
-def settings_difference(left: MeasuredRun, right: MeasuredRun) -> list[str]:
-    """The fields in which two runs differ besides seeds, as `field: before -> after`."""
-    return [f"{path}: {before} -> {after}" for path, before, after in differing_fields(left, right)]
+def _variant_of(info: StepInfo) -> str:
+    """The variant whose launch file a run came from.
 
-
-def differing_fields(left: MeasuredRun, right: MeasuredRun) -> list[tuple[str, Any, Any]]:
-    """The same as values; a field that one side lacks is `(missing)` there."""
-    found = config_difference(left.settings, right.settings)
-    return [(each.path, _plain(each.before), _plain(each.after)) for each in found]
-
-
-def _plain(value: Any) -> Any:
-    return value if isinstance(value, str | int | float | bool | list | dict | None) else str(value)
-
-
-def _nothing_found(
-    given: str, outputs: str, infos: Iterable[StepInfo], damaged: Sequence[str]
-) -> ConfigError:
-    folder = join(outputs, RUNS)
-    known = set(map(variant_of, infos))
-    near = nearest(given, sorted(known))
-    there = "; ".join([f"runs of {', '.join(sorted(known))}" if known else "no runs", *damaged])
-    return ConfigError(
-        f"{given} is not a folder with runs{did_you_mean(near)}; {folder} has {there}",
-        allowed="a run folder, a folder of runs, a pattern such as 'outputs/grug/base-*', or "
-        "the name of a variant with runs among the outputs",
-        fix="correct it, or run the pairs now with --seeds 3",
-    )
+    A launch file that was run by its path is `__main__`; then the function's name says it.
+    """
+    module, _, function = info.fn.rpartition(".")
+    parts = module.split(".")
+    if parts[:2] == ["experiments", "grug"] and len(parts) > 2:
+        return parts[2]
+    return function.removeprefix("train_")
 
 
 @dataclass(frozen=True)
@@ -428,52 +414,37 @@ class LastRun:
 def last_runs(outputs: str, names: Iterable[str]) -> dict[str, LastRun]:
     """The newest finished run of each variant that has one below the folder of outputs.
 
-    Told by what the executor recorded. A run that cannot be read is passed over: this is a look
-    around, and no place to fail.
+    By what the executor recorded. A run that cannot be read is skipped: this is only an overview.
     """
-    folder = join(outputs, RUNS)
-    # All folders are looked at once, though many variants may ask.
+    folder, wanted = join(outputs, RUNS), set(names)
     newest: dict[str, tuple[float, LastRun]] = {}
-    wanted = set(names)
-    for path in [join(folder, name) for name in list_folder(folder)] if is_folder(folder) else []:
+    for name in list_folder(folder) if is_folder(folder) else []:
+        path = join(folder, name)
         if is_set_aside(path):
             continue
         try:
-            variant, finished, run = _finished_run(path)
-        except (StorageError, LookupError):
+            info, status = read_info(path), read_status(path)
+            if info is None or status is None or status.finished is None:
+                continue
+            variant, finished = _variant_of(info), status.finished
+            # A run that was stopped has a last row as well, which says nothing of the variant.
+            is_newer = finished > newest.get(variant, (0.0,))[0]
+            if variant in wanted and status.state == "SUCCESS" and is_newer:
+                run = _last_run(path)
+                newest |= {} if run is None else {variant: (finished, run)}
+        except StorageError:
             continue
-        if variant in wanted and finished > newest.get(variant, (0.0,))[0]:
-            newest[variant] = (finished, run)
     return {name: run for name, (_, run) in newest.items()}
 
 
-def _finished_run(path: str) -> tuple[str, float, LastRun]:
-    """Variant, time of the end, and end of a run; `LookupError` for a folder that has none."""
-    info, status = read_info(path), read_status(path)
-    # A run that was stopped has a last row as well, which says nothing of the variant.
-    if info is None or status is None or status.state != "SUCCESS" or status.finished is None:
-        raise LookupError(path)
+def _last_run(path: str) -> LastRun | None:
     config = resolved_config(path)
     record = record_in(path, config)
     rows = latest_rows(read_metrics(record)) if exists(record) else []
     held_out = held_out_prefix(eval_prefix_in(config), set().union(*rows))
-    # The first that the run has logged tells how it ended.
     for metric in (f"{held_out}/loss", "train/loss"):
         for row in reversed(rows):
-            value = row.get(metric)  # null where it was not finite
+            value = row.get(metric)  # null if it was not finite
             if isinstance(value, int | float):
-                run = LastRun(path, metric, float(value), int(row["step"]) + 1)
-                return variant_of(info), status.finished, run
-    raise LookupError(path)
-
-
-def variant_of(info: StepInfo) -> str:
-    """The variant whose launch file a run came from.
-
-    A launch file that was run by its path is `__main__`, so the function's own name has to tell.
-    """
-    module, _, function = info.fn.rpartition(".")
-    parts = module.split(".")
-    if parts[:2] == ["experiments", "grug"] and len(parts) > 2:
-        return parts[2]
-    return function.removeprefix("train_")
+                return LastRun(path, metric, float(value), int(row["step"]) + 1)
+    return None

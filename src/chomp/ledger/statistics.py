@@ -2,17 +2,15 @@
 
 Seed i gives one run of the base and one of the variant, on the same data in the same order. What
 they share cancels in the difference d_i = variant_i - base_i, so the statistics are of the d_i
-alone: their mean, Student's interval around it, and the probability of such a mean were there no
+alone: their mean, Student's interval around it, and the probability of such a mean if there were no
 difference.
 
-How many seeds it takes depends on how much differences vary by chance, which a few pairs tell
+How many seeds it takes depends on how much differences vary by chance, which a few pairs measure
 badly: after two of them the true deviation is more than three times the measured one in one case of
-four. So every number of a power is an average over what the measured deviation s of n pairs leaves
-open, sigma^2 = s^2 (n - 1) / chi^2 with n - 1 degrees of freedom, and exact where the deviation is
-known.
+four. So every power is an average over what the measured deviation s of n pairs leaves open,
+sigma^2 = s^2 (n - 1) / chi^2 with n - 1 degrees of freedom, and exact if the deviation is known.
 """
 
-import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -25,21 +23,17 @@ from scipy import special
 from chomp.config import Config
 from chomp.errors import require
 
-# ruff: noqa: PLC0415
-# scipy takes a quarter of a second to import, and `chomp --help` must answer at once.
+# Axes: C chances, each as likely as any other.
 
-
-# Of the intervals that are shown.
-CONFIDENCE = 0.95
-# The p that better or worse takes. Of 1,000 changes that do nothing at most 50 are to be called so,
-# in nearly every such thousand and not on average: at 0.05 there are more in 46 of 100 thousands,
-# at 0.035 in 0.6 (binomial, more than 50 of 1,000; 0.036 is the last with less than one in 100).
+# The one alpha: the p that better or worse takes, and 1 - the confidence of intervals. Of 1,000
+# changes that do nothing at most 50 are to be called something, in nearly every such thousand and
+# not on average: at 0.05 there are more in 46 of 100 thousands, at 0.035 in 0.6 (binomial, more
+# than 50 of 1,000; 0.036 is the last with less than one in 100).
 LEVEL = 0.035
-# 2^16 sign patterns take a twentieth of a second.
-MOST_FLIPPED = 16
+CONFIDENCE = 1 - LEVEL
 POWER = 0.8
-# More pairs than anybody runs: beyond, the answer is "too many".
-MOST_SEEDS = 1000
+MOST_FLIPPED = 16  # pairs; 2^16 sign patterns take a twentieth of a second
+MOST_SEEDS = 1000  # beyond, the answer is "too many"
 # The middles of so many equal parts of what may be: 2,000 change an average by less than 0.001.
 _CHANCES = (np.arange(101) + 0.5) / 101
 # A noncentrality at which the power is 1 to seven digits, even with one degree of freedom.
@@ -69,14 +63,18 @@ class PairedStatistics(Config):
         return len(self.differences)
 
     def percent(self, difference: float) -> float:
-        """A difference in percent of what the base has on average."""
+        """A difference in percent of the base's mean."""
         return 100.0 * difference / abs(self.base_mean) if self.base_mean else math.nan
 
 
 def paired_statistics(
     base: Sequence[float], variant: Sequence[float], *, confidence: float = CONFIDENCE
 ) -> PairedStatistics:
-    """The statistics of `variant` minus `base`, pair by pair."""
+    """The statistics of `variant` minus `base`, pair by pair.
+
+    Test and interval are those of `scipy.stats.ttest_rel`, which takes 50 times as long and warns
+    about equal values.
+    """
     require(
         len(base) == len(variant) > 0 and all(map(math.isfinite, (*base, *variant))),
         f"{len(base)} values and {len(variant)} to pair with them: {[*base, *variant]}",
@@ -87,7 +85,7 @@ def paired_statistics(
         0.5 <= confidence < 1,
         f"confidence={confidence}",
         allowed="a probability of at least 0.5 and below 1, such as 0.95",
-        fix="remove it for the default, 0.95",
+        fix=f"remove it for the default, {CONFIDENCE:g}",
     )
     differences = tuple(after - before for before, after in zip(base, variant, strict=True))
     count, mean = len(differences), math.fsum(differences) / len(differences)
@@ -96,11 +94,11 @@ def paired_statistics(
         squares = math.fsum((one - mean) ** 2 for one in differences)
         deviation = math.sqrt(squares / (count - 1))
         error = deviation / math.sqrt(count)
-        half = error * t_quantile(count - 1, (1 + confidence) / 2)
+        half = error * float(special.stdtrit(count - 1, (1 + confidence) / 2))
         low, high = mean - half, mean + half
         if error > 0:
             t, effect = mean / error, mean / deviation
-            p = min(1.0, 2 * t_tail(count - 1, abs(t)))
+            p = min(1.0, 2 * float(special.stdtr(count - 1, -abs(t))))
     return PairedStatistics(
         differences=differences,
         base_mean=math.fsum(base) / count,
@@ -120,37 +118,17 @@ def paired_statistics(
 def sign_flip_p(differences: Sequence[float]) -> float | None:
     """The share of all 2^n choices of signs whose mean is at least as far from 0; two-sided.
 
-    Where there is no difference each d_i might as well have had the other sign, whatever its
-    distribution. Never below 2 / 2^n, so five pairs cannot reach 0.05. None for very many pairs.
+    Without a difference each d_i could as well have the other sign, whatever its distribution.
+    Never below 2 / 2^n, so five pairs cannot reach 0.05. None for more than `MOST_FLIPPED` pairs.
     """
     if len(differences) > MOST_FLIPPED:
         return None
-    import numpy
-
-    sums = numpy.zeros(1)
+    sums = np.zeros(1)
     for one in differences:
-        sums = numpy.concatenate([sums + one, sums - one])
-    # The signs that were seen count too, though rounding may put them a digit off.
+        sums = np.concatenate([sums + one, sums - one])
+    # The observed signs count too, though rounding may put them a digit off.
     seen = abs(math.fsum(differences)) - 1e-9 * math.fsum(map(abs, differences))
-    return float(numpy.mean(numpy.abs(sums) >= seen))
-
-
-def t_quantile(freedom: int, probability: float) -> float:
-    """The value below which Student's t lies with that probability."""
-    from scipy import special
-
-    return float(special.stdtrit(freedom, probability))
-
-
-def t_tail(freedom: int, value: float) -> float:
-    """How likely Student's t lies above a value."""
-    from scipy import special
-
-    # Of the other tail, which keeps its digits where 1 - x would lose them.
-    return float(special.stdtr(freedom, -value))
-
-
-# Axes: C chances, each as likely as any other.
+    return float(np.mean(np.abs(sums) >= seen))
 
 
 def power_of(
@@ -161,16 +139,19 @@ def power_of(
     pilot: int | None = None,
     level: float = LEVEL,
 ) -> float:
-    """How likely a paired t test of `count` pairs finds a true mean difference of `effect`.
+    """The probability that a paired t test of `count` pairs finds a true difference of `effect`.
 
     `pilot`: how many pairs the deviation was measured on; None: it is known. Both sides count.
     """
     freedom = count - 1
     shift = abs(effect) / _true_deviations(deviation, pilot) * math.sqrt(count)
     shift = np.minimum(shift, _CERTAIN)
-    limit = t_quantile(freedom, 1 - level / 2)
-    wrong_side = _noncentral_below(freedom, shift, -limit)
-    return float(np.mean(1.0 - _noncentral_below(freedom, shift, limit) + wrong_side))
+    limit = special.stdtrit(freedom, 1 - level / 2)
+    # Far out, scipy 1.17 gives NaN for some values below 1e-40.
+    below, wrong_side = (
+        np.nan_to_num(special.nctdtr(freedom, shift, at)) for at in (limit, -limit)
+    )
+    return float(np.mean(1.0 - below + wrong_side))
 
 
 def seeds_needed(
@@ -183,15 +164,13 @@ def seeds_needed(
 ) -> int | None:
     """The fewest pairs that find a true difference of `effect` with this power.
 
-    `deviation` is that of the differences; None where it takes more than `MOST_SEEDS`.
+    `deviation` is that of the differences. None if it takes more than `MOST_SEEDS`.
     """
     if deviation == 0:
         return 2 if effect else None
-
-    def is_enough(count: int) -> bool:
-        return power_of(count, effect, deviation=deviation, pilot=pilot, level=level) >= power
-
-    return _first_true(is_enough, 2, MOST_SEEDS)
+    return _fewest_pairs(
+        lambda n: power_of(n, effect, deviation=deviation, pilot=pilot, level=level) >= power
+    )
 
 
 def seeds_to_show_none(
@@ -204,18 +183,18 @@ def seeds_to_show_none(
 ) -> int | None:
     """The fewest pairs whose interval is all within `limit` of 0, if there is no difference.
 
-    None where it takes more than `MOST_SEEDS`, as where only equality would do.
+    None if it takes more than `MOST_SEEDS`, for example if only equality would do.
     """
     deviations = _true_deviations(deviation, pilot)[:, None]
 
     def is_enough(count: int) -> bool:
-        # The mean is normal, the interval's width by itself a chi.
+        # The mean is normal; the interval's width is an independent chi.
         widths = np.sqrt(_chi_square(count - 1) / (count - 1))
-        reach = t_quantile(count - 1, (1 + confidence) / 2) * widths
+        reach = special.stdtrit(count - 1, (1 + confidence) / 2) * widths
         room = np.maximum(limit * math.sqrt(count) / deviations - reach, 0.0)
         return float(np.mean(2 * special.ndtr(room) - 1)) >= power
 
-    return _first_true(is_enough, 2, MOST_SEEDS)
+    return _fewest_pairs(is_enough)
 
 
 @cache
@@ -230,7 +209,7 @@ def detectable_effect(
     low, high = 0.0, 1.0
     while not is_found(high):
         low, high = high, 2 * high
-    for _ in itertools.repeat(None, 40):  # to 12 digits
+    for _ in range(40):  # to 12 digits
         middle = (low + high) / 2
         low, high = (low, middle) if is_found(middle) else (middle, high)
     return high
@@ -247,21 +226,14 @@ def _chi_square(freedom: int) -> Float[np.ndarray, " C"]:
     return np.asarray(special.chdtri(freedom, _CHANCES))
 
 
-def _noncentral_below(
-    freedom: int, shift: Float[np.ndarray, " C"], value: float
-) -> Float[np.ndarray, " C"]:
-    # Far out, scipy 1.17 gives NaN for some of what is below 1e-40.
-    return np.nan_to_num(special.nctdtr(freedom, shift, value))
-
-
-def _first_true(holds: Callable[[int], bool], low: int, high: int) -> int | None:
-    """The first whole number in the range from which on `holds`; None: it never does."""
-    end = low
-    while not holds(end):  # small ones first: they are the usual answer, and cost less
-        if end == high:
+def _fewest_pairs(is_enough: Callable[[int], bool]) -> int | None:
+    """The smallest number of pairs that is enough; None if `MOST_SEEDS` are not."""
+    low = high = 2
+    while not is_enough(high):  # small ones first: they are the usual answer, and cost less
+        if high == MOST_SEEDS:
             return None
-        low, end = end + 1, min(2 * end, high)
-    while low < end:
-        middle = (low + end) // 2
-        low, end = (low, middle) if holds(middle) else (middle + 1, end)
+        low, high = high + 1, min(2 * high, MOST_SEEDS)
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if is_enough(middle) else (middle + 1, high)
     return low

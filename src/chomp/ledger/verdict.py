@@ -1,13 +1,12 @@
 """What paired statistics mean, in words: better, worse, no difference, or cannot tell.
 
-One test decides, the t test of the budget that was named before looking: its p reaches the level or
-it does not. What follows from that is said with the size of the difference, and where nothing can
-be told, with the number of seeds that would.
+One test decides, the t test at the budget that was named before looking: its p reaches the level or
+it does not. The verdict also gives the size of the difference and, if nothing can be told, the
+number of seeds that would tell.
 """
 
 import math
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -27,11 +26,11 @@ Word = Literal["better", "worse", "no difference", "cannot tell"]
 # Percent of the base's value. Smaller differences are no reason to keep a change, and rounding
 # alone makes some: two programs for one model end a few 1e-6 apart.
 SMALLEST_PERCENT = 0.1
-# The effect that "how many more seeds" is told for, besides the one that was seen.
+# The effect for which a number of seeds is given besides the measured one.
 _USUAL_PERCENT = 1.0
-# Metrics of which less is better, by the end of their names; of any other nobody can know.
+# Metrics of which less is better, by the end of their names; for others the user has to say.
 _LOWER_IS_BETTER = re.compile(r"(loss|bpb|perplexity|bits_per_byte)\Z")
-# Differences that are equal but for the digits of a subtraction.
+# Differences that are equal up to the rounding of a subtraction.
 _SAME = 1e-9
 
 
@@ -44,7 +43,7 @@ class Verdict:
 
 
 def best_of(metric: str, given: str | None) -> str:
-    """Which value of a metric is the best; `ConfigError` where only the user can know."""
+    """Which value of a metric is the best; `ConfigError` if only the user can know."""
     require(
         given is not None or _LOWER_IS_BETTER.search(metric) is not None,
         f"--metric {metric} without --best",
@@ -55,22 +54,17 @@ def best_of(metric: str, given: str | None) -> str:
 
 
 def word_of(
-    statistics: PairedStatistics,
-    *,
-    best: str = LOWEST,
-    smallest_percent: float = SMALLEST_PERCENT,
+    statistics: PairedStatistics, *, best: str = LOWEST, smallest_percent: float = SMALLEST_PERCENT
 ) -> Word:
-    """The word that differences from the base give a variant."""
+    """The word for these differences from the base."""
     low, high = statistics.low, statistics.high
     if low is None or high is None:
         return "cannot tell"
-    # 0 where the base is 0: percent mean nothing there, and only equality is no difference.
+    # 0 if the base is 0: percent mean nothing there, and only equality is no difference.
     limit = abs(statistics.base_mean) * smallest_percent / 100
     if -limit <= low and high <= limit:
         return "no difference"
-    if not _has_spread(statistics):
-        return "cannot tell"
-    if statistics.p is None or statistics.p > level_of(statistics):
+    if not _has_spread(statistics) or statistics.p is None or statistics.p > _level(statistics):
         return "cannot tell"
     return "better" if (statistics.mean < 0) == (best == LOWEST) else "worse"
 
@@ -82,34 +76,41 @@ def verdict_of(
     smallest_percent: float = SMALLEST_PERCENT,
     new_seed: int | None = None,
 ) -> Verdict:
-    """The word, and the sentence that goes with it.
-
-    `new_seed`: the first that no pair has, for the advice on a new test.
-    """
+    """The word and its sentence. `new_seed`: the first seed that no pair has, for a new test."""
     word = word_of(statistics, best=best, smallest_percent=smallest_percent)
+    count, shown = statistics.count, difference_text(statistics)
     if word == "no difference":
-        return Verdict(word, _no_difference(statistics, smallest_percent))
-    if word == "cannot tell":
-        if statistics.low is None:
-            return Verdict(word, _one_seed(statistics))
-        if not _has_spread(statistics):
-            return Verdict(word, _no_spread(statistics))
-        return Verdict(word, _cannot_tell(statistics, smallest_percent, new_seed))
-    told = f"{word}: {difference_text(statistics)}, p {p_text(statistics.p)}."
-    return Verdict(word, " ".join([told, *_few_seeds(statistics)]))
+        text = f"no difference that matters: {shown}, all of it within {smallest_percent:g} % of "
+        text += "the base."
+        if statistics.deviation == 0 and statistics.mean == 0:
+            text = f"no difference: equal to the last digit in all {count} seeds."
+    elif statistics.low is None:
+        text = (
+            f"cannot tell: {shown}, and one pair has no interval: how much two runs differ by "
+            "chance is unknown. Two more seeds give a first idea."
+        )
+    elif not _has_spread(statistics):
+        # As of a metric of few values: an accuracy of few questions.
+        text = (
+            f"cannot tell: {amount_text(statistics, statistics.mean)} in each of {count} seeds, "
+            "the same to the last digit: how much two runs differ by chance is unknown. Two more "
+            "seeds may show it, or a metric of finer values."
+        )
+    else:
+        text = f"{word}: {shown}, p {p_text(statistics.p)}."
+        if count == 2:
+            text += " Two seeds have one degree of freedom: they say next to nothing about chance."
+        if word == "cannot tell":
+            text += _seeds_text(statistics, smallest_percent, new_seed)
+    return Verdict(word, text)
 
 
 def undecided(
     reason: str, statistics: PairedStatistics | None, *, beside: str = "Of the others"
 ) -> Verdict:
-    """No verdict, for a reason that comes before any statistics; `beside` leads these in."""
+    """No verdict, for a reason that comes before any statistics; `beside` introduces these."""
     measured = "" if statistics is None else f" {beside}: {difference_text(statistics)}."
     return Verdict("cannot tell", f"cannot tell: {reason}.{measured}")
-
-
-def level_of(statistics: PairedStatistics) -> float:
-    """The p that better or worse takes; never more than the interval beside it allows."""
-    return min(LEVEL, 1 - statistics.confidence)
 
 
 def difference_text(statistics: PairedStatistics) -> str:
@@ -123,13 +124,13 @@ def difference_text(statistics: PairedStatistics) -> str:
 
 
 def amount_text(statistics: PairedStatistics, difference: float) -> str:
-    """A signed difference in percent of the base; as it is where the base is 0."""
+    """A signed difference in percent of the base; in absolute terms if the base is 0."""
     percent = statistics.percent(difference)
     return percent_text(percent) if math.isfinite(percent) else f"{difference:+.4g}"
 
 
 def percent_text(percent: float) -> str:
-    """A signed percentage with two digits after the point; one that counts where these are 0."""
+    """A signed percentage with two digits after the point; with an exponent if these are 0."""
     is_shown = abs(percent) >= 0.005 or percent == 0
     return f"{percent:+.2f} %" if is_shown else f"{percent:+.0e} %"
 
@@ -140,137 +141,63 @@ def share_text(share: float) -> str:
 
 
 def p_text(p: float | None) -> str:
-    """A probability as a reader wants it."""
+    """A probability for a reader."""
     if p is None:
         return "-"
     return "< 0.0001" if p < 1e-4 else f"{p:.2g}"
 
 
+def _level(statistics: PairedStatistics) -> float:
+    """The p that better or worse takes: less if the interval was asked for more confidence."""
+    return min(LEVEL, 1 - statistics.confidence)
+
+
 def _has_spread(statistics: PairedStatistics) -> bool:
-    """Whether the differences differ, by more than the digits of a subtraction."""
+    """Whether the differences differ, by more than the rounding of a subtraction."""
     low, high = statistics.low, statistics.high
     return low is not None and high is not None and high - low > _SAME * abs(statistics.mean)
 
 
-def _one_seed(statistics: PairedStatistics) -> str:
-    return (
-        f"cannot tell: {difference_text(statistics)}, and one pair has no interval: how much two "
-        "runs differ by chance is unknown. Two more seeds give a first idea."
-    )
-
-
-def _no_difference(statistics: PairedStatistics, smallest_percent: float) -> str:
-    if statistics.deviation == 0 and statistics.mean == 0:
-        return f"no difference: equal to the last digit in all {statistics.count} seeds."
-    return (
-        f"no difference that matters: {difference_text(statistics)}, all of it within "
-        f"{smallest_percent:g} % of the base."
-    )
-
-
-def _no_spread(statistics: PairedStatistics) -> str:
-    """A metric of few values, as an accuracy of few questions, makes such differences by chance."""
-    return (
-        f"cannot tell: {amount_text(statistics, statistics.mean)} in each of {statistics.count} "
-        "seeds, the same to the last digit: how much two runs differ by chance is unknown. Two "
-        "more seeds may show it, or a metric of finer values."
-    )
-
-
-def _few_seeds(statistics: PairedStatistics) -> list[str]:
-    """What is to be said of an interval that two seeds give, whatever it says."""
-    if statistics.count > 2:
-        return []
-    return ["Two seeds have one degree of freedom: what they tell of chance is next to nothing."]
-
-
-def _cannot_tell(
-    statistics: PairedStatistics, smallest_percent: float, new_seed: int | None
-) -> str:
-    """Why nothing is told, and what would: at least one number of seeds."""
-    deviation, count, level = statistics.deviation, statistics.count, level_of(statistics)
+def _seeds_text(statistics: PairedStatistics, smallest_percent: float, new_seed: int | None) -> str:
+    """What it would take to tell: at least one number of seeds."""
+    deviation, count, level = statistics.deviation, statistics.count, _level(statistics)
     assert deviation is not None, "an interval has one"
-    sizes = _sizes(statistics, smallest_percent)
-    needed = {
-        size: seeds_needed(deviation, each, pilot=count, level=level)
-        for size, each in sizes.items()
-    }
-    told = [seeds_text(each, count, size) for size, each in needed.items()]
-    least = deviation * detectable_effect(count, pilot=count, level=level)
-    return " ".join(
-        [
-            f"cannot tell: {difference_text(statistics)}, p {p_text(statistics.p)}.",
-            *_almost(statistics, level),
-            *_few_seeds(statistics),
-            *([f"An effect of {'; one of '.join(told)}."] if told else []),
-            *_advice(list(needed.values()), statistics, smallest_percent, new_seed),
-            f"These {count} tell {amount_text(statistics, least).removeprefix('+')} four times in "
-            "five.",
-        ]
-    )
-
-
-def _sizes(statistics: PairedStatistics, smallest_percent: float) -> dict[str, float]:
-    """The effects that numbers of seeds are told for: the one that was seen, and the usual one."""
     limit = abs(statistics.base_mean) * smallest_percent / 100
-    sizes = {"this size": statistics.mean} if abs(statistics.mean) >= limit else {}
+    effects = {"this size": statistics.mean} if abs(statistics.mean) >= limit else {}
     if statistics.base_mean and smallest_percent <= _USUAL_PERCENT:
-        usual = abs(statistics.base_mean) * _USUAL_PERCENT / 100
-        sizes[f"{_USUAL_PERCENT:g} %"] = usual
-    return sizes
-
-
-def seeds_text(needed: int | None, count: int, size: str) -> str:
-    """How many seeds a test takes that tells an effect of some size; `count` have been run."""
-    if needed is None:
-        return f"{size} takes more than {MOST_SEEDS:,} seeds"
-    if needed <= count:
-        return f"{size} would have been told"
-    return f"{size} takes about {needed:,} seeds"
-
-
-def _almost(statistics: PairedStatistics, level: float) -> list[str]:
-    """What is to be said where an interval excludes 0, as 95 % are shown and more is asked for."""
-    low, high = statistics.low, statistics.high
-    if low is None or high is None or low <= 0 <= high:
-        return []
-    return [
-        f"The interval excludes 0, but better or worse takes a p of at most {level:g}: of 1,000 "
-        "changes that do nothing at most 50 are to be called so."
-    ]
-
-
-def _advice(
-    needed: Sequence[int | None],
-    statistics: PairedStatistics,
-    smallest_percent: float,
-    new_seed: int | None,
-) -> list[str]:
-    """The options of a test on new seeds alone: more of the old ones would be a second look."""
-    count = statistics.count
-    if all(each is not None and each <= count for each in needed):
+        effects[f"{_USUAL_PERCENT:g} %"] = abs(statistics.base_mean) * _USUAL_PERCENT / 100
+    needed = {
+        size: seeds_needed(deviation, effect, pilot=count, level=level)
+        for size, effect in effects.items()
+    }
+    sentences = [""]
+    if needed:
+        parts = [f"{size} {_takes(seeds, count)}" for size, seeds in needed.items()]
+        sentences.append(f"An effect of {'; one of '.join(parts)}.")
+    first = next(iter(needed.values()), None)
+    if all(seeds is not None and seeds <= count for seeds in needed.values()):
         # All that is large would have been told: what is left is to show that nothing is there.
-        return [_to_show_none(statistics, smallest_percent, new_seed)]
-    first = needed[0]
-    if first is None or first <= count or new_seed is None:
-        return []
-    return [f"Test it on {first:,} new ones: --seeds {first} --first-seed {new_seed}."]
+        none = seeds_to_show_none(deviation, limit, pilot=count, confidence=statistics.confidence)
+        number = f"more than {MOST_SEEDS:,}" if none is None else f"about {none:,}"
+        options = "" if none is None or new_seed is None else _options(none, new_seed)
+        sentences.append(
+            f"That nothing beyond {smallest_percent:g} % is there takes {number} new seeds to show"
+            f"{options}."
+        )
+    elif first is not None and first > count and new_seed is not None:
+        # New seeds alone: the old ones with more would be a second look.
+        sentences.append(f"Test it on {first:,} new ones{_options(first, new_seed)}.")
+    least = deviation * detectable_effect(count, pilot=count, level=level)
+    size = amount_text(statistics, least).removeprefix("+")
+    sentences.append(f"{count} seeds detect a difference of {size} with 80 % power.")
+    return " ".join(sentences)
 
 
-def _to_show_none(
-    statistics: PairedStatistics, smallest_percent: float, new_seed: int | None
-) -> str:
-    assert statistics.deviation is not None, "an interval has one"
-    needed = seeds_to_show_none(
-        statistics.deviation,
-        abs(statistics.base_mean) * smallest_percent / 100,
-        pilot=statistics.count,
-        confidence=statistics.confidence,
-    )
-    number = f"more than {MOST_SEEDS:,}" if needed is None else f"about {needed:,}"
-    is_advice = needed is not None and new_seed is not None
-    options = f": --seeds {needed} --first-seed {new_seed}" if is_advice else ""
-    return (
-        f"That nothing beyond {smallest_percent:g} % is there takes {number} new seeds to show"
-        f"{options}."
-    )
+def _takes(needed: int | None, count: int) -> str:
+    if needed is None:
+        return f"takes more than {MOST_SEEDS:,} seeds"
+    return "would have been told" if needed <= count else f"takes about {needed:,} seeds"
+
+
+def _options(seeds: int, new_seed: int) -> str:
+    return f": --seeds {seeds} --first-seed {new_seed}"
