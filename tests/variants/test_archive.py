@@ -269,6 +269,16 @@ def test_an_entry_in_another_form_is_not_edited(checkout: Checkout):
     assert checkout.read(ARCHIVE) == before
 
 
+@pytest.mark.parametrize("commit", ["00e1234", "12345678", "0123456", "1234.56"])
+def test_a_commit_without_quotes_is_never_read_as_a_number(checkout: Checkout, commit: str):
+    old = read_archive(checkout.root)["base"].introduced
+    replaced(f"introduced: {old}", f"introduced: {commit}")(checkout)
+    if "." in commit:
+        assert "base: introduced: 1234.56" in listed(archive_problems(checkout.root))
+    else:
+        assert read_archive(checkout.root)["base"].introduced == commit
+
+
 WORDS = st.lists(st.text("abc:-`#_*1'\" \n", min_size=1).filter(str.strip), max_size=30)
 
 
