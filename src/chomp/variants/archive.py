@@ -19,7 +19,7 @@ from textwrap import wrap
 from typing import Any, Literal
 
 from chomp.config import Config, config_from_mapping, config_to_mapping
-from chomp.config.files import parse_override, to_yaml
+from chomp.config.files import parse_yaml, to_yaml
 from chomp.errors import ConfigError, require
 from chomp.storage import read_text, write_text_atomic
 from chomp.variants import checkout
@@ -267,11 +267,8 @@ def _read_values(root: Path) -> dict[str, Any]:
 
 
 def _values_in(text: str) -> dict[str, Any]:
-    try:
-        # As the value of an override is read, so that a commit such as 12e4567 is not a number.
-        content = parse_override(text) or {}
-    except ConfigError as error:
-        raise error.within(ARCHIVE) from None
+    # Text is kept as it stands: a commit such as 12e4567 is not a number.
+    content = parse_yaml(text, source=ARCHIVE, keeps_unquoted=True) or {}
     require(
         isinstance(content, dict),
         f"{ARCHIVE} holds {type(content).__name__}",
