@@ -18,7 +18,7 @@ from chomp.data import (
     StoreWriter,
     TextSource,
     TokenStore,
-    encoded,
+    encode_documents,
 )
 
 EOS = 0
@@ -111,7 +111,7 @@ def write_store(
     texts = [Document(id=str(i), text=NUMBERS.decode(ids)) for i, ids in enumerate(documents)]
     for start in range(0, len(texts), batch):
         some = texts[start : start + batch]
-        writer.append(np.arange(start, start + len(some)), encoded(some, tokenizer))
+        writer.append(np.arange(start, start + len(some)), encode_documents(some, tokenizer))
     writer.finish(("numbers",), has_whole_parts=False)
     return TokenStore.open(str(path), tokenizer_hash=tokenizer.content_hash)
 

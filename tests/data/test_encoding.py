@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chomp.data import Document, EncodedBatch, Span, encoded
+from chomp.data import Document, EncodedBatch, Span, encode_documents
 from chomp.errors import DataError
 from chomp.tokenize import ByteTokenizer, UnencodableText, train_bpe
 
@@ -85,7 +85,7 @@ def expected_weights(document: Document, bos_id: int | None) -> list[float]:
 @given(contents=st.lists(contents, max_size=6))
 def test_a_batch_is_its_documents_one_after_the_other(tokenizer, contents):
     documents = list(map(document_of, contents))
-    found = encoded(documents, tokenizer)
+    found = encode_documents(documents, tokenizer)
     expected = [expected_tokens(document, tokenizer.bos_id) for document in documents]
     assert found.lengths.tolist() == list(map(len, expected))
     assert found.ids.tolist() == list(chain(*expected))
@@ -102,7 +102,7 @@ def test_a_conversation_as_a_table(tokenizer):
     document = Document(
         id="a", spans=(Span("u", False), Span("A", True), Span("\n", True), Span("u", False))
     )
-    found = encoded([document], tokenizer)
+    found = encode_documents([document], tokenizer)
     rows = {ord("u"): 1, ord("A"): 1, ord("\n"): 0}
     table = [(BOS, 0)] if tokenizer.bos_id else []
     # "u" predicts the trained "A", "A" the trained line end, which predicts the masked "u".
@@ -113,24 +113,26 @@ def test_a_conversation_as_a_table(tokenizer):
 @both
 def test_the_end_of_a_trained_turn_is_trained_and_predicts_nothing(tokenizer):
     document = Document(id="a", spans=(Span("u", False), Span("A", True)))
-    found = encoded([document], tokenizer)
+    found = encode_documents([document], tokenizer)
     assert found.ids.tolist()[-3:] == [ord("u"), ord("A"), EOS]
     assert found.loss_weights.tolist()[-3:] == [1, 1, 0]
 
 
 def test_an_end_that_is_there_is_not_put_twice():
     weights = np.array([1, 0.5, 0.25], np.float32)
-    found = encoded([Document(id="a", ids=np.array([7, 8, EOS]), loss_weights=weights)], BYTES)
+    found = encode_documents(
+        [Document(id="a", ids=np.array([7, 8, EOS]), loss_weights=weights)], BYTES
+    )
     assert found.ids.tolist() == [7, 8, EOS]
     assert found.loss_weights.tolist() == [1, 0.5, 0.25]
     weights = np.array([1, 0.5], np.float32)
-    found = encoded([Document(id="a", ids=np.array([7, 8]), loss_weights=weights)], BYTES)
+    found = encode_documents([Document(id="a", ids=np.array([7, 8]), loss_weights=weights)], BYTES)
     assert found.loss_weights.tolist() == [1, 0.5, 0]  # 8 is what predicts the end
 
 
 @pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.int32, np.uint32, np.int64, np.uint64])
 def test_ids_of_any_width_are_taken(dtype):
-    found = encoded([Document(id="a", ids=np.array([0, 127], dtype))], BYTES)
+    found = encode_documents([Document(id="a", ids=np.array([0, 127], dtype))], BYTES)
     assert found.ids.tolist() == [0, 127, EOS]
     assert found.ids.dtype == np.uint16  # the smallest that holds 256
 
@@ -139,7 +141,7 @@ def test_ids_of_any_width_are_taken(dtype):
 def test_ids_that_the_tokenizer_does_not_have_are_named(bad):
     documents = [Document(id="a", text="a"), Document(id="b.npy:3", ids=np.array([1, bad, 2]))]
     with pytest.raises(DataError) as caught:
-        encoded(documents, BYTES)
+        encode_documents(documents, BYTES)
     assert f"document b.npy:3 has the id {bad} at 1" in caught.value.given
     assert "0 to 256" in caught.value.allowed
 
@@ -153,7 +155,7 @@ def test_a_text_that_cannot_be_written_is_named_by_its_document(tokenizer):
         Document(id="a:3", spans=spans),
     ]
     with pytest.raises(UnencodableText) as caught:
-        encoded(documents, tokenizer)
+        encode_documents(documents, tokenizer)
     assert "document a:3: character 1" in caught.value.given
 
 
@@ -161,18 +163,18 @@ def test_spans_are_tokenized_each_by_itself():
     tokenizer = train_bpe(["abab abab"] * 50, vocab_size=270)
     (whole,), (half,) = (tokenizer.encode_batch([text]) for text in ("abab", "ab"))
     document = Document(id="a", spans=(Span("ab", False), Span("ab", True)))
-    found = encoded([document, Document(id="b", text="abab")], tokenizer)
+    found = encode_documents([document, Document(id="b", text="abab")], tokenizer)
     assert whole != half * 2
     assert found.ids.tolist() == [*half, *half, tokenizer.eos_id, *whole, tokenizer.eos_id]
 
 
 def test_nothing_is_an_empty_batch():
-    found = encoded([], BYTES)
+    found = encode_documents([], BYTES)
     assert (len(found.ids), len(found.lengths), found.loss_weights) == (0, 0, None)
 
 
 def test_a_batch_travels_between_processes():
-    found = encoded([Document(id="a", spans=(Span("u", False), Span("A", True)))], BYTES)
+    found = encode_documents([Document(id="a", spans=(Span("u", False), Span("A", True)))], BYTES)
     again = pickle.loads(pickle.dumps(found))
     assert isinstance(again, EncodedBatch)
     for name in ("ids", "lengths", "loss_weights"):

@@ -23,7 +23,7 @@ from chomp.data import (
     RowBatch,
     StoreWriter,
     TokenStore,
-    encoded,
+    encode_documents,
     verify_store,
 )
 from chomp.errors import ConfigError, DataError
@@ -252,7 +252,7 @@ def test_a_plan_without_checksums_is_whole_and_made_again(
 def test_weights_go_with_their_tokens(tmp_path: Path):
     writer = StoreWriter(str(tmp_path / "s"), number_identity(), NUMBERS, has_loss_weights=True)
     documents = [Document(id="x", text=NUMBERS.decode(ids)) for ids in counted_documents([5, 3, 8])]
-    plain = encoded(documents, NUMBERS)
+    plain = encode_documents(documents, NUMBERS)
     # Each token's weight tells which token it is of.
     weights = plain.ids.astype(np.float32) / 2
     batch = EncodedBatch(ids=plain.ids, lengths=plain.lengths, loss_weights=weights)

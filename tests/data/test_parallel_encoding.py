@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from worker_processes import needs_proc, workers_of
 
-from chomp.data import Document, LocatedDocument, Position, encoded, encoded_in_order
+from chomp.data import Document, LocatedDocument, Position, encode_documents, encode_in_order
 from chomp.data.store import build as encoding
 from chomp.errors import DataError
 from chomp.tokenize import ByteTokenizer, UnencodableText, save_tokenizer
@@ -41,17 +41,17 @@ def located(texts: Sequence[str]) -> list[LocatedDocument]:
 def test_small_sources_are_encoded_here_without_a_process():
     # A folder that is not there would end a process at once.
     documents = located(["some", "", "small text"])
-    ((batch, tokens),) = encoded_in_order(documents, BYTES, "not a folder", processes=8)
+    ((batch, tokens),) = encode_in_order(documents, BYTES, "not a folder", processes=8)
     assert batch == documents
     np.testing.assert_array_equal(tokens.ids, [*b"some", 256, 256, *b"small text", 256])
     assert tokens.lengths.tolist() == [5, 1, 11]
-    assert list(encoded_in_order([], BYTES, "not a folder", processes=8)) == []
+    assert list(encode_in_order([], BYTES, "not a folder", processes=8)) == []
 
 
 def test_with_one_process_everything_is_encoded_here(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(encoding, "_CHARACTERS_ENCODED_HERE", 1)
     documents = located([f"text {i}" for i in range(2500)])
-    batches = [batch for batch, _ in encoded_in_order(documents, BYTES, "nowhere", processes=1)]
+    batches = [batch for batch, _ in encode_in_order(documents, BYTES, "nowhere", processes=1)]
     assert [len(batch) for batch in batches] == [1024, 1024, 452]
     assert [item for batch in batches for item in batch] == documents
 
@@ -65,7 +65,7 @@ def test_batches_are_cut_by_documents_or_characters(monkeypatch: pytest.MonkeyPa
         LocatedDocument(Position(0, 7), ids),
         *located(["h"]),
     ]
-    batches = encoded_in_order(documents, BYTES, "nowhere", processes=1)
+    batches = encode_in_order(documents, BYTES, "nowhere", processes=1)
     assert [len(batch) for batch, _ in batches] == [3, 2, 1, 2, 1]
 
 
@@ -73,12 +73,12 @@ def test_batches_are_cut_by_documents_or_characters(monkeypatch: pytest.MonkeyPa
 def test_processes_give_the_same_batches_in_the_same_order(folder: str):
     # Long documents first and last in turn: what is asked later is often ready earlier.
     documents = located([f"{i} " * (500 if i % 9 == 0 else i % 5) for i in range(200)])
-    alone = list(encoded_in_order(documents, BYTES, folder, processes=1))
+    alone = list(encode_in_order(documents, BYTES, folder, processes=1))
     assert len(alone) > 40
-    together = list(encoded_in_order(documents, BYTES, folder, processes=2))
+    together = list(encode_in_order(documents, BYTES, folder, processes=2))
     assert [batch for batch, _ in together] == [batch for batch, _ in alone]
     for (batch, one), (_, other) in zip(alone, together, strict=True):
-        expected = encoded([item.document for item in batch], BYTES)
+        expected = encode_documents([item.document for item in batch], BYTES)
         for tokens in (one, other):
             np.testing.assert_array_equal(tokens.ids, expected.ids)
             np.testing.assert_array_equal(tokens.lengths, expected.lengths)
@@ -96,7 +96,7 @@ def test_documents_are_read_only_as_far_ahead_as_there_is_work_and_leaving_ends_
             read.append(item)
             yield item
 
-    batches = encoded_in_order(documents(), BYTES, folder, processes=2)
+    batches = encode_in_order(documents(), BYTES, folder, processes=2)
     for _ in range(5):
         next(batches)
     # Two documents a batch: five were given, at most four are on their way.
@@ -115,12 +115,12 @@ def test_an_error_of_a_document_or_of_the_source_comes_out_and_ends_the_processe
 
     given = []
     with pytest.raises(DataError) as caught:
-        given += [batch for batch, _ in encoded_in_order(documents(), BYTES, folder, processes=2)]
+        given += [batch for batch, _ in encode_in_order(documents(), BYTES, folder, processes=2)]
     assert "the source is broken" in caught.value.given
     assert workers_of(folder) == []
     broken = located(["x" * 150] * 6 + ["half a pair: \ud83e"])
     with pytest.raises(UnencodableText) as caught:
-        list(encoded_in_order(broken, BYTES, folder, processes=2))
+        list(encode_in_order(broken, BYTES, folder, processes=2))
     assert "document memory:6: character 13" in caught.value.given
     assert workers_of(folder) == []
 
@@ -128,7 +128,7 @@ def test_an_error_of_a_document_or_of_the_source_comes_out_and_ends_the_processe
 @needs_proc
 @pytest.mark.usefixtures("_small")
 def test_a_killed_process_is_an_error_and_the_others_end(folder: str):
-    batches = encoded_in_order(located(["x" * 150] * 200), BYTES, folder, processes=2)
+    batches = encode_in_order(located(["x" * 150] * 200), BYTES, folder, processes=2)
     for _ in range(3):
         next(batches)
     os.kill(workers_of(folder)[0], signal.SIGKILL)

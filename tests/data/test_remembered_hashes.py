@@ -1,5 +1,6 @@
 """Hashes of source files are remembered: nothing is read twice, and no change is missed."""
 
+import json
 import os
 import sqlite3
 import time
@@ -9,12 +10,23 @@ from types import SimpleNamespace
 
 import datasets
 import fsspec
+import jaxtyping
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
-from chomp.data import HuggingFaceSource, TextSource, source_files, source_fingerprint
+from chomp.data import (
+    HuggingFaceSource,
+    JsonlSource,
+    LmComponentConfig,
+    LmDataConfig,
+    TextSource,
+    TokenizerConfig,
+    source_files,
+    source_fingerprint,
+    with_data_steps,
+)
 from chomp.errors import DataError
-from chomp.executor import planning_only
+from chomp.executor import ExecutorStep, PlannedStep, plan_steps, planning_only, run_plan
 from chomp.storage import file_hashes
 from chomp.storage.file_hashes import CLOCK_RESOLUTION_S, read_files_again
 
@@ -182,3 +194,30 @@ def test_a_plan_downloads_no_dataset(tmp_path, monkeypatch, is_downloaded: bool)
         source_fingerprint(source)
     assert "some/set/en/train is not on this machine" in caught.value.given
     assert asked == []
+
+
+def test_a_first_build_reads_a_source_three_times_and_a_later_plan_never(
+    read, tmp_path, monkeypatch
+):
+    # To name the steps, to train the tokenizer, and to write the stores of both splits.
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # configs with markers
+    lines = [json.dumps({"text": f"document {i} of a corpus"}) + "\n" for i in range(60)]
+    write(tmp_path / "corpus.jsonl", "".join(lines))
+    source = JsonlSource(paths=(str(tmp_path / "corpus.jsonl"),))
+    data = LmDataConfig(
+        tokenizer=TokenizerConfig(vocab_size=300),
+        components={"corpus": LmComponentConfig(source=source)},
+        validation_fraction=0.3,
+    )
+
+    def plan() -> list[PlannedStep]:
+        run = ExecutorStep(name="run", fn=print, config=with_data_steps(data))
+        planned = plan_steps([run], prefix=str(tmp_path / "outputs"))
+        return [each for each in planned if each.step.name != "run"]
+
+    steps = plan()
+    assert len(steps) == 3
+    assert not run_plan(steps, lambda planned: planned.step.fn(planned.config))
+    assert read == ["corpus.jsonl"] * 3
+    assert {each.action for each in plan()} == {"skip"}
+    assert len(read) == 3

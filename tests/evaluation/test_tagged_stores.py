@@ -16,7 +16,7 @@ from chomp.data import (
     LmDataConfig,
     StoreWriter,
     build_eval_datasets,
-    encoded,
+    encode_documents,
 )
 from chomp.errors import DataError
 from chomp.evaluation import TaggedEvaluator
@@ -96,7 +96,7 @@ def test_weights_that_documents_bring_count_once(tmp_path, one_device_mesh):
     )
     ids, weights = np.arange(1, 8), np.asarray([0.0, 0.5, 2.0, 0.0, 0.25, 1.0, 0.0], np.float32)
     document = Document(id="0", ids=ids, loss_weights=weights)
-    writer.append(np.asarray([0]), encoded([document], NUMBERS))
+    writer.append(np.asarray([0]), encode_documents([document], NUMBERS))
     writer.finish(("numbers",), has_whole_parts=False)
     (dataset,) = held_out(tmp_path, {"code": [[]]}, seq_len=3)
     found = evaluator_of([dataset], one_device_mesh, bytes_per_token=SIZES).evaluate(np.float32(1))

@@ -76,8 +76,8 @@ from chomp.data.store.build import (
     StoreBuildConfig,
     StoreWriter,
     build_store,
-    encoded,
-    encoded_in_order,
+    encode_documents,
+    encode_in_order,
 )
 from chomp.data.store.store import (
     MANIFEST,
@@ -159,8 +159,8 @@ __all__ = [
     "documents_of_split",
     "early_tokenizer",
     "embedded_documents",
-    "encoded",
-    "encoded_in_order",
+    "encode_documents",
+    "encode_in_order",
     "first_difference",
     "forecast",
     "forecast_table",

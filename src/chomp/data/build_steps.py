@@ -23,7 +23,7 @@ from chomp.data.sources import (
     source_documents,
     source_fingerprint,
 )
-from chomp.data.store.build import StoreBuildConfig, build_store, encoded
+from chomp.data.store.build import StoreBuildConfig, build_store, encode_documents
 from chomp.data.store.store import MANIFEST
 from chomp.errors import DataError, StorageError
 from chomp.executor import ExecutorStep, Resources, output_path_of, this_output_path, versioned
@@ -251,7 +251,7 @@ def read_first_documents(data: LmDataConfig, tokenizer: Tokenizer | None) -> lis
                     fix="add documents to the component, or remove it",
                 )
             if tokenizer is not None:
-                encoded([document], tokenizer)
+                encode_documents([document], tokenizer)
         except (DataError, StorageError) as error:
             error.within(f"component {name!r}")
             raise

@@ -125,8 +125,8 @@ class LmComponentConfig(Config):
     # Groups it is also evaluated under, such as "text/web".
     tags: tuple[str, ...] = setting(default=(), mark="cosmetic")
     stream: StreamConfig | None = None  # train straight from the source, without a store
-    # Its tokens, once built. The place is cosmetic: what is in it is told by the run's data
-    # fingerprint. A step has none, so that there the place counts.
+    # Its tokens, once built. The place is cosmetic: the run's data fingerprint covers the content.
+    # A step has no such fingerprint, so there the place counts.
     train_store: str | None = setting(default=None, mark="cosmetic", is_versioned=True)
     # Those of the documents that are held out.
     validation_store: str | None = setting(default=None, mark="cosmetic", is_versioned=True)

@@ -26,7 +26,7 @@ from chomp.data.order import RowOrder
 from chomp.data.packing import PackingRule
 from chomp.data.rows import ConcatRows, PackedRows, RowBatch, Rows
 from chomp.data.sources import source_fingerprint
-from chomp.data.store.build import encoded
+from chomp.data.store.build import encode_documents
 from chomp.data.store.store import TokenStore
 from chomp.data.stream import RetriedDocuments, StreamRows
 from chomp.errors import DataError, StorageError, require
@@ -162,7 +162,7 @@ class TrainDataset:
     def rows(self, start: int, stop: int, keep: Int[np.ndarray, " K"] | None = None) -> RowBatch:
         """The rows that these examples are made of. Only those that are kept are read from stores.
 
-        They tell padding from tokens where examples do not (`data.stream_semantics`).
+        Padding is marked here even where examples do not mark it (`data.stream_semantics`).
         """
         components, positions = self.mixture.assign(start, stop)
         keep = np.arange(stop - start) if keep is None else keep
@@ -300,8 +300,10 @@ def build_train_dataset(
             )
         for number, stage in enumerate(config.stages):
             if stage.start_step >= total_steps:
-                told = (number, stage.start_step, total_steps)
-                log.warning("data.stages[%d] starts at step %d, and the run has %d steps", *told)
+                log.warning(
+                    "data.stages[%d] starts at step %d, and the run has %d steps",
+                    *(number, stage.start_step, total_steps),
+                )
         if not dataset.streams:  # how long an epoch of a stream is, nobody knows
             for warning in dataset.forecast(total_steps).warnings():
                 log.warning(warning)
@@ -511,7 +513,7 @@ class EvalDataset:
 
         Raises `DataError` for rows that the dataset's limits do not allow.
         """
-        found = _filled(self._rows.read(rows), batch_size)
+        found = _fill(self._rows.read(rows), batch_size)
         made = examples_of(found, self._config, eos_id=self._eos_id, train_on_eos=True)
 
         def row_name(row: int) -> str:
@@ -539,7 +541,7 @@ def build_eval_datasets(
     ]
 
 
-def _filled(rows: RowBatch, count: int) -> RowBatch:
+def _fill(rows: RowBatch, count: int) -> RowBatch:
     """The rows, and empty ones behind them up to `count`."""
     lacking = count - len(rows.tokens)
     if lacking == 0:  # most batches: nothing is copied
@@ -605,7 +607,7 @@ class TrainedTexts:
             trained = documents_of_split(self._source_documents(), "train", fraction)
             # One by one, so that no more than one document is held whole.
             whole = (
-                encoded([each], self._tokenizer).ids[:-1]
+                encode_documents([each], self._tokenizer).ids[:-1]
                 for each in islice(trained, _PROMPT_DOCUMENTS)
             )
             ends = [

@@ -119,7 +119,7 @@ class RowLimits:
         batch_size: int,
         is_whole_batch: bool = True,
     ) -> int | None:
-        """The room a kernel needs for the documents of these rows; None: it need not be told.
+        """The room a kernel needs for the documents of these rows; None: it needs none.
 
         The rows are those of whole devices, in the order of a batch of that size. More room than
         usual is said once for each size: it is another program, and costs time and memory. Where a

@@ -170,7 +170,7 @@ class Stage:
         # some came so early that they are not due yet: then further back.
         owed = sum(self._credit[i] for i in self._active) // self._unit
         back = len(self._active) // 2 + 2
-        while sum(served := self._served(offset - owed - back)) > offset:
+        while sum(served := self._due_counts(offset - owed - back)) > offset:
             back *= 2
         queue = [
             (self._due(i, count), i, self.before[i] + count)
@@ -191,7 +191,7 @@ class Stage:
         phase = time // self._pace[component] - self._phase[component]
         return max(0, phase // (2 * self._unit) + 1)
 
-    def _served(self, time: int) -> list[int]:
+    def _due_counts(self, time: int) -> list[int]:
         """Examples of each active component due by a time that counts in examples."""
         step = 2 * self._unit * self._total
         now = 2 * self._unit * time

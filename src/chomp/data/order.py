@@ -55,13 +55,13 @@ class Permutation:
 
     def __call__(self, indices: Int[np.ndarray, " N"]) -> Int[np.ndarray, " N"]:
         """Where each index goes; all of them must be in 0..size-1."""
-        return self._walked(indices, is_inverse=False)
+        return self._walk(indices, is_inverse=False)
 
     def inverse(self, rows: Int[np.ndarray, " N"]) -> Int[np.ndarray, " N"]:
         """The index that goes to each row: what `permutation` undone gives."""
-        return self._walked(rows, is_inverse=True)
+        return self._walk(rows, is_inverse=True)
 
-    def _walked(self, start: Int[np.ndarray, " N"], *, is_inverse: bool) -> Int[np.ndarray, " N"]:
+    def _walk(self, start: Int[np.ndarray, " N"], *, is_inverse: bool) -> Int[np.ndarray, " N"]:
         values = start.astype(np.uint64)
         # One outside the domain would never fall inside. A negative one is a huge word here.
         if len(values) and values.max() >= self.size:

@@ -59,7 +59,7 @@ def row_origin(dataset: TrainDataset, step: int, row: int) -> RowOrigin:
     example = dataset.batches.examples_before(step) + row
     components, positions = dataset.mixture.assign(example, example + 1)
     name = dataset.mixture.names[int(components[0])]
-    component = _stored(dataset, name)
+    component = _store_component(dataset, name)
     store_row = int(component.order.rows(positions)[0])
     return RowOrigin(
         step=step,
@@ -81,7 +81,7 @@ def occurrences(
     """When a document is trained on in a run of so many steps; None: no train store has it."""
     found, is_known = list[Occurrence](), False
     for name in dataset.num_rows:
-        component = _stored(dataset, name)
+        component = _store_component(dataset, name)
         document = component.rows.store.locations.find(document_id)
         if document is None:
             continue
@@ -95,7 +95,7 @@ def occurrences(
 def _occurrences_of_row(
     dataset: TrainDataset, name: str, row: int, total_steps: int
 ) -> Iterator[Occurrence]:
-    component, mixture = _stored(dataset, name), dataset.mixture
+    component, mixture = _store_component(dataset, name), dataset.mixture
     total = dataset.batches.examples_before(total_steps)
     served = mixture.counts_before(total)[mixture.names.index(name)]
     for epoch in range(-(-served // component.num_rows)):
@@ -127,7 +127,7 @@ def _document_parts(component: StoreComponent, piece: Piece) -> Iterator[Documen
         )
 
 
-def _stored(dataset: TrainDataset, name: str) -> StoreComponent:
+def _store_component(dataset: TrainDataset, name: str) -> StoreComponent:
     component = dataset.components[name]
     if not isinstance(component, StoreComponent):
         raise DataError(

@@ -69,7 +69,7 @@ class ConcatRows:
             self.num_rows = max(-(-(store.num_tokens - 1) // self._stride), 0)
         else:
             self.num_rows = store.num_tokens // seq_len
-            # Nothing to train on is a mistake; nothing held out is a fact that evaluation tells.
+            # Nothing to train on is a mistake; nothing held out is reported by evaluation.
             if self.num_rows == 0:
                 raise too_small(store, seq_len, "at least one whole row")
 

@@ -135,13 +135,13 @@ class JsonlSource(FileSource):
             try:
                 value = orjson.loads(line)
             except orjson.JSONDecodeError:
-                value = _parsed_slowly(line, path, number)
+                value = _parse_slowly(line, path, number)
             if not isinstance(value, dict):
                 raise _bad_line(path, number, f"holds {shown(value)}", "one JSON object a line")
             yield number, value
 
 
-def _parsed_slowly(line: bytes, path: str, number: int) -> Any:
+def _parse_slowly(line: bytes, path: str, number: int) -> Any:
     """What orjson refuses and Python's reader takes: NaN, and halves of pairs in unused fields."""
     try:
         # Decoded here: json.loads would take UTF-16 for text.
@@ -292,12 +292,12 @@ class ArraysSource(FileSource):
                 fix="set separator_id to the end-of-document id of its tokenizer",
             )
         else:
-            rows = _separated(array, self.separator_id, first)
+            rows = _split_at(array, self.separator_id, first)
         for number, row in enumerate(rows, start=first):
             yield number, np.array(row)  # a copy: a document does not hold the file in memory
 
 
-def _separated(
+def _split_at(
     ids: Integer[np.ndarray, " L"], separator_id: int, first: int
 ) -> Iterator[np.ndarray]:
     """The documents between separators from number `first` on."""

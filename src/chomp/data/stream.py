@@ -24,7 +24,7 @@ from chomp.data.order import Permutation
 from chomp.data.packing import LongDocuments, pack_documents
 from chomp.data.rows import RowBatch, require_row_len, rows_of_pieces
 from chomp.data.sources import Source, located_documents
-from chomp.data.store.build import EncodedBatch, encoded
+from chomp.data.store.build import EncodedBatch, encode_documents
 from chomp.errors import DataError
 from chomp.kernels.attention.mask import PAD_SEGMENT
 from chomp.tokenize import Tokenizer
@@ -422,9 +422,9 @@ class WindowMaker:
         if settings.shuffle and documents:
             order = Permutation(len(documents), key)(np.arange(len(documents)))
             documents = [documents[i] for i in order]
-        batch = joined(
+        batch = join_batches(
             [
-                encoded(documents[first : first + _ENCODED_TOGETHER], self._tokenizer)
+                encode_documents(documents[first : first + _ENCODED_TOGETHER], self._tokenizer)
                 for first in range(0, len(documents), _ENCODED_TOGETHER)
             ]
         )
@@ -478,7 +478,7 @@ class WindowMaker:
         return found, True
 
 
-def joined(batches: Sequence[EncodedBatch]) -> EncodedBatch:
+def join_batches(batches: Sequence[EncodedBatch]) -> EncodedBatch:
     """The documents of all batches in one, ids as int32; a batch without weights has weights 1."""
     parts = [nothing(), *batches]
     weights = None
@@ -499,7 +499,7 @@ def concat_rows(
     batch: EncodedBatch, carry: EncodedBatch, seq_len: int
 ) -> tuple[RowBatch, EncodedBatch]:
     """The line that goes on from `carry`, cut every `seq_len` tokens, and what is left of it."""
-    line = joined([carry, batch])
+    line = join_batches([carry, batch])
     cut = len(line.ids) // seq_len * seq_len
     document = np.repeat(np.arange(len(line.lengths), dtype=np.int32), line.lengths)
     segments = document[:cut].reshape(-1, seq_len)

@@ -40,7 +40,7 @@ def save_tokenizer(tokenizer: Tokenizer, folder: str) -> None:
     make_folder(folder)
     if isinstance(tokenizer, JsonTokenizer):
         write_text_atomic(join(folder, RULES), tokenizer.to_json())
-    write_json_atomic(join(folder, DESCRIPTION), _described(tokenizer))
+    write_json_atomic(join(folder, DESCRIPTION), _describe(tokenizer))
 
 
 def load_tokenizer(folder: str, *, is_tried: bool = False) -> Tokenizer:
@@ -64,14 +64,14 @@ def load_tokenizer(folder: str, *, is_tried: bool = False) -> Tokenizer:
             allowed=f"{saved['content_hash'][:12]}, the hash it was saved with",
             fix="its files were changed after it was saved: build the tokenizer again",
         )
-    found = _described(tokenizer)
+    found = _describe(tokenizer)
     for name in ("vocab_size", "eos_id", "bos_id"):
         if saved[name] != found[name]:
             raise _damaged(folder, f"{name} {saved[name]}, but the tokenizer has {found[name]}")
     return tokenizer
 
 
-def _described(tokenizer: JsonTokenizer | ByteTokenizer) -> dict[str, Any]:
+def _describe(tokenizer: JsonTokenizer | ByteTokenizer) -> dict[str, Any]:
     return {
         "kind": "json" if isinstance(tokenizer, JsonTokenizer) else "byte",
         "vocab_size": tokenizer.vocab_size,
@@ -123,7 +123,7 @@ def load_hub_tokenizer(
     Raises `StorageError` if no hub answers and the cache does not have it, else `DataError`.
     `is_patient`: a hub that does not answer is asked for another half a minute.
     """
-    text = _downloaded(name, revision, is_patient=is_patient)
+    text = _download(name, revision, is_patient=is_patient)
     return JsonTokenizer(text, eos=eos, bos=bos, source=f"{name} (hub)")
 
 
@@ -139,7 +139,7 @@ def show_hub_warnings_once() -> None:
                 logger.removeHandler(handler)
 
 
-def _downloaded(name: str, revision: str | None, *, is_patient: bool) -> str:
+def _download(name: str, revision: str | None, *, is_patient: bool) -> str:
     # What the tokenizers library's own `from_pretrained` does, but the file as it was written:
     # that library renumbers tokens, which has to be seen.
     try:

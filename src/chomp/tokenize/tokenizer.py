@@ -145,7 +145,7 @@ class JsonTokenizer:
         bos: int | str | None = None,
         source: str = "text",
     ) -> None:
-        self._tokenizer = _parsed(text, source=source)
+        self._tokenizer = _parse(text, source=source)
         self._text = str(self._tokenizer.to_str())
         self._added = self._tokenizer.get_added_tokens_decoder()
         specials = {i: token.content for i, token in self._added.items() if token.special}
@@ -375,7 +375,7 @@ def pieces_of(text: str) -> Iterator[tuple[int, int]]:
     yield start, len(text)
 
 
-def _parsed(text: str, *, source: str) -> HuggingFaceTokenizer:
+def _parse(text: str, *, source: str) -> HuggingFaceTokenizer:
     """The library's tokenizer, with everything off that cuts, pads or varies what texts get."""
     try:
         tokenizer = HuggingFaceTokenizer.from_str(text)
@@ -431,7 +431,7 @@ def _end_id(named: int | str | None, specials: Mapping[int, str], *, source: str
     if len(found) == 1:
         return next(iter(found))
     raise DataError(
-        f"tokenizer {source}, in which {_listed(found) or 'no special token'} "
+        f"tokenizer {source}, in which {_list_specials(found) or 'no special token'} "
         f"{'each have' if found else 'has'} a usual name for the end of a document",
         allowed=f"exactly one such token, or a named one; special tokens: {_choice(specials)}",
         fix="name the token that ends a document, by id or text: eos=...",
@@ -451,10 +451,10 @@ def _special_id(named: int | str, role: str, specials: Mapping[int, str], *, sou
 
 
 def _choice(specials: Mapping[int, str]) -> str:
-    return _listed(specials) or "there is none"
+    return _list_specials(specials) or "there is none"
 
 
-def _listed(specials: Mapping[int, str]) -> str:
+def _list_specials(specials: Mapping[int, str]) -> str:
     shown = [f"{i} ({specials[i]})" for i in sorted(specials)]
     more = f" and {len(shown) - _SHOWN} more" if len(shown) > _SHOWN else ""
     return ", ".join(shown[:_SHOWN]) + more
@@ -472,7 +472,7 @@ def unencodable(
     code = f" (U+{ord(piece):04X})" if len(piece) == 1 else ""
     # `ascii` where a character is half of a pair: such a message could not be printed otherwise.
     return UnencodableText(
-        f"character {offset + start}: {_shown(piece)}{code} {why}, in {_shown(around)}",
+        f"character {offset + start}: {_printable(piece)}{code} {why}, in {_printable(around)}",
         allowed="texts whose characters all have ids",
         fix="use a tokenizer that can write any text (byte-level or with byte fallback), or "
         "remove such characters from the documents",
@@ -491,7 +491,7 @@ def lone_surrogate(index: int, text: str, offset: int = 0) -> UnencodableText | 
     return None
 
 
-def _shown(text: str) -> str:
+def _printable(text: str) -> str:
     return repr(text) if text.isprintable() else ascii(text)
 
 

@@ -40,7 +40,7 @@ class TokenizerProcesses:
         self.eos_id = tokenizer.eos_id
         self.bos_id = tokenizer.bos_id
         self._idle: queue.SimpleQueue[subprocess.Popen[bytes]] = queue.SimpleQueue()
-        self._all = [_started(folder) for _ in range(count)]
+        self._all = [_start(folder) for _ in range(count)]
         for process in self._all:
             self._idle.put(process)
 
@@ -48,7 +48,7 @@ class TokenizerProcesses:
         """Ids of each text, without an end-of-document id."""
         process = self._idle.get()
         try:
-            answer = _asked(process, json.dumps(list(texts)).encode())
+            answer = _ask(process, json.dumps(list(texts)).encode())
         finally:
             self._idle.put(process)
         if answer[:1] == FAILURE:
@@ -84,7 +84,7 @@ def available_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _started(folder: str) -> "subprocess.Popen[bytes]":
+def _start(folder: str) -> "subprocess.Popen[bytes]":
     return subprocess.Popen(
         [sys.executable, "-m", "chomp.tokenize.worker", folder],
         stdin=subprocess.PIPE,
@@ -96,7 +96,7 @@ def _started(folder: str) -> "subprocess.Popen[bytes]":
     )
 
 
-def _asked(process: "subprocess.Popen[bytes]", request: bytes) -> bytes:
+def _ask(process: "subprocess.Popen[bytes]", request: bytes) -> bytes:
     try:
         requests = _pipe(process.stdin)
         requests.write(len(request).to_bytes(SIZE_BYTES, "little") + request)
@@ -115,7 +115,7 @@ def _asked(process: "subprocess.Popen[bytes]", request: bytes) -> bytes:
 
 
 def _pipe(pipe: IO[bytes] | None) -> IO[bytes]:
-    assert pipe is not None  # opened by _started
+    assert pipe is not None  # opened by _start
     return pipe
 
 

@@ -98,7 +98,7 @@ class FlatArray:
         chunks, offsets, counts = _cut_at_chunks(starts, lengths, self._chunk_len)
         unchecked = chunks[~self._is_checked[chunks]]
         if len(unchecked):
-            for _ in self._checked(np.unique(unchecked)):
+            for _ in self._read_checked(np.unique(unchecked)):
                 pass  # read for their checksums alone
         if not self._is_direct:
             pieces = self._read_through_tensorstore(starts, lengths)
@@ -109,7 +109,7 @@ class FlatArray:
 
     def read_all(self) -> Num[np.ndarray, " L"]:
         """The whole array. For arrays that are known to be small."""
-        chunks = self._checked(np.arange(len(self._is_checked)))
+        chunks = self._read_checked(np.arange(len(self._is_checked)))
         return np.concatenate([np.empty(0, self.dtype), *chunks])
 
     def shards(self) -> Iterator[Num[np.ndarray, " L"]]:
@@ -129,7 +129,7 @@ class FlatArray:
         except (ValueError, OSError) as error:
             raise _unreadable(self.path, error) from error
 
-    def _checked(self, chunks: Int[np.ndarray, " N"]) -> Iterator[Num[np.ndarray, " L"]]:
+    def _read_checked(self, chunks: Int[np.ndarray, " N"]) -> Iterator[Num[np.ndarray, " L"]]:
         """The numbers of each chunk, read the slow way, which compares their checksums."""
         for first in range(0, len(chunks), _CHECKED_AT_ONCE):
             batch = chunks[first : first + _CHECKED_AT_ONCE]

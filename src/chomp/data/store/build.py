@@ -241,7 +241,7 @@ def _write_stores(config: StoreBuildConfig, tokenizer: Tokenizer) -> None:
     parts = part_names(config.source)
     has_files = len(parts) > 1
     held_out: deque[bool] = deque()  # of the documents that are on their way
-    batches = encoded_in_order(
+    batches = encode_in_order(
         _documents(config, writers, parts, held_out),
         tokenizer,
         config.tokenizer_path,
@@ -352,7 +352,7 @@ class EncodedBatch:
         )
 
 
-def encoded(
+def encode_documents(
     documents: Sequence[Document], tokenizer: Tokenizer | TokenizerProcesses
 ) -> EncodedBatch:
     """The documents as ids, each ended by EOS, and begun by BOS if the tokenizer has one.
@@ -445,7 +445,7 @@ def _weights_of(
     return weights
 
 
-def encoded_in_order(
+def encode_in_order(
     documents: Iterable[LocatedDocument], tokenizer: Tokenizer, folder: str, *, processes: int
 ) -> Generator[tuple[list[LocatedDocument], EncodedBatch], None, None]:
     """Batches of documents with their tokens; `folder` is where `tokenizer` is saved.
@@ -456,7 +456,7 @@ def encoded_in_order(
     batches = _batches(documents)
     characters = 0
     for batch in batches:
-        yield batch, encoded([item.document for item in batch], tokenizer)
+        yield batch, encode_documents([item.document for item in batch], tokenizer)
         characters += sum(item.document.size for item in batch)
         if processes > 1 and characters >= _CHARACTERS_ENCODED_HERE:
             break
@@ -469,12 +469,12 @@ def encoded_in_order(
         waiting: deque[tuple[list[LocatedDocument], Future[EncodedBatch]]] = deque()
         try:
             for batch in batches:
-                waiting.append(
-                    (batch, threads.submit(encoded, [item.document for item in batch], remote))
-                )
+                documents_of_batch = [item.document for item in batch]
+                future = threads.submit(encode_documents, documents_of_batch, remote)
+                waiting.append((batch, future))
                 if len(waiting) >= _BATCHES_PER_PROCESS * processes:
-                    first, future = waiting.popleft()
-                    yield first, future.result()
+                    first, oldest = waiting.popleft()
+                    yield first, oldest.result()
             for batch, future in waiting:
                 yield batch, future.result()
         finally:

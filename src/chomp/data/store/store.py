@@ -280,8 +280,8 @@ class TokenStore:
         array = FlatArray.open(path, read_chunk_checksums(path, self.manifest, name))
         if len(array) != size or array.dtype != dtype:
             found = f"{len(array)} numbers of type {array.dtype}"
-            told = f"it says {found}, the manifest says {size} of type {dtype}"
-            raise damaged(f"{path}/zarr.json", told)
+            fault = f"it says {found}, the manifest says {size} of type {dtype}"
+            raise damaged(f"{path}/zarr.json", fault)
         return array
 
 

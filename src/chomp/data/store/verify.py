@@ -1,7 +1,7 @@
 """Whether a token store still is what its manifest says: every number is read and compared.
 
 One shard is in memory at a time. What is wrong with one file does not keep the others from being
-looked at, so one reading tells everything.
+read, so one pass finds everything.
 """
 
 from collections.abc import Callable, Iterator
@@ -210,7 +210,7 @@ class _Verification:
 def _reason(error: ChompError) -> str:
     """Why something cannot be read, without the advice, which is the same for every file."""
     text = str(error.__cause__ or error)
-    # TensorStore tells the way through its layers first, and after it the whole of its settings.
+    # TensorStore names its layers first, and adds its whole configuration at the end.
     for end in (". Allowed: ", " [tensorstore_spec="):
         text = text.partition(end)[0]
     return text.rpartition('": ')[2]
