@@ -118,7 +118,7 @@ def test_while_a_run_trains_its_record_has_the_row_and_wandb_is_left_to_the_run(
     assert not Path("wandb").exists()
 
 
-def test_at_wandb_the_row_comes_after_those_of_the_run(
+def test_at_wandb_the_row_comes_after_those_of_the_run_each_once(
     chomp: Chomp, trained: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setenv("WANDB_DIR", str(trained))
@@ -129,9 +129,14 @@ def test_at_wandb_the_row_comes_after_those_of_the_run(
     wandb = ["-o", "logging.wandb.enabled=true", "-o", "logging.wandb.mode=offline"]
     evaluated(chomp, "run", *wandb)
     (found,) = offline_runs(trained)
-    (row,) = found.rows
-    assert (row["_step"], row["global_step"], found.exit_code) == (len(before), 11, 0)
+    assert [row["_step"] for row in found.rows] == list(range(len(before) + 1))
+    row = found.rows[-1]
+    assert (row["global_step"], found.exit_code) == (11, 0)
     assert row["eval/loss"] == in_loop(trained)["eval/loss"]
+    # A second evaluation sends its own row alone.
+    evaluated(chomp, "run", "--weights", "params", *wandb)
+    again = offline_runs(trained)[-1]
+    assert [row["_step"] for row in again.rows] == [len(before) + 1]
 
 
 def test_a_table_tells_each_tag_below_its_parent(chomp: Chomp, trained: Path):

@@ -30,7 +30,6 @@ from chomp.report.watch.watched_run import FollowedFile
 from chomp.storage.files import MAX_DEPTH, MAX_TEXT_BYTES, parse_json
 from chomp.tokenize import load_tokenizer
 from chomp.tracking import JsonlTracker, last_attempt, read_metrics
-from chomp.tracking.record import LateRows
 from chomp.tracking.run_files import resolved_config, template_sources
 
 HUGE = 1 << 40  # as a sparse file, which takes no disk
@@ -85,7 +84,7 @@ APPENDED: dict[str, tuple[str, Callable[[Path], Any]]] = {
     "rows": ("metrics.jsonl", read_metrics),
     "attempt": ("metrics.jsonl", last_attempt),
     "rows written": ("metrics.jsonl", lambda path: JsonlTracker(path, attempt=1)),
-    "late rows": ("metrics.jsonl", lambda path: LateRows(path, attempt=1)),
+    "late rows": ("metrics.jsonl", lambda path: JsonlTracker(path, attempt=1, is_shared=True)),
     "page": ("metrics.jsonl", lambda path: read_record(str(path))),
 }
 

@@ -7,14 +7,13 @@ from pathlib import Path
 import pytest
 
 from chomp.tracking import JsonlTracker, read_metrics
-from chomp.tracking.record import LateRows
 
 
 def test_rows_of_the_run_and_late_rows_lie_side_by_side(tmp_path: Path):
     path = tmp_path / "metrics.jsonl"
     run = JsonlTracker(path, attempt=2)
     run.log({"train/loss": 1.0}, step=0)
-    late = LateRows(path, attempt=2)
+    late = JsonlTracker(path, attempt=2, is_shared=True)
     run.log({"train/loss": 0.5}, step=1)
     late.log({"eval/loss": 2.0}, step=0)
     run.log({"train/loss": 0.25}, step=2)
@@ -31,7 +30,8 @@ def test_many_writers_at_once_tear_no_line(tmp_path: Path):
 
     def write(writer: int) -> None:
         for step in range(20):
-            late = LateRows(path, attempt=1)  # each opens anew, as each command does
+            # Each opens anew, as each command does.
+            late = JsonlTracker(path, attempt=1, is_shared=True)
             late.log({**long, "writer": writer}, step=step)
             late.finish()
 
@@ -51,7 +51,7 @@ def test_many_writers_at_once_tear_no_line(tmp_path: Path):
 def test_a_line_that_a_killed_run_left_unfinished_is_set_aside(tmp_path: Path):
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"step":0,"attempt":1,"time":1.0}\n{"step":1,"atte')
-    late = LateRows(path, attempt=1)
+    late = JsonlTracker(path, attempt=1, is_shared=True)
     late.log({"eval/loss": 2.0}, step=0)
     late.finish()
     assert [row["step"] for row in read_metrics(path)] == [0, 0]
@@ -70,7 +70,7 @@ def test_a_line_that_is_being_written_is_waited_for(
 
     # What the run does while the newcomer waits.
     monkeypatch.setattr(time, "sleep", finish_the_line)
-    late = LateRows(path, attempt=1)
+    late = JsonlTracker(path, attempt=1, is_shared=True)
     late.log({"eval/loss": 2.0}, step=0)
     assert [row["step"] for row in read_metrics(path)] == [0, 0]
     assert not path.with_name("metrics.jsonl.torn").exists()

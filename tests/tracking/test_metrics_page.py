@@ -3,14 +3,14 @@
 from pathlib import Path
 
 from chomp.tracking import METRICS
-from chomp.tracking.reference_page import metrics_page
+from scripts.metrics_page import metrics_page
 
 PAGE = Path(__file__).parents[2] / "docs" / "references" / "metrics.md"
 
 
 def test_the_page_is_made_from_the_names() -> None:
     assert PAGE.read_text() == metrics_page(), (
-        "run: python -m chomp.tracking.reference_page > docs/references/metrics.md"
+        "run: python scripts/metrics_page.py > docs/references/metrics.md"
     )
 
 

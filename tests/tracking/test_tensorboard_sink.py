@@ -1,26 +1,45 @@
-"""TensorBoard files hold the rows of every attempt, and a replay writes the same again."""
+"""TensorBoard files hold every row of a record once, by attempt, however often it is sent."""
 
-import json
 import struct
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from tensorboardX.proto.event_pb2 import Event
 
-from chomp.tracking import JsonlTracker, TensorBoardSink, replay
+from chomp.tracking import TensorBoardSink
 from chomp.tracking.record import Histogram, histograms_of
 
 
 def events(folder: Path) -> list[Any]:
-    """The events of the only file in a folder, less the one that begins every file."""
-    (path,) = folder.iterdir()
-    content, at, found = path.read_bytes(), 0, []
-    while at < len(content):
-        (length,) = struct.unpack_from("<Q", content, at)
-        found.append(Event.FromString(content[at + 12 : at + 12 + length]))
-        at += 16 + length
-    return found[1:]
+    """The whole events of an attempt, less the one that begins every file."""
+    found = []
+    # A later file has a number at the end of its name.
+    for path in sorted(folder.iterdir(), key=lambda path: path.stat().st_mtime_ns):
+        content, at, of_file = path.read_bytes(), 0, []
+        while at + 8 <= len(content):
+            (length,) = struct.unpack_from("<Q", content, at)
+            if at + 16 + length <= len(content):
+                of_file.append(Event.FromString(content[at + 12 : at + 12 + length]))
+            at += 16 + length
+        found += of_file[1:]
+    return found
+
+
+def row(step: int, *, attempt: int = 1, **values: Any) -> dict[str, Any]:
+    """A line of a record."""
+    return {"step": step, "global_step": step, "attempt": attempt, "time": step + 0.25, **values}
+
+
+def sent(folder: Path, rows: list[dict[str, Any] | None]) -> None:
+    """Hand a record to the sink, as a process does that is started on it."""
+    sink = TensorBoardSink(folder)
+    for each in rows:
+        sink.take(each)
+    sink.finish()
 
 
 def scalars(folder: Path) -> list[tuple[int, dict[str, float]]]:
@@ -42,15 +61,15 @@ def texts(folder: Path) -> list[tuple[int, str, str]]:
 
 
 def test_numbers_are_scalars_and_a_text_is_written_when_it_changes(tmp_path: Path) -> None:
-    sink = TensorBoardSink(tmp_path, attempt=2)
-    for step, mode in enumerate(["concat", "concat", "packed"]):
-        sink.log(
-            {"train/loss": 0.5 * step, "packing_mode": mode, "is on": True, "x": None}, step=step
-        )
-    sink.log({"train/loss": float("inf")}, step=3)
-    sink.log_summary({"throughput/device_kind": "cpu", "k": 3})
-    sink.finish()
-    sink.finish()
+    rows: list[dict[str, Any] | None] = [
+        row(step, attempt=2, **{"train/loss": 0.5 * step, "packing_mode": mode, "is on": True})
+        | {"x": None}
+        for step, mode in enumerate(["concat", "concat", "packed"])
+    ]
+    bad = row(3, attempt=2) | {"train/loss": None, "train/loss/nonfinite": "inf"}
+    summary = {"kind": "summary", "attempt": 2, "time": 9.0, "throughput/device_kind": "cpu"}
+    artifact = {"kind": "artifact", "attempt": 2, "time": 9.0, "name": "c", "path": "c.yaml"}
+    sent(tmp_path, [*rows, bad, None, summary, artifact])
     folder = tmp_path / "attempt-2"
     assert scalars(folder) == [
         *((step, {"train/loss": 0.5 * step, "is_on": 1.0}) for step in range(3)),
@@ -59,35 +78,38 @@ def test_numbers_are_scalars_and_a_text_is_written_when_it_changes(tmp_path: Pat
     modes = [entry for entry in texts(folder) if entry[1].startswith("packing_mode")]
     assert [(step, text) for step, _, text in modes] == [(0, "concat"), (2, "packed")]
     assert "| throughput/device_kind | cpu |" in texts(folder)[-1][2]
+    # The time of the row, and not that of its sending.
+    assert [event.wall_time for event in events(folder)] == [0.25, 1.25, 2.25, 3.25, 9.0]
 
 
-def test_a_replay_writes_what_the_run_wrote_attempt_by_attempt(tmp_path: Path) -> None:
-    for attempt, steps in ((1, range(5)), (2, range(3, 8))):  # the second repeats steps 3 and 4
-        trackers = [
-            JsonlTracker(tmp_path / "metrics.jsonl", attempt=attempt),
-            TensorBoardSink(tmp_path / "live", attempt=attempt),
-        ]
-        for tracker in trackers:
-            for step in steps:
-                tracker.log({"train/loss": attempt + step / 8, "packing_mode": "x"}, step=step)
-            tracker.log_summary({"k": attempt})
-            tracker.finish()
-    replay(tmp_path / "metrics.jsonl", TensorBoardSink(tmp_path / "again"))
-    for attempt in ("attempt-1", "attempt-2"):
-        live, again = tmp_path / "live" / attempt, tmp_path / "again" / attempt
-        assert scalars(live) == scalars(again)
-        assert len(scalars(live)) == 5
-    first = events(tmp_path / "again" / "attempt-1")[0]
-    line = (tmp_path / "metrics.jsonl").read_text().splitlines()[0]
-    assert first.wall_time == json.loads(line)["time"]
+@given(cuts=st.lists(st.integers(0, 2000), max_size=4), counts=st.lists(st.integers(0, 12)))
+def test_every_row_is_there_once_though_the_files_were_cut_and_the_record_grew(
+    cuts: list[int], counts: list[int], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = tmp_path_factory.mktemp("board")
+    # The second attempt repeats steps 3 and 4.
+    steps = [(1, step) for step in range(5)] + [(2, step) for step in range(3, 8)]
+    rows: list[dict[str, Any] | None] = [
+        row(step, attempt=attempt, **{"train/loss": attempt + step / 8}) for attempt, step in steps
+    ]
+    for cut, count in zip_longest(cuts, counts, fillvalue=10):
+        sent(folder, rows[:count])
+        files = sorted(folder.glob("attempt-*/*"), key=lambda path: path.stat().st_mtime_ns)
+        if files:  # as a kill leaves the newest
+            files[-1].write_bytes(files[-1].read_bytes()[: max(cut, 64)])
+    sent(folder, rows)
+    found = [
+        (int(attempt), step)
+        for attempt in "12"
+        for step, _ in scalars(folder / f"attempt-{attempt}")
+    ]
+    assert sorted(found) == sorted(steps)
 
 
 def test_a_watched_histogram_is_one(tmp_path: Path) -> None:
     key = "grad/hist/blocks.0"
-    row = {key: "[1,0,3]", f"{key}/min": -1.0, f"{key}/max": 2.0, f"{key}/mean": 1.0}
-    sink = TensorBoardSink(tmp_path)
-    sink.log(row, step=9)
-    sink.finish()
+    values = {key: "[1,0,3]", f"{key}/min": -1.0, f"{key}/max": 2.0, f"{key}/mean": 1.0}
+    sent(tmp_path, [row(9, **values)])
     (event,) = events(tmp_path / "attempt-1")
     (histogram,) = [v.histo for v in event.summary.value if v.HasField("histo")]
     assert list(histogram.bucket) == [1, 0, 3]

@@ -5,12 +5,12 @@ import webbrowser
 from pathlib import Path
 from typing import Any
 
-from rich.progress import Progress, track
+from rich.progress import Progress
 
 from chomp.cli.commands import MetricsReplay, MetricsShow, Report, Watch
 from chomp.cli.output import print_json, print_rows, print_table, say
 from chomp.config import config_from_mapping
-from chomp.errors import StorageError, require
+from chomp.errors import LaunchError, StorageError, require
 from chomp.launch.console import print_stop
 from chomp.launch.step_result import INTERRUPTED_EXIT_CODE
 from chomp.report.many_runs import run_payloads, total_bytes
@@ -19,17 +19,15 @@ from chomp.report.run_facts import config_leaves
 from chomp.report.trace.summary import headline, newest_trace, summary_of_run, summary_tables
 from chomp.report.watch.view import watch
 from chomp.storage import exists, is_folder, is_local, join, name_of, normalise, parent_of
-from chomp.storage.files import require_inside, require_links_inside
+from chomp.storage.files import require_inside
 from chomp.tracking import (
     LoggingConfig,
-    RunFacts,
-    TensorBoardSink,
-    Tracker,
-    WandbProcess,
     latest_rows,
     new_wandb_id,
     read_metrics,
+    start_sidecar,
     summary_of,
+    wandb_start,
     without_secrets,
 )
 from chomp.tracking.metrics import SHORT_KEYS, TRAIN_LOSS
@@ -40,11 +38,10 @@ from chomp.tracking.run_files import (
     resolved_config,
     run_folders_in,
 )
-from chomp.tracking.sinks import is_installed, missing, replay_rows
+from chomp.tracking.sidecar import is_installed, not_installed
 
 # A second and a half of reading: from here on there is a progress bar.
 _SHOW_PROGRESS_BYTES = 200_000_000
-_SHOW_PROGRESS_ROWS = 1000
 
 
 # --- report -------------------------------------------------------------------------------------
@@ -168,7 +165,7 @@ def watch_run(asked: Watch) -> int:
 
 def show_metrics(asked: MetricsShow) -> int:
     """Print the last rows, a column for each step, and the summary."""
-    path, _, _ = _record(asked.run, None)
+    path, _, _ = _record(asked.run)
     record = read_metrics(path)
     steps, summary = latest_rows(record)[-asked.rows :], summary_of(record)
     if asked.as_json:
@@ -189,34 +186,47 @@ def show_metrics(asked: MetricsShow) -> int:
 
 
 def replay_metrics(asked: MetricsReplay) -> int:
-    """Send the record to a service, with a progress bar if it is long."""
-    path, config, facts = _record(asked.run, asked.id)
-    rows = read_metrics(path)
-    if not is_installed(asked.to):
-        raise missing(asked.to, f"--to {asked.to}")
-    sink: Tracker
-    if asked.to == "tensorboard":
-        name = f"{config.tensorboard.folder}-replay"
-        require_links_inside(facts.folder, [name])
-        where = str(Path(facts.folder) / name)
-        sink = TensorBoardSink(Path(where))
+    """Send the record to a service; rows that it has already are not sent again."""
+    run, to = asked.run, asked.to
+    path, config, settings = _record(run)
+    if not is_installed(to):
+        raise not_installed(to, f"--to {to}")
+    num_rows = len(read_metrics(path))
+    tensorboard = wandb = None
+    if to == "tensorboard":
+        tensorboard = f"{config.tensorboard.folder}-replay"
+        where = join(run, tensorboard)
     else:
-        start = facts.wandb_start(config)
-        where = f"W&B run {start.project}/{start.run_id}"
+        name = settings.get("run_id") or name_of(run)
+        wandb_id = asked.id or new_wandb_id(f"{name}-replay")
+        wandb = wandb_start(config, name=name, run_id=wandb_id, settings=settings)
+        where = f"W&B run {wandb.project}/{wandb_id}"
 
-        def on_open(address: str | None) -> None:
-            say(f"W&B: {address or 'offline; send it with `wandb sync`'}")
+    def on_address(address: str | None) -> None:
+        say(f"W&B: {address or 'offline; send it with `wandb sync`'}")
 
-        sink = WandbProcess(start, on_open=on_open)
-    is_short = len(rows) < _SHOW_PROGRESS_ROWS
-    shown = track(rows, description=f"sending to {asked.to}", transient=True, disable=is_short)
-    replay_rows(shown, sink, folder=Path(path).parent)
-    say(f"{len(rows)} lines of {path} sent to {where}")
+    sidecar = start_sidecar(
+        path,
+        folder=run,
+        wandb=wandb,
+        tensorboard=tensorboard,
+        on_address=on_address,
+        timeout_s=None,
+    )
+    assert sidecar is not None, "one of the two is given"
+    sidecar.finish()
+    if sidecar.failures:
+        raise LaunchError(
+            f"{path} could not be sent to {where}: {'; '.join(sidecar.failures)}",
+            allowed=f"a {to} that takes the rows",
+            fix="correct what it says, and run the same command: it goes on where it stopped",
+        )
+    say(f"{num_rows} lines of {path} sent to {where}")
     return 0
 
 
-def _record(run: str, run_id: str | None) -> tuple[str, LoggingConfig, RunFacts]:
-    """The metrics file of a run folder, how it logs, and who it is at a service."""
+def _record(run: str) -> tuple[str, LoggingConfig, dict[str, Any]]:
+    """The metrics file of a run folder, how it logs, and its resolved config."""
     settings = resolved_config(run)
     config = config_from_mapping(
         LoggingConfig,
@@ -230,15 +240,7 @@ def _record(run: str, run_id: str | None) -> tuple[str, LoggingConfig, RunFacts]
         allowed="the folder of a run that has logged a row",
         fix="correct the path",
     )
-    name = settings.get("run_id") or name_of(run)
-    facts = RunFacts(
-        folder=run,
-        name=name,
-        attempt=1,  # each row has its own
-        config=settings,
-        wandb_id=run_id or new_wandb_id(f"{name}-replay"),
-    )
-    return path, config, facts
+    return path, config, settings
 
 
 def _text(value: object) -> str:

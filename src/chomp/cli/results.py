@@ -22,19 +22,19 @@ from chomp.mesh import is_first, raise_together
 from chomp.storage import is_folder, join, parent_of, require_writable_folder, write_json_atomic
 from chomp.storage.files import require_inside
 from chomp.tracking import (
-    CompositeTracker,
+    JsonlTracker,
     NoopTracker,
-    Row,
-    RunFacts,
+    Sidecar,
     Tracker,
     last_attempt,
     metrics,
-    open_sinks,
     read_metrics,
+    start_sidecar,
     summary_of,
+    wandb_start,
     wants_wandb,
 )
-from chomp.tracking.record import LateRows, is_step_row, strict_json
+from chomp.tracking.record import strict_json
 from chomp.tracking.run_files import ARTIFACTS, resolved_config
 from chomp.training import HarnessConfig
 from chomp.training.run_folder import result_header
@@ -202,48 +202,46 @@ def late_tracker(run: LoadedRun) -> Iterator[Tracker]:
         return
     # No attempt of its own: readers would take it for a restart of the run.
     attempt = last_attempt(record)
-    tracker = CompositeTracker(LateRows(record, attempt=attempt), _sinks(run, record, attempt))
+    tracker = JsonlTracker(record, attempt=attempt, is_shared=True)
+    sidecar = _start_sidecar(run, record, attempt)
     try:
         yield tracker
     finally:
         tracker.finish()
+        if sidecar is not None:
+            sidecar.finish()
 
 
-def _sinks(run: LoadedRun, record: str, attempt: int) -> list[Tracker]:
-    """TensorBoard where it is enabled, and W&B where the run is there and has ended."""
-    rows = read_metrics(record)
+def _start_sidecar(run: LoadedRun, record: str, attempt: int) -> Sidecar | None:
+    """What sends the row to TensorBoard where it is enabled, and to W&B where the run has ended."""
+    rows, config, folder = read_metrics(record), run.config.logging, str(run.folder)
+    # A run that never was at W&B is not put there by its evaluation.
+    wandb_id = summary_of(rows).get(metrics.WANDB_RUN_ID)
     try:
-        facts = _run_facts(run, rows, attempt)
+        wandb_id = wandb_id if wandb_id and wants_wandb(config.wandb) else None
     except ConfigError as error:  # this machine may be another than the run's
         _log.warning("nothing is sent to W&B: %s", error)
-        facts = _run_facts(run, [], attempt)
-    # How the attempt ended, by its own record; None: it has not.
-    ends = [row.get(metrics.RUN_OUTCOME) for row in rows if row.get("attempt") == attempt]
-    outcome = next((each for each in reversed(ends) if isinstance(each, str)), None)
-    if facts.wandb_id is not None and outcome is None:
+        wandb_id = None
+    # W&B marks a run by how the last one who wrote to it says it ended.
+    has_ended = any(
+        row.get("attempt") == attempt and isinstance(row.get(metrics.RUN_OUTCOME), str)
+        for row in rows
+    )
+    if wandb_id is not None and not has_ended:
         _log.warning(
             "the last attempt of %s has not ended, or was killed: nothing is sent to W&B. "
             "`chomp metrics replay %s --to wandb` sends the record later",
-            *(run.folder, run.folder),
+            *(folder, folder),
         )
-        facts = _run_facts(run, [], attempt)
-    sinks = open_sinks(run.config.logging, facts, on_address=lambda address: None)
-    for sink in sinks:
-        # W&B marks a run by how the last one who wrote to it says it ended.
-        if outcome is not None:
-            sink.log_summary({metrics.RUN_OUTCOME: outcome})
-    return sinks
-
-
-def _run_facts(run: LoadedRun, rows: list[Row], attempt: int) -> RunFacts:
-    known = summary_of(rows).get(metrics.WANDB_RUN_ID)
-    return RunFacts(
-        folder=str(run.folder),
-        name=run.config.run_id,
-        attempt=attempt,
+        wandb_id = None
+    wandb = None
+    if wandb_id is not None:
         # As the run wrote it: an override of this command is none of the run's settings.
-        config=resolved_config(str(run.folder)),
-        # A run that never was at W&B is not put there by its evaluation.
-        wandb_id=known if known and wants_wandb(run.config.logging.wandb) else None,
-        rows_before=sum(map(is_step_row, rows)),
+        settings, name = resolved_config(folder), run.config.run_id
+        wandb = wandb_start(config, name=name, run_id=wandb_id, settings=settings, attempt=attempt)
+    return start_sidecar(
+        record,
+        folder=folder,
+        wandb=wandb,
+        tensorboard=config.tensorboard.folder if config.tensorboard.enabled else None,
     )

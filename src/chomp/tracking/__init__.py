@@ -1,7 +1,8 @@
 """Trackers: where a run's metrics go, and what they are called.
 
-`metrics.jsonl` is the record and is always written first; the console and remote services are sinks
-that may fail without hurting the run. Values are flat and plain; nothing here imports JAX. The
+`metrics.jsonl` is the record and is always written first. The console shows rows as they come; W&B
+and TensorBoard are sent the record by a process of their own, which may fail without hurting the
+run. Values are flat and plain; nothing here imports JAX. The
 metric names are in `chomp.tracking.metrics`.
 """
 
@@ -15,21 +16,18 @@ from chomp.tracking.record import (
     last_attempt,
     latest_rows,
     read_metrics,
-    recorded_rows,
     recorded_summary,
     summary_of,
 )
-from chomp.tracking.sinks import (
-    BackgroundSink,
-    RunFacts,
+from chomp.tracking.sidecar import (
+    Sidecar,
     new_wandb_id,
-    open_sinks,
-    replay,
-    replay_rows,
     require_installed,
+    start_sidecar,
+    wandb_start,
     wants_wandb,
 )
-from chomp.tracking.tensorboard_sink import TensorBoardSink
+from chomp.tracking.sinks import TensorBoardSink, WandbSink, WandbStart
 from chomp.tracking.tracker import (
     CompositeTracker,
     MetricValue,
@@ -38,11 +36,9 @@ from chomp.tracking.tracker import (
     Tracker,
     flat_metrics,
 )
-from chomp.tracking.wandb_sink import WandbProcess, WandbSink, WandbStart
 
 __all__ = [
     "METRICS",
-    "BackgroundSink",
     "CompositeTracker",
     "ConsoleTracker",
     "JsonlTracker",
@@ -52,12 +48,11 @@ __all__ = [
     "NoopTracker",
     "PlainValue",
     "Row",
-    "RunFacts",
+    "Sidecar",
     "TensorBoardConfig",
     "TensorBoardSink",
     "Tracker",
     "WandbConfig",
-    "WandbProcess",
     "WandbSink",
     "WandbStart",
     "flat_metrics",
@@ -67,15 +62,13 @@ __all__ = [
     "metric_of",
     "name_from",
     "new_wandb_id",
-    "open_sinks",
     "read_metrics",
-    "recorded_rows",
     "recorded_summary",
     "redacted",
-    "replay",
-    "replay_rows",
     "require_installed",
+    "start_sidecar",
     "summary_of",
+    "wandb_start",
     "wants_wandb",
     "with_short_keys",
     "without_secrets",

@@ -147,10 +147,14 @@ class JsonlTracker:
     Opening repairs what a killed attempt left: a torn last line moves to `<path>.torn`. A line that
     cannot be written raises `StorageError`; the next row then opens and repairs the file again.
     Rows outlive the process at once, and a power cut once `finish` has returned.
+
+    `is_shared`: for a record that its run may be writing to at this moment. Every line is one write
+    to the end of the file, so neither can land in the other; but a last line without its end may be
+    one that is being written, and is set aside only when nobody goes on with it.
     """
 
-    def __init__(self, path: str | PathLike[str], *, attempt: int) -> None:
-        self._path = Path(path)
+    def __init__(self, path: str | PathLike[str], *, attempt: int, is_shared: bool = False) -> None:
+        self._path, self._is_shared = Path(path), is_shared
         self._attempt = attempt
         self._descriptor: int | None = None
         self._open()  # now rather than at the first row: a run must not train to find it cannot log
@@ -193,7 +197,8 @@ class JsonlTracker:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             if self._path.is_symlink():  # it may lead to any file of this user
                 raise OSError(errno.ELOOP, "it is a symbolic link, which is not written through")
-            if self._path.exists():
+            is_settled = self._is_shared and _ends_in_a_line(self._path, _PATIENCE_S)
+            if self._path.exists() and not is_settled:
                 set_aside_torn_line(self._path)
             # Append: should a forgotten process still write, no row can land on another.
             flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW
@@ -251,13 +256,6 @@ def last_attempt(path: str | PathLike[str]) -> int:
 def recorded_summary(path: str | PathLike[str]) -> Row:
     """The summary values in the file so far, none where it is not there; unreadable lines pass."""
     return summary_of(_readable_rows(Path(path))) if Path(path).exists() else {}
-
-
-def recorded_rows(path: str | PathLike[str]) -> int:
-    """How many rows of steps were logged so far; a line that is damaged may have been one."""
-    if not Path(path).exists():
-        return 0
-    return sum(row is None or is_step_row(row) for _, row in _numbered_rows(Path(path)))
 
 
 def is_step_row(row: Row) -> bool:
@@ -355,44 +353,17 @@ def _overlay(known: Row, newer: Row) -> None:
     known.update(newer)
 
 
-class LateRows(JsonlTracker):
-    """Appends to a record that its run may be writing to at this moment.
-
-    Every line is one write to the end of the file, and so is the run's: neither can land in the
-    other. What differs from the run's own tracker: a last line without its end may be one that is
-    being written, so it is waited for and cut off only when nobody goes on with it.
-    """
-
-    def __init__(self, path: str | PathLike[str], *, attempt: int) -> None:
-        """`attempt` is the one whose rows these belong to: the last in the record."""
-        super().__init__(path, attempt=attempt)
-
-    def _open(self) -> int:
-        try:
-            if not _is_settled(self._path):
-                return super()._open()  # which moves the fragment of a killed process aside
-            flags = os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW
-            self._descriptor = open_regular(str(self._path), flags)
-        except OSError as error:
-            raise self._unwritable(error) from error
-        return self._descriptor
-
-
-def _is_settled(path: Path) -> bool:
+def _ends_in_a_line(path: Path, patience_s: float) -> bool:
     """Whether the file ends in a whole line, at once or within the time that a write may take."""
-    deadline = time.monotonic() + _PATIENCE_S
-    while not _ends_in_a_line(path):
-        if time.monotonic() > deadline:
-            return False
+    deadline = time.monotonic() + patience_s
+    while time.monotonic() <= deadline:
+        with open(open_regular(str(path)), "rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(size - 1, 0))
+            if file.read() in (b"", b"\n"):
+                return True
         time.sleep(_LOOK_EVERY_S)
-    return True
-
-
-def _ends_in_a_line(path: Path) -> bool:
-    with open(open_regular(str(path)), "rb") as file:
-        size = file.seek(0, os.SEEK_END)
-        file.seek(max(size - 1, 0))
-        return file.read() in (b"", b"\n")
+    return False
 
 
 @dataclass(frozen=True)
@@ -413,27 +384,17 @@ class Histogram:
 def histograms_of(row: Mapping[str, PlainValue]) -> dict[str, Histogram]:
     """The histograms in a row by name; what only looks like one is left out."""
     found = {}
-    for name, value in row.items():
+    for name, text in row.items():
         low, high = row.get(f"{name}/min"), row.get(f"{name}/max")
-        if (
-            _HISTOGRAM_MARK in name
-            and isinstance(value, str)
-            and _is_number(low)
-            and _is_number(high)
-        ):
-            counts = _counts(value)
-            if counts:
-                found[name] = Histogram(counts, float(low or 0), float(high or 0))
+        if _HISTOGRAM_MARK not in name or not isinstance(text, str):
+            continue
+        try:
+            counts = json.loads(text)
+        except ValueError:
+            continue
+        if isinstance(counts, list) and counts and all(map(_is_number, [*counts, low, high])):
+            found[name] = Histogram(list(map(float, counts)), float(low or 0), float(high or 0))
     return found
-
-
-def _counts(text: str) -> list[float]:
-    try:
-        values = json.loads(text)
-    except ValueError:
-        return []
-    is_list = isinstance(values, list) and all(_is_number(value) for value in values)
-    return [float(value) for value in values] if is_list else []
 
 
 def _is_number(value: object) -> bool:

@@ -1,342 +1,256 @@
-"""The sinks that a config asks for, each on its own thread, and a record sent to a sink again.
+"""W&B and TensorBoard, each taking the rows of a record in order; used by `chomp.tracking.sidecar`.
 
-The run hands over plain values and goes on; a bounded queue keeps them until the sink takes them. A
-sink that fails, hangs or falls behind loses rows of its own, which are counted and reported, and
-which the record still has: `replay` sends them after an outage, or to a service added later.
+Each knows how much of the record it has already, also after it was killed: TensorBoard by the
+events in its files, W&B by the number of a row. So the whole record is handed to it each time.
 """
 
-import importlib.util
 import logging
 import os
-import queue
-import secrets
-import threading
+import re
+import struct
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
-from functools import partial
-from os import PathLike
+from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
-from chomp.errors import ConfigError
-from chomp.storage.files import require_links_inside
-from chomp.storage.secrets import redacted, without_secrets
-from chomp.tracking.logging_config import LoggingConfig, WandbConfig
-from chomp.tracking.record import NONFINITE_SUFFIX, Row, read_metrics
-from chomp.tracking.tensorboard_sink import TensorBoardSink
-from chomp.tracking.tracker import MetricValue, Tracker, flat_metrics
-from chomp.tracking.wandb_sink import WandbProcess, WandbStart
+from chomp.errors import LaunchError
+from chomp.tracking.metrics import GLOBAL_STEP, RUN_OUTCOME
+from chomp.tracking.record import (
+    NONFINITE_SUFFIX,
+    Histogram,
+    Row,
+    histograms_of,
+    is_step_row,
+)
+from chomp.tracking.run_files import FINISHED, PIECE_FINISHED
 
+# Of a line: what a sink has a place of its own for, and what is not of the run.
+_SUMMARY_KEYS = ("kind", "attempt", "time")
+_NOT_SHOWN = frozenset({"step", "kind", GLOBAL_STEP, "attempt", "time"})
+# TensorBoard looks every few seconds; each flush waits for the disk.
+_FLUSH_S = 2.0
+# What W&B itself waits for an upload at the end, less than the run would wait for it: what is left
+# then lies in W&B's own folder, and its `wandb sync` sends it.
+_UPLOAD_TIMEOUT_S = 45.0
+_MAX_ARTIFACT_NAME = 128
+# The log of an offline W&B run: blocks of records, each with checksum, length and kind.
+_LOG_HEADER_BYTES, _BLOCK_BYTES, _RECORD_HEADER_BYTES = 7, 32768, 7
+_FULL, _FIRST, _LAST = 1, 2, 4
 _logger = logging.getLogger(__name__)
 
-# Hours of rows at one a second, and some tens of megabytes at the most.
-MAX_WAITING_CALLS = 10_000
-# What the end of a run waits for a sink. The last rows take seconds; a minute spans a slow network,
-# and is little beside the wait for the next run of somebody whose job does not end.
-FINISH_TIMEOUT_S = 60.0
-# A full queue stays full for many rows; one message a minute tells that it is.
-_TELL_AGAIN_S = 60.0
-# From here on somebody at the terminal wonders why the run does not end.
-_QUIET_WAIT_S = 3.0
 
-_Call = Callable[[Tracker], None]
-# What each extra of the package installs.
-_MODULES = {"wandb": "wandb", "tensorboard": "tensorboardX"}
-# The line's own keys. A step's row keeps `attempt` and `time`, which tell a repeated step apart.
-_ROW_KEYS = ("step", "kind")
-_SUMMARY_KEYS = ("kind", "attempt", "time")
+class Sink(Protocol):
+    """What takes a record. Every line is handed to it; it passes over those that it has."""
 
-
-@runtime_checkable
-class CanAbandon(Protocol):
-    """A sink that can be made to let go, by another thread, of whatever it is stuck in."""
-
-    def abandon(self) -> None:
-        """End at once, whatever is lost; returns soon."""
-        ...
-
-
-class BackgroundSink:
-    """Hands calls to the sink that `open_sink` gives, which is opened and used on a daemon thread.
-
-    `title` is what messages call the sink, `remedy` the command that sends a run's record to it
-    again. No method raises for the sink's sake, and only `finish` waits, at most `finish_timeout_s`
-    seconds.
-    """
-
-    def __init__(
-        self,
-        open_sink: Callable[[], Tracker],
-        *,
-        title: str,
-        remedy: str,
-        max_waiting_calls: int = MAX_WAITING_CALLS,
-        finish_timeout_s: float = FINISH_TIMEOUT_S,
-    ) -> None:
-        self._open_sink = open_sink
-        self._title = title
-        self._remedy = remedy
-        self._finish_timeout_s = finish_timeout_s
-        self._waiting: queue.Queue[_Call | None] = queue.Queue(max_waiting_calls)  # None: the end
-        self._sink: Tracker | None = None
-        # Each is counted by one thread only.
-        self._dropped_calls = 0
-        self._failed_calls = 0
-        self._has_failed = False
-        self._is_finished = False
-        self._is_left_behind = False
-        self._told_full_s: float | None = None
-        self._thread = threading.Thread(target=self._serve, name=f"sink {title}", daemon=True)
-        self._thread.start()
-
-    @property
-    def lost_calls(self) -> int:
-        """Rows, summaries and artifacts that the sink did not take, so far."""
-        return self._dropped_calls + self._failed_calls
-
-    def log(self, metrics: Mapping[str, MetricValue], *, step: int) -> None:
-        """Hand over the row; a full queue drops it."""
-        row = flat_metrics(metrics)  # here: a device array must not outlive its step in the queue
-        self._put(lambda sink: sink.log(row, step=step))
-
-    def log_summary(self, metrics: Mapping[str, MetricValue]) -> None:
-        """Hand over the values; a full queue drops them."""
-        row = flat_metrics(metrics)
-        self._put(lambda sink: sink.log_summary(row))
-
-    def log_artifact(self, path: str | PathLike[str], *, name: str, kind: str) -> None:
-        """Hand over where the file is; it must stay there, as the files of a run folder do."""
-        self._put(lambda sink: sink.log_artifact(path, name=name, kind=kind))
+    def take(self, row: Row | None) -> None:
+        """Take the next line of the record; None: a damaged one."""
 
     def finish(self) -> None:
-        """Wait for the sink to take everything, within limits, and tell what it did not take."""
-        if self._is_finished:
-            return
-        self._is_finished = True
-        self._wait_until(time.monotonic() + self._finish_timeout_s)
-        if self.lost_calls:
-            _logger.error(
-                "%s lost %d rows of this run; the record has them all. To send them again: %s",
-                self._title,
-                self.lost_calls,
-                self._remedy,
+        """Hand over everything taken so far."""
+
+
+class TensorBoardSink:
+    """Event files under `folder`, in `attempt-<n>` of the row's attempt, so that an overlap shows.
+
+    There is one event for each line of a step and each summary. What a killed process left is
+    counted, and no row is written twice. Events are written on the calling thread: tensorboardX's
+    own `SummaryWriter` hands them to a thread of its own, where a full disk ends the thread, and
+    the next rows wait for it forever.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
+        import tensorboardX  # noqa: F401, PLC0415  # a missing package shows at once
+
+        self._folder = Path(folder)
+        self._writers: dict[int, Any] = {}
+        self._left_to_pass: dict[int, int] = {}  # attempt -> rows that its files have already
+        self._texts: dict[tuple[int, str], str] = {}
+        self._flushed_s = -_FLUSH_S
+
+    def take(self, row: Row | None) -> None:
+        """Write numbers as scalars, histograms as such, and a text when it is a new one."""
+        from tensorboardX import summary  # noqa: PLC0415
+        from tensorboardX.proto.summary_pb2 import Summary  # noqa: PLC0415
+
+        if row is None or not (is_step_row(row) or row.get("kind") == "summary"):
+            return  # an artifact lies in the same run folder
+        attempt = row.get("attempt", 1)
+        row = with_nonfinite(row)
+        shown = {name: value for name, value in row.items() if name not in _NOT_SHOWN}
+        if row.get("kind") == "summary":
+            lines = [f"| {name} | {value} |" for name, value in shown.items()]
+            table = "\n".join(["| name | value |", "|---|---|", *lines])
+            self._write(
+                attempt, summary.text("summary", table).value, step=0, time_s=row.get("time")
             )
+            return
+        histograms = histograms_of(row)
+        values = [_histogram_value(_tag(name), found) for name, found in histograms.items()]
+        for name, value in shown.items():
+            if name in histograms or value is None:
+                continue
+            if not isinstance(value, str):
+                # Not `summary.scalar`, which takes twice the time of all the rest.
+                values.append(Summary.Value(tag=_tag(name), simple_value=float(value)))
+            elif self._texts.get((attempt, name)) != value:
+                self._texts[attempt, name] = value
+                values += summary.text(_tag(name), value).value
+        self._write(attempt, values, step=row["step"], time_s=row.get("time"))
 
-    # ---- on the run's thread ----------------------------------------------------------------
+    def finish(self) -> None:
+        """Close the files. A row that still comes later makes new ones."""
+        writers, self._writers = self._writers, {}
+        for writer in writers.values():
+            writer.close()
 
-    def _put(self, call: _Call) -> None:
-        if not self._is_finished:
-            try:
-                self._waiting.put_nowait(call)
-                return
-            except queue.Full:
-                pass
-        self._dropped_calls += 1
+    def _write(self, attempt: int, values: list[Any], *, step: int, time_s: object) -> None:
+        from tensorboardX.event_file_writer import EventsWriter  # noqa: PLC0415
+        from tensorboardX.proto.event_pb2 import Event  # noqa: PLC0415
+        from tensorboardX.proto.summary_pb2 import Summary  # noqa: PLC0415
+
+        folder = self._folder / f"attempt-{attempt}"
+        if attempt not in self._left_to_pass:
+            self._left_to_pass[attempt] = sum(map(_num_events, folder.glob("*tfevents*")))
+        if self._left_to_pass[attempt]:
+            self._left_to_pass[attempt] -= 1
+            return
+        writer = self._writers.get(attempt)
+        if writer is None:
+            folder.mkdir(parents=True, exist_ok=True)
+            # Its own name holds seconds only: a second file would take the place of the first.
+            number = sum(1 for _ in folder.iterdir())
+            writer = EventsWriter(str(folder / "events"), f".{number}" if number else "")
+            self._writers[attempt] = writer
+        seconds = time_s if isinstance(time_s, int | float) else time.time()
+        writer.write_event(Event(step=step, wall_time=seconds, summary=Summary(value=values)))
         now = time.monotonic()
-        if self._told_full_s is None or now - self._told_full_s >= _TELL_AGAIN_S:
-            self._told_full_s = now
-            _logger.error(
-                "%s does not keep up: %d rows wait and %d are lost so far. The run goes on, and "
-                "the record keeps every row",
-                self._title,
-                self._waiting.qsize(),
-                self.lost_calls,
-            )
-
-    def _wait_until(self, deadline: float) -> None:
-        """Wait for the thread to take all calls and end, or give it up."""
-        try:
-            self._waiting.put(None, timeout=_left(deadline))
-        except queue.Full:
-            self._give_up(end_waits=False)
-            return
-        self._thread.join(min(_QUIET_WAIT_S, _left(deadline)))
-        if self._thread.is_alive() and _left(deadline):
-            left_s = _left(deadline)
-            _logger.warning(
-                "waiting up to %.0f s for %s to take the last rows", left_s, self._title
-            )
-            self._thread.join(left_s)
-        if self._thread.is_alive():
-            self._give_up(end_waits=True)
-
-    def _give_up(self, *, end_waits: bool) -> None:
-        self._is_left_behind = True
-        self._dropped_calls += self._waiting.unfinished_tasks - end_waits
-        _logger.error(
-            "%s did not finish within %.0f s and is left behind. To send the record again: %s",
-            self._title,
-            self._finish_timeout_s,
-            self._remedy,
-        )
-        sink: object = self._sink
-        if isinstance(sink, CanAbandon):
-            sink.abandon()
-
-    # ---- on the sink's thread ---------------------------------------------------------------
-
-    def _serve(self) -> None:
-        self._succeeds(self._open)
-        while (call := self._waiting.get()) is not None:
-            if not self._succeeds(partial(self._hand_over, call)) and not self._is_left_behind:
-                self._failed_calls += 1
-            self._waiting.task_done()
-        if self._sink is not None:
-            self._succeeds(self._sink.finish)
-
-    def _hand_over(self, call: _Call) -> None:
-        if self._sink is None:
-            raise RuntimeError(f"{self._title} was not opened")
-        call(self._sink)
-
-    def _open(self) -> None:
-        self._sink = self._open_sink()
-
-    def _succeeds(self, action: Callable[[], None]) -> bool:
-        try:
-            action()
-        except BaseException:  # SystemExit too: a sink's wish to end is not the run's
-            # Only the first is told in full: a service that is down fails at every row.
-            if not self._has_failed and not self._is_left_behind:
-                _logger.exception(
-                    "%s failed. The run goes on and the record keeps every row; further failures "
-                    "of this sink are only counted. To send the record again: %s",
-                    self._title,
-                    self._remedy,
-                )
-            self._has_failed = True
-            return False
-        return True
-
-
-def _left(deadline: float) -> float:
-    return max(0.0, deadline - time.monotonic())
+        if now - self._flushed_s >= _FLUSH_S:
+            self._flushed_s = now
+            writer.flush()
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunFacts:
-    """What sinks are told about a run besides its rows."""
+class WandbStart:
+    """All that a W&B run begins with. Plain values: it travels to another process as JSON."""
 
-    folder: str
+    run_id: str  # W&B's key of the run: the same in every attempt
     name: str
-    attempt: int
-    config: Mapping[str, Any]
-    wandb_id: str | None = None  # None: not at W&B
-    rows_before: int = 0  # that W&B was given by earlier attempts
-
-    def wandb_start(self, config: LoggingConfig) -> WandbStart:
-        """How the W&B run of this run begins; without secrets."""
-        wandb = config.wandb
-        return WandbStart(
-            run_id=self.wandb_id or new_wandb_id(self.name),
-            name=redacted(wandb.run_name or self.name),
-            project=redacted(wandb.project or config.project),
-            entity=None if wandb.entity is None else redacted(wandb.entity),
-            mode=wandb.mode,
-            tags=[redacted(tag) for tag in wandb.tags],
-            config=without_secrets(dict(self.config)),
-            attempt=self.attempt,
-            process_id=os.getpid(),
-            rows_before=self.rows_before,
-        )
+    project: str
+    entity: str | None = None
+    mode: str | None = None  # None: WANDB_MODE, or online
+    tags: list[str] = field(default_factory=list)
+    config: dict[str, Any] = field(default_factory=dict)  # without secrets
+    attempt: int = 1  # whose outcome says how the run ended
+    process_id: int | None = None  # whose memory and load W&B shows
+    config_file: str | None = None  # uploaded as the artifact "config"
 
 
-def wants_wandb(config: WandbConfig) -> bool:
-    """Whether rows go to W&B. Raises `ConfigError` where it is asked for and not installed."""
-    if config.mode == "disabled" or config.enabled is False:
-        return False
-    if config.enabled is None and not os.environ.get("WANDB_API_KEY"):
-        return False
-    if is_installed("wandb"):
-        return True
-    if config.enabled is None:
-        _logger.warning(
-            "WANDB_API_KEY is set, but wandb is not installed: nothing is sent to W&B. Install it "
-            "with pip install 'chomp[wandb]', or set logging.wandb.enabled=false"
-        )
-        return False
-    raise missing("wandb", "logging.wandb.enabled=true")
+class WandbSink:
+    """One W&B run for a run folder, made or continued at once; raises what `wandb.init` raises.
 
+    W&B refuses a step below its newest, and a resumed run repeats steps. So rows are logged on an
+    axis of our own, `global_step`, with their `attempt` beside it, and the overlap shows as two
+    lines. W&B's own step is the number of a row in the record: it keeps one row for each.
 
-def require_installed(config: LoggingConfig) -> None:
-    """Raise `ConfigError` for a sink that is asked for and not installed, before a run begins."""
-    wants_wandb(config.wandb)
-    if config.tensorboard.enabled and not is_installed("tensorboard"):
-        raise missing("tensorboard", "logging.tensorboard.enabled=true")
-
-
-def open_sinks(
-    config: LoggingConfig, run: RunFacts, *, on_address: Callable[[str | None], None]
-) -> list[Tracker]:
-    """The remote sinks of a run: W&B where it has an id there, TensorBoard where it is enabled.
-
-    `on_address` is called, from another thread, once W&B says where the run is shown.
+    For a process of its own: W&B takes over `sys.exit`, asks for keys at the terminal, and waits
+    for its service when the interpreter ends.
     """
-    sinks: list[Tracker] = []
-    if run.wandb_id is not None:
-        start = run.wandb_start(config)
-        sinks.append(
-            BackgroundSink(
-                lambda: WandbProcess(start, on_open=on_address),
-                title="W&B",
-                remedy=f"chomp metrics replay {run.folder} --to wandb",
+
+    def __init__(self, start: WandbStart, *, folder: Path) -> None:
+        import wandb  # noqa: PLC0415  # an extra, and half a second
+
+        self._start, self._folder = start, folder
+        mode = start.mode or os.environ.get("WANDB_MODE", "online")
+        # W&B would ask for a key at the terminal, in the middle of a run.
+        if mode == "online" and not wandb.login(prompt=False, verify=False):
+            raise LaunchError(
+                "logging.wandb is enabled, but there is no W&B login",
+                allowed="an API key, or mode offline",
+                fix="set WANDB_API_KEY, run `wandb login`, or set logging.wandb.mode=offline",
             )
+        settings = wandb.Settings(console="off", silent=True, finish_timeout=_UPLOAD_TIMEOUT_S)
+        if start.process_id is not None:
+            settings.x_stats_pid = start.process_id
+        self._run = wandb.init(
+            id=start.run_id,
+            name=start.name,
+            project=start.project,
+            entity=start.entity,
+            mode=start.mode,  # type: ignore[arg-type]
+            tags=start.tags,
+            config=start.config,
+            resume="allow",
+            allow_val_change=True,  # a resumed run may have other cosmetic settings
+            settings=settings,
         )
-    if config.tensorboard.enabled:
-        require_links_inside(run.folder, [config.tensorboard.folder])
-        folder = Path(run.folder) / config.tensorboard.folder
-        sinks.append(
-            BackgroundSink(
-                lambda: TensorBoardSink(folder, attempt=run.attempt),
-                title="TensorBoard",
-                remedy=f"chomp metrics replay {run.folder} --to tensorboard",
-            )
-        )
-    return sinks
+        self._run.define_metric(GLOBAL_STEP, hidden=True)
+        self._run.define_metric("*", step_metric=GLOBAL_STEP)
+        self._outcome: object = None
+        self._number = 0  # of the next row in the record
+        # What W&B has: online the server says so, offline the files of earlier processes.
+        self._first_new = self._run.step
+        if mode == "offline":
+            sync_dir = Path(self._run.settings.sync_dir)
+            logs = sync_dir.parent.glob(f"offline-run-*/run-{start.run_id}.wandb")
+            self._first_new = max((1 + _last_step(log) for log in logs), default=0)
+        if start.config_file is not None:
+            self._upload(start.config_file, "config", "config")
 
+    @property
+    def url(self) -> str | None:
+        """Where the run is shown; None offline."""
+        return self._run.url
 
-def new_wandb_id(name: str) -> str:
-    """A key for a run at W&B that no other has, and that begins with its name."""
-    readable = "".join(c if c.isalnum() or c in "-_" else "-" for c in name)
-    return f"{readable[:48]}-{secrets.token_hex(4)}"
+    def take(self, row: Row | None) -> None:
+        """Log a step's row, set summary values, or upload an artifact."""
+        if row is None:
+            self._number += 1  # it may have been a row of a step
+            return
+        values = with_nonfinite(row)
+        kind = row.get("kind")
+        if kind == "summary":
+            if row.get("attempt", 1) >= self._start.attempt:
+                self._outcome = row.get(RUN_OUTCOME, self._outcome)
+            self._run.summary.update({k: v for k, v in values.items() if k not in _SUMMARY_KEYS})
+        elif kind == "artifact" and self._number >= self._first_new:
+            path = _found(str(row.get("path")), self._folder)
+            if path is None:
+                _logger.warning("%s is not there any more and was passed over", row.get("path"))
+            else:
+                self._upload(path, str(row.get("name")), str(row.get("artifact_kind")))
+        elif is_step_row(row):
+            if self._number >= self._first_new:
+                self._log(values)
+            self._number += 1
 
+    def finish(self) -> None:
+        """Upload what is left, and mark the run as failed unless its summary says it ended well."""
+        self._run.finish(exit_code=0 if self._outcome in (FINISHED, PIECE_FINISHED) else 1)
 
-def is_installed(extra: str) -> bool:
-    """Whether the package that an extra of chomp installs is there; it is not imported."""
-    spec = importlib.util.find_spec(_MODULES[extra])
-    # W&B's own files lie in ./wandb, which Python takes for a package without a file.
-    return spec is not None and spec.origin is not None
+    def _log(self, row: Row) -> None:
+        import wandb  # noqa: PLC0415
 
+        logged: dict[str, Any] = {key: row[key] for key in row if key not in ("step", "time")}
+        for name, found in histograms_of(row).items():
+            bins: Any = (found.counts, found.edges)  # lists do as well as the arrays it declares
+            logged[name] = wandb.Histogram(np_histogram=bins)
+        logged = {key: value for key, value in logged.items() if value is not None}
+        logged[GLOBAL_STEP] = row["step"]
+        if isinstance(row.get("time"), int | float):
+            logged["_timestamp"] = row["time"]
+        self._run.log(logged, step=self._number, commit=True)
 
-def missing(extra: str, asked_by: str) -> ConfigError:
-    """What to raise where a package is asked for that is not installed."""
-    return ConfigError(
-        f"{asked_by}, but {_MODULES[extra]} is not installed",
-        allowed=f"an environment with chomp's extra {extra!r}",
-        fix=f"pip install 'chomp[{extra}]', or uv run --extra {extra}",
-    )
+    def _upload(self, path: str | Path, name: str, kind: str) -> None:
+        import wandb  # noqa: PLC0415
 
-
-def replay(metrics_path: str | os.PathLike[str], sink: Tracker) -> int:
-    """Hand every line of a record to the sink, in order, and finish it; gives the count of lines.
-
-    Rows come as they were logged, with `attempt` and `time` besides, and with NaN and infinity
-    where the record has null. A file that is gone is passed over with a warning.
-    """
-    rows = read_metrics(metrics_path)
-    replay_rows(rows, sink, folder=Path(metrics_path).parent)
-    return len(rows)
-
-
-def replay_rows(rows: Iterable[Row], sink: Tracker, *, folder: Path) -> None:
-    """The same for rows that were read already, of a record in `folder`."""
-    try:
-        for row in rows:
-            _replay_row(row, sink, folder)
-    finally:
-        sink.finish()
+        # W&B's artifacts share one namespace in a project, and take few characters in a name.
+        unique = re.sub(r"[^\w.-]", "-", f"{name}-{self._run.id}")[-_MAX_ARTIFACT_NAME:]
+        artifact = wandb.Artifact(unique, type=kind)
+        artifact.add_file(str(path))
+        self._run.log_artifact(artifact)
 
 
 def with_nonfinite(row: Row) -> Row:
@@ -351,20 +265,72 @@ def with_nonfinite(row: Row) -> Row:
     return values
 
 
-def _replay_row(row: Row, sink: Tracker, folder: Path) -> None:
-    values = with_nonfinite(row)
-    kind = row.get("kind")
-    if kind == "summary":
-        sink.log_summary({key: values[key] for key in values if key not in _SUMMARY_KEYS})
-    elif kind == "artifact":
-        path = _found(str(row.get("path")), folder)
-        if path is None:
-            _logger.warning("%s is not there any more and was passed over", row.get("path"))
-        else:
-            name, artifact_kind = str(row.get("name")), str(row.get("artifact_kind"))
-            sink.log_artifact(path, name=name, kind=artifact_kind)
-    elif kind is None and "step" in row:
-        sink.log({key: values[key] for key in values if key not in _ROW_KEYS}, step=row["step"])
+def _num_events(path: Path) -> int:
+    """The whole events in a file, less the one that begins every file."""
+    size, at, count = path.stat().st_size, 0, 0
+    with path.open("rb") as file:
+        while header := file.read(8):
+            # Around the event are its length and two checksums.
+            at += 16 + (struct.unpack("<Q", header)[0] if len(header) == 8 else size)
+            if at > size:  # cut by a kill
+                break
+            count += 1
+            file.seek(at)
+    return max(0, count - 1)
+
+
+def _last_step(log: Path) -> int:
+    """The highest W&B step in the log of an offline run; -1 where it has no row."""
+    from wandb.proto.wandb_internal_pb2 import Record  # type: ignore[attr-defined]  # noqa: PLC0415
+
+    last = -1
+    for data in _log_records(log.read_bytes()):
+        record = Record.FromString(data)
+        if record.WhichOneof("record_type") == "history":
+            for item in record.history.item:
+                if "_step" in (item.key, *item.nested_key):
+                    last = max(last, int(item.value_json))
+    return last
+
+
+def _log_records(content: bytes) -> Iterator[bytes]:
+    """The whole records of W&B's log, which has the layout of LevelDB's."""
+    at, parts = _LOG_HEADER_BYTES, b""
+    while at + _RECORD_HEADER_BYTES <= len(content):
+        left = _BLOCK_BYTES - at % _BLOCK_BYTES
+        if left < _RECORD_HEADER_BYTES:  # the end of a block is filled up
+            at += left
+            continue
+        length, kind = struct.unpack_from("<HB", content, at + 4)
+        at += _RECORD_HEADER_BYTES
+        if at + length > len(content):  # cut by a kill
+            return
+        parts = (b"" if kind in (_FULL, _FIRST) else parts) + content[at : at + length]
+        at += length
+        if kind in (_FULL, _LAST):
+            yield parts
+
+
+def _histogram_value(tag: str, found: Histogram) -> Any:
+    from tensorboardX.summary import histogram_raw  # noqa: PLC0415
+
+    middles = [(low + high) / 2 for low, high in pairwise(found.edges)]
+    weighted = list(zip(found.counts, middles, strict=True))
+    return histogram_raw(
+        tag,
+        min=found.low,
+        max=found.high,
+        num=sum(found.counts),
+        sum=sum(count * middle for count, middle in weighted),
+        sum_squares=sum(count * middle**2 for count, middle in weighted),
+        bucket_limits=found.edges[1:],
+        bucket_counts=found.counts,
+    ).value[0]
+
+
+def _tag(name: str) -> str:
+    """The name with what tensorboardX would complain about replaced."""
+    return re.sub(r"[^-/\w.]", "_", name).lstrip("/")
 
 
 def _found(path: str, folder: Path) -> Path | None:

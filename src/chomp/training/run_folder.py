@@ -235,7 +235,8 @@ class RunFolder:
             _logger.warning("%s is of an earlier attempt and could not be removed: %s", page, error)
         path = join(self.path, config.metrics_file)
         record = tracking.JsonlTracker(path, attempt=self.attempt)
-        sinks = self._remote_sinks(config, record)
+        sidecar = self._start_sidecar(config, record)
+        sinks = []
         if config.console:  # making one draws its bar on a terminal
             console = tracking.ConsoleTracker(
                 total_steps,
@@ -243,7 +244,7 @@ class RunFolder:
                 has_bar=config.console_use_rich,
                 eval_prefix=run_files.eval_prefix_in(run_files.resolved_config(self.path)),
             )
-            sinks.insert(0, console)  # its bar is gone while the others are waited for
+            sinks.append(console)
         tracker = tracking.CompositeTracker(record, sinks)
         outcome = run_files.FINISHED
         try:
@@ -256,7 +257,11 @@ class RunFolder:
             # If the record cannot be written, that is what ended the run.
             with suppress(StorageError):
                 tracker.log_summary({metrics.RUN_OUTCOME: outcome})
-            tracker.finish()
+            try:
+                tracker.finish()
+            finally:
+                if sidecar is not None:
+                    sidecar.finish()
             if outcome == run_files.FINISHED:
                 try:
                     write_run_page(self.path)
@@ -269,36 +274,39 @@ class RunFolder:
                         exc_info=True,
                     )
 
-    def _remote_sinks(self, config: LoggingConfig, record: Tracker) -> list[Tracker]:
+    def _start_sidecar(self, config: LoggingConfig, record: Tracker) -> tracking.Sidecar | None:
+        """The process that sends the record to W&B and TensorBoard, where they are asked for."""
         settings = run_files.resolved_config(self.path)
         run_id = settings.get("run_id")
         name = run_id if isinstance(run_id, str) and run_id else storage.name_of(self.path)
-        wandb_id, rows_before = None, 0
+        path = join(self.path, config.metrics_file)
+        wandb = None
         if tracking.wants_wandb(config.wandb):
-            path = join(self.path, config.metrics_file)
-            rows_before = tracking.recorded_rows(path)
             wandb_id = tracking.recorded_summary(path).get(metrics.WANDB_RUN_ID)
             if wandb_id is None:  # into the record, so that the next attempt continues the same
                 wandb_id = tracking.new_wandb_id(name)
                 record.log_summary({metrics.WANDB_RUN_ID: wandb_id})
-        run = tracking.RunFacts(
-            folder=self.path,
-            name=name,
-            attempt=self.attempt,
-            config=settings,
-            wandb_id=wandb_id,
-            rows_before=rows_before,
-        )
+            original = join(self.path, run_files.ORIGINAL_CONFIG)
+            wandb = tracking.wandb_start(
+                config,
+                name=name,
+                run_id=wandb_id,
+                settings=settings,
+                attempt=self.attempt,
+                config_file=original if storage.exists(original) else None,
+            )
 
         def show_address(address: str | None) -> None:
             if address and config.console:
                 print(f"W&B: {address}", flush=True)  # not by rich, which would write into the bar
 
-        sinks = tracking.open_sinks(config, run, on_address=show_address)
-        original = join(self.path, run_files.ORIGINAL_CONFIG)
-        for sink in sinks if storage.exists(original) else []:
-            sink.log_artifact(original, name="config", kind="config")
-        return sinks
+        return tracking.start_sidecar(
+            path,
+            folder=self.path,
+            wandb=wandb,
+            tensorboard=config.tensorboard.folder if config.tensorboard.enabled else None,
+            on_address=show_address,
+        )
 
     def write_sample(self, step: int, text: str) -> str:
         """Write generated text; returns the file's path."""

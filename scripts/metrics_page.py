@@ -1,13 +1,13 @@
-"""The page docs/references/metrics.md, made from the known metrics.
+"""Print docs/references/metrics.md, made from the known metrics.
 
-uv run python -m chomp.tracking.reference_page > docs/references/metrics.md
+uv run python scripts/metrics_page.py > docs/references/metrics.md
 """
 
 from chomp.tracking.metrics import METRICS, Metric
 
 _INTRODUCTION = """# Metrics
 
-Made by `python -m chomp.tracking.reference_page` from `chomp.tracking.metrics`; do not edit.
+Made by `python scripts/metrics_page.py` from `chomp.tracking.metrics`; do not edit.
 
 The record of a run is `metrics.jsonl` in its folder (`logging.metrics_file`): strict JSON, one flat
 object a line. It is written first; the console, W&B and TensorBoard show what it holds.
