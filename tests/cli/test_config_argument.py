@@ -1,6 +1,7 @@
 """CONFIG: a launch file, a YAML file or a run folder, all three the same run to a command."""
 
 import json
+import os
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -85,6 +86,15 @@ def test_a_yaml_file_fills_in_the_config_of_the_template_of_this_checkout(folder
     assert list(run.data.components) == ["poems"]
     (folder / "experiments").symlink_to(ROOT / "experiments")
     assert facts(run_data(GivenConfig(path="run.yaml", template="base"))) == facts(run)
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device"])
+def test_a_yaml_file_without_an_end_is_refused(folder: Path, chomp: Chomp, kind: str):
+    path = folder / "odd.yaml"
+    os.mkfifo(path) if kind == "pipe" else path.symlink_to("/dev/zero")
+    told = chomp("config", "show", "odd.yaml", "--template", "base")
+    assert told.code == 1
+    assert "it is a pipe, a device or a socket" in told.err
 
 
 def test_a_yaml_file_without_its_template_says_how_to_pass_one(folder: Path, chomp: Chomp):

@@ -103,6 +103,14 @@ def test_a_file_that_cannot_be_read_safely_is_not_handed_on(
     assert not (tmp_path / "ran").exists()
 
 
+def test_files_that_include_each_other_many_times_are_read_once(folder: Path):
+    for number in range(12):
+        names = ", ".join([f"part{number + 1}.yaml"] * 9)
+        (folder / f"part{number}.yaml").write_text(f"include: [{names}]\nmetadata: {{a: 1}}\n")
+    (folder / "part12.yaml").write_text("include: colours.yaml\ntask: theirs\n")
+    assert load_tasks(["colours"], include_path=str(folder)).items
+
+
 @pytest.mark.parametrize(
     "text",
     [

@@ -104,6 +104,15 @@ def test_a_reference_that_leads_nowhere_is_refused_where_it_stands(content, word
         assert part in told
 
 
+@pytest.mark.parametrize("is_text", [False, True])
+def test_variables_that_grow_beyond_a_bound_are_refused(is_text: bool):
+    values: dict[str, Any] = {"a0": "x" * 16}
+    for number in range(11):
+        whole = f"$variables.a{number}"
+        values[f"a{number + 1}"] = f"{{{whole}}}" * 9 if is_text else [whole] * 9
+    assert "Allowed: 4,000,000 characters" in refused({"variables": values})
+
+
 def test_text_that_only_looks_a_little_like_a_reference_is_text():
     content = {"a": "$variable.x costs $5, {$x} and ${HOME}"}
     assert replace_variables(content, source="f") == content

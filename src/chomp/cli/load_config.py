@@ -19,7 +19,7 @@ from chomp.cli.options import ConfigOptions
 from chomp.cli.templates import GRUG, LAUNCH_FILE, known_template
 from chomp.config import apply_overrides, config_from_mapping
 from chomp.config.fields import dotted, sections, settings_by_spelling
-from chomp.config.files import parse_yaml
+from chomp.config.files import MAX_YAML_BYTES, parse_yaml
 from chomp.config.messages import did_you_mean, nearest
 from chomp.config.overrides import resolve_also, split_override
 from chomp.config.variables import SECTION, replace_variables
@@ -156,7 +156,7 @@ class GivenConfig:
         """
         if self.kind() != "YAML file":
             return None
-        text = read_text(self.path)
+        text = read_text(self.path, max_bytes=MAX_YAML_BYTES)
         # Of the file and not of the config, in which an option may have replaced the address.
         content = replace_variables(parse_yaml(text, source=self.path) or {}, source=self.path)
         options = [] if self.template is None else [f"--template {self.template}"]
@@ -198,7 +198,10 @@ class Launch:
 def load_launch(given: GivenConfig) -> Launch:
     """A launch file with its own config or that of a YAML file, after overrides."""
     is_yaml = given.kind() == "YAML file"
-    content: Any = parse_yaml(read_text(given.path), source=given.path) if is_yaml else {}
+    content: Any = {}
+    if is_yaml:
+        text = read_text(given.path, max_bytes=MAX_YAML_BYTES)
+        content = parse_yaml(text, source=given.path)
     require(
         content is None or isinstance(content, dict),
         given=f"{given.path}, which holds a {type(content).__name__}",

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from chomp.config.fields import KeyPath, dotted
-from chomp.config.files import to_yaml
+from chomp.config.files import MAX_YAML_BYTES, to_yaml
 from chomp.config.messages import describe_value, did_you_mean, nearest
 from chomp.errors import ConfigError
 
@@ -60,6 +60,7 @@ class _Variables:
         self._values = dict(_by_name(values))
         self._known: dict[str, Any] = {}
         self._open: list[str] = []  # those being worked out, each for the one before
+        self._num_characters = 0  # that all references have brought in so far
 
     def replace(self, value: Any, path: KeyPath) -> Any:
         """A value with all references in it replaced."""
@@ -74,8 +75,10 @@ class _Variables:
 
     def _replace_in_text(self, text: str, path: KeyPath) -> Any:
         if whole := _WHOLE.fullmatch(text):
+            value = self._value(whole[1], path)
+            self._count(_size(value), path)
             # A copy: what is changed later in one place must not change in the others.
-            return copy.deepcopy(self._value(whole[1], path))
+            return copy.deepcopy(value)
         # What a variable brings in is not looked at again: it was, when it was worked out.
         if left := _LEFT.search(_INLINE.sub("", text)):
             name = left[0].lstrip("${").removeprefix(f"{SECTION}.").rstrip("}") or "name"
@@ -95,7 +98,19 @@ class _Variables:
                 fix=f"write $variables.{name} alone, for the whole of it",
             )
         # As YAML writes it: true and 3.0e-4, not Python's spelling.
-        return value if isinstance(value, str) else to_yaml(value).partition("\n")[0]
+        text = value if isinstance(value, str) else to_yaml(value).partition("\n")[0]
+        self._count(len(text), path)
+        return text
+
+    def _count(self, num_characters: int, path: KeyPath) -> None:
+        """Raise `ConfigError` where a few lines would grow to more than memory holds."""
+        self._num_characters += num_characters
+        if self._num_characters > MAX_YAML_BYTES:
+            raise ConfigError(
+                f"{dotted(path)}: variables that stand for more text than a file may have",
+                allowed=f"{MAX_YAML_BYTES:,} characters, all references replaced",
+                fix="use fewer variables inside of other variables",
+            )
 
     def _value(self, name: str, path: KeyPath) -> Any:
         if name in self._known:
@@ -120,6 +135,15 @@ class _Variables:
         self._known[name] = self.replace(self._values[name], (SECTION, *name.split(".")))
         self._open.pop()
         return self._known[name]
+
+
+def _size(value: Any) -> int:
+    """Characters of a value, about as it is written out."""
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    if isinstance(value, list):
+        return 1 + sum(_size(item) for item in value)
+    return 1 + len(value) if isinstance(value, str) else 1
 
 
 def _by_name(values: Mapping[Any, Any], before: str = "") -> Iterator[tuple[str, Any]]:

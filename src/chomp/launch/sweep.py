@@ -18,7 +18,7 @@ from rich.table import Table
 
 from chomp.config import apply_overrides
 from chomp.config.fields import ConfigClass
-from chomp.config.files import parse_yaml
+from chomp.config.files import MAX_YAML_BYTES, parse_yaml
 from chomp.errors import ConfigError, require
 from chomp.executor import ExecutorStep, PlannedStep, read_status
 from chomp.storage import exists, read_text
@@ -118,7 +118,7 @@ def points_in_file(path: str) -> list[Point]:
 
     What is text there stays text: "null" in quotes is no null, and "5" no number.
     """
-    content = parse_yaml(read_text(path), source=path)
+    content = parse_yaml(read_text(path, max_bytes=MAX_YAML_BYTES), source=path)
     if not isinstance(content, list) or not all(isinstance(item, Mapping) for item in content):
         raise ConfigError(
             f"{path}, which is no list of mappings",

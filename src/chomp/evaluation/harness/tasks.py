@@ -31,7 +31,7 @@ from lm_eval.api.registry import metric_registry
 from lm_eval.api.task import ConfigurableTask
 from lm_eval.tasks import TaskManager
 
-from chomp.config.files import YAML_FAILURES, require_bounded
+from chomp.config.files import MAX_YAML_BYTES, YAML_FAILURES, require_bounded
 from chomp.config.messages import did_you_mean, nearest
 from chomp.errors import TRIED_VERSIONS, ConfigError, private_names, require
 from chomp.evaluation.harness.model import END, FAILED, HarnessModel, broadcast_message
@@ -99,13 +99,14 @@ def read_task_files(include_path: str) -> TaskFiles:
     folder = Path(include_path).resolve()
     settings: dict[Path, dict[str, Any]] = {}
     faults: dict[Path, str] = {}
+    known: dict[Path, dict[str, Any]] = {}  # read once, however often it is included
     for path in sorted(folder.rglob("*"), key=Path.as_posix):
         if path.suffix not in _YAML or not path.is_file():
             continue
         try:
             if path.suffix != _READ_BY_LM_EVAL:
                 raise ValueError(f"lm-eval reads files whose names end in {_READ_BY_LM_EVAL}")
-            settings[path] = _read(path, folder, ())
+            settings[path] = _read(path, folder, (), known)
         except (*YAML_FAILURES, OSError, RecursionError) as error:
             faults[path] = " ".join(str(error).split()) or type(error).__name__
     return TaskFiles(settings, faults)
@@ -130,10 +131,15 @@ def write_task_files(files: TaskFiles, folder: Path) -> None:
         (folder / f"{index:06}.yaml").write_text(yaml.safe_dump(settings), encoding="utf-8")
 
 
-def _read(path: Path, folder: Path, parents: tuple[Path, ...]) -> dict[str, Any]:
+def _read(
+    path: Path, folder: Path, parents: tuple[Path, ...], known: dict[Path, dict[str, Any]]
+) -> dict[str, Any]:
     if path in parents:
         raise ValueError(f"{path} includes itself")
-    text = path.read_bytes()
+    if path in known:
+        return dict(known[path])
+    with path.open("rb") as file:
+        text = file.read(MAX_YAML_BYTES + 1)
     require_bounded(text, source=str(path))
     own = yaml.load(text, Loader=_Loader)
     if not isinstance(own, dict):
@@ -148,10 +154,11 @@ def _read(path: Path, folder: Path, parents: tuple[Path, ...]) -> dict[str, Any]
             raise ValueError(f"it includes {name}, which is outside of {folder}")
         if not included.is_file():
             raise ValueError(f"it includes {name}, which is not there")
-        part = _read(included, folder, (*parents, path))
+        part = _read(included, folder, (*parents, path), known)
         part.pop("task_list", None)  # as lm-eval does: it is the included file's own
         merged |= part
-    return merged | own
+    known[path] = merged | own
+    return dict(known[path])
 
 
 def _problems(settings: Mapping[Any, Any], known_metrics: Container[str]) -> Iterator[str]:
