@@ -1,5 +1,6 @@
 """The command itself: help, version, wrong arguments, and how it ends."""
 
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -84,6 +85,20 @@ def test_a_current_folder_that_was_deleted_is_told(
     told = chomp(*words.split())
     assert (told.code, told.out) == (1, "")
     assert "the current folder, which was deleted. Allowed: " in told.err
+
+
+@pytest.mark.parametrize("words", ["train x.yaml", "eval run", "generate run", "harness run"])
+@pytest.mark.parametrize(("kind", "flag"), [("RLIMIT_AS", "-v"), ("RLIMIT_NOFILE", "-n")])
+def test_a_limit_that_jax_would_abort_for_is_told(
+    chomp: Chomp, monkeypatch: pytest.MonkeyPatch, words: str, kind: str, flag: str
+):
+    low = {getattr(resource, kind): (63, 63)}
+    every = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
+    monkeypatch.setattr(resource, "getrlimit", lambda asked: low.get(asked, every))
+    told = chomp(*words.split())
+    assert (told.code, told.out) == (1, "")
+    assert f"ulimit {flag}" in told.err
+    assert "config_resolved.json" in chomp("report", "nothing").err  # it needs no device
 
 
 def test_a_bug_in_a_launch_file_keeps_its_traceback(chomp: Chomp, folder: Path):

@@ -474,3 +474,14 @@ def test_another_file_is_the_original_and_those_that_trained_before_are_kept(tmp
         "config_original.before-3.yaml": b"b",
         "config_original.yaml": b"d",
     }
+
+
+def test_an_original_that_is_damaged_is_kept_and_stops_no_run(tmp_path: Path):
+    describe(tmp_path / "run", "a")
+    log_run(tmp_path / "run", attempt=1, steps=1, with_eval=False)
+    (tmp_path / "run/config_original.yaml").write_bytes(b"\xff")
+    describe(tmp_path / "run", "a")
+    assert originals(tmp_path / "run") == {
+        "config_original.before-2.yaml": b"\xff",
+        "config_original.yaml": b"a",
+    }

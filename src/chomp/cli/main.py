@@ -17,6 +17,10 @@ from chomp.storage.screen import NO_READER_EXIT_CODE, checked_screen, is_reader_
 # What is imported inside functions is what `chomp --help` does not need: it must answer at once.
 
 
+# Files of commands that start JAX on devices; the others need much less memory.
+_ON_DEVICES = ("train", "verify_resume", "compare", "evaluate", "generate", "harness")
+
+
 def main() -> None:
     """Do what the command line says; ends the process with the exit code."""
     sys.exit(exit_code(sys.argv[1:]))
@@ -76,11 +80,13 @@ def parse(arguments: Sequence[str]) -> Command | None:
 def run(asked: Command) -> int:
     """Do what a command asks for; the exit code."""
     from chomp.launch.console import show_log_warnings
-    from chomp.storage.paths import require_current_folder
+    from chomp.storage.paths import require_current_folder, require_process_limits
 
     show_log_warnings()
     require_current_folder()
     module, _, function = asked.work.partition(":")
+    if module in _ON_DEVICES:
+        require_process_limits()
     code: int = getattr(import_module(f"chomp.cli.{module}"), function)(asked)
     return code
 

@@ -47,7 +47,7 @@ from chomp.launch.sweep import (
 from chomp.step_options import Allow, Force, MaxConcurrent, On, Overrides, Restarts, VerifySources
 from chomp.storage import join
 from chomp.storage.file_hashes import read_files_again
-from chomp.storage.paths import require_current_folder
+from chomp.storage.paths import require_current_folder, require_process_limits
 from chomp.storage.screen import (
     NO_READER_EXIT_CODE,
     checked_screen,
@@ -144,6 +144,7 @@ def executor_main(
             max_concurrent=max_concurrent,
         )
         require_current_folder()
+        require_process_limits()
         require_order(sweep_best)
         is_sweep = bool(sweep) or sweep_file is not None
         require(

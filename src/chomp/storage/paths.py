@@ -7,6 +7,7 @@ takes a tenth of a second. Addresses can be read; what is written is always loca
 
 import os
 import re
+import resource
 import secrets
 from typing import Any, TypeAlias
 
@@ -110,6 +111,21 @@ def require_current_folder() -> None:
             allowed="a current folder that exists",
             fix="change to another folder (cd) and run the command again",
         ) from error
+
+
+def require_process_limits() -> None:
+    """Raise `StorageError` where JAX and Orbax would abort for a limit of this process."""
+    for kind, flag, unit, least in (
+        (resource.RLIMIT_AS, "-v", "bytes of addresses", 2_000_000_000),
+        (resource.RLIMIT_NOFILE, "-n", "open files", 64),
+    ):
+        limit, _ = resource.getrlimit(kind)
+        if limit != resource.RLIM_INFINITY and limit < least:
+            raise StorageError(
+                f"a limit of {limit:,} {unit} for this process",
+                allowed=f"at least {least:,}",
+                fix=f"raise it (ulimit {flag}) and run the command again",
+            )
 
 
 def join(base: StrPath, *parts: str) -> str:

@@ -176,16 +176,17 @@ class RunFolder:
         """
         if not is_first():
             return
-        text = tracking.redacted(config.logging.original_config or config_to_yaml(config))
+        # Bytes: one that was damaged may be no text any more, and is kept like any other.
+        text = tracking.redacted(config.logging.original_config or config_to_yaml(config)).encode()
         path = join(self.path, run_files.ORIGINAL_CONFIG)
         aside = join(self.path, f"config_original.before-{self.attempt}.yaml")
         before = text
         if storage.exists(path):
-            before = storage.read_text(path, max_bytes=MAX_TEXT_BYTES)
+            before = storage.read_bytes(path, max_bytes=MAX_TEXT_BYTES)
         # A start that failed before its first row had this same number, and trained nothing.
         if before != text and not storage.exists(aside):
-            storage.write_text_atomic(aside, before)
-        storage.write_text_atomic(path, text)
+            storage.write_bytes_atomic(aside, before)
+        storage.write_bytes_atomic(path, text)
 
         resolved = config_to_mapping(config)
         resolved["logging"].pop("original_config")
