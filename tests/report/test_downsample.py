@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from chomp.errors import ConfigError
-from chomp.report.downsample import MIN_POINTS, bucket_means, downsampled, straight_pieces
+from chomp.report.curves import MIN_POINTS, bucket_means, downsampled, straight_pieces
 
 FINITE = st.floats(-1e6, 1e6)
 SERIES = arrays.arrays(np.float64, st.integers(0, 400), elements=FINITE | st.just(float("nan")))

@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 from chomp.report.columns import LARGEST, packed_values
-from chomp.report.page import render
-from chomp.report.payload import page_payload
+from chomp.report.page import page_payload, render
 from chomp.report.record import read_record
 from chomp.report.run_payload import run_payload
 from tests.chromium_pipe import MISSING, ChromiumPage, browser

@@ -11,10 +11,9 @@ import pytest
 
 import chomp
 from chomp.executor.status import StepInfo, write_info
-from chomp.report.payload import page_payload
+from chomp.report.page import page_payload
 from chomp.report.record import read_record
-from chomp.report.run_payload import MAX_POINTS, run_payload
-from chomp.report.run_texts import MAX_SAMPLE_CHARACTERS
+from chomp.report.run_payload import MAX_POINTS, MAX_SAMPLE_CHARACTERS, run_payload
 from chomp.variants.archive import read_archive
 from chomp.variants.checkout import checkout_root
 from chomp.variants.lifecycle import lines_beyond_name

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from chomp.report.spikes import MAX_SPIKES, spikes
+from chomp.report.curves import MAX_SPIKES, spikes
 
 
 def falling_loss(rows, *, noise=0.05, seed=0):

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from chomp import storage
 from chomp.errors import StorageError
 from chomp.launch.step_result import append_log
-from chomp.report.payload import write_run_page
+from chomp.report.page import write_run_page
 from chomp.storage import join
 from chomp.storage.files import parse_json
 from chomp.tracking import JsonlTracker

@@ -25,7 +25,7 @@ from chomp.executor.pins import read_pins
 from chomp.executor.status import read_info
 from chomp.launch.step_result import append_log, read_outcome
 from chomp.report.record import read_record
-from chomp.report.run_texts import samples
+from chomp.report.run_payload import samples
 from chomp.report.watch.watched_run import FollowedFile
 from chomp.storage.files import MAX_DEPTH, MAX_TEXT_BYTES, parse_json
 from chomp.tokenize import load_tokenizer

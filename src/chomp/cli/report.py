@@ -13,9 +13,9 @@ from chomp.config import config_from_mapping
 from chomp.errors import LaunchError, StorageError, require
 from chomp.launch.console import print_stop
 from chomp.launch.step_result import INTERRUPTED_EXIT_CODE
-from chomp.report.many_runs import run_payloads, total_bytes
-from chomp.report.payload import page_payload, require_free, write_page
+from chomp.report.page import page_payload, require_free, write_page
 from chomp.report.run_facts import config_leaves
+from chomp.report.run_payload import run_payloads, total_bytes
 from chomp.report.trace.summary import headline, newest_trace, summary_of_run, summary_tables
 from chomp.report.watch.view import watch
 from chomp.storage import exists, is_folder, is_local, join, name_of, normalise, parent_of

@@ -1,28 +1,52 @@
 """One run as a page's JSON holds it: curves, times, evaluations, texts, config.
 
-Its form is described with the page that reads it, in `chomp.report.page`. All texts are without
-secrets: a page is made to be sent to somebody.
+Its form is described with the page that reads it, in page_source/README.md. All texts are without
+secrets: a page is made to be sent to somebody. Large records are read by several processes: parsing
+text is Python's work, which threads cannot share.
 """
 
+import contextlib
 import os
 import shlex
-from collections.abc import Mapping
+import signal
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from multiprocessing import get_context
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+import chomp
+from chomp.errors import ConfigError, StorageError
+from chomp.executor.status import read_info
 from chomp.report import run_facts
 from chomp.report.columns import LARGEST, packed_steps, packed_values
-from chomp.report.downsample import Curve, bucket_means, downsampled, straight_pieces
+from chomp.report.curves import Curve, bucket_means, downsampled, spikes, straight_pieces
 from chomp.report.evaluations import eval_tags, mixture
-from chomp.report.record import RunRecord, Series
+from chomp.report.record import RunRecord, Series, read_record
 from chomp.report.run_facts import run_state
-from chomp.report.run_texts import samples, template_part
-from chomp.report.spikes import spikes
 from chomp.report.timeline import axes, counted, resumes, waterfall
-from chomp.storage import exists, is_local
-from chomp.tracking import metrics, without_secrets
-from chomp.tracking.run_files import eval_prefix_in, is_relative, path_above, section_in
+from chomp.storage import exists, file_info, is_folder, is_local, join, name_of, read_text
+from chomp.storage.files import MAX_TEXT_BYTES
+from chomp.tokenize.worker import available_cores
+from chomp.tracking import metrics, redacted, without_secrets
+from chomp.tracking.run_files import (
+    SAMPLE_MARK,
+    TEMPLATE,
+    eval_prefix_in,
+    is_relative,
+    path_above,
+    record_of,
+    samples_in,
+    section_in,
+)
+from chomp.variants.checkout import BASE, checkout_root, variant_path
+from chomp.variants.diff import FileChange, FolderChanges, folder_changes
+from chomp.variants.diff_page import CONTEXT_LINES, escaped, rows_html
+from chomp.variants.lifecycle import Renaming, lines_beyond_renaming
 
 # A page of under 5 MB holds about this many points: one takes 11 characters, its bucket's mean half
 # as much again. They are shared evenly by the runs of a page, and within a run by weight.
@@ -37,6 +61,8 @@ _WEIGHTS = {metrics.TRAIN_LOSS: 4.0, metrics.GRAD_NORM: 2.0, metrics.LEARNING_RA
 _DRAWN_BY_CORNERS = (metrics.LEARNING_RATE, metrics.TOTAL_TOKENS, metrics.TOTAL_GFLOPS, "mixture/")
 _MAX_CORNERS = 40
 _MAX_NAMED = 5  # metrics, in one sentence
+# Below that, one process is done before a second has started: half a second, or 80 MB of lines.
+_WORTH_A_PROCESS_BYTES = 80_000_000
 
 _GROUPS = (
     ("loss", ("train/loss",)),
@@ -45,6 +71,12 @@ _GROUPS = (
     ("speed", ("throughput/", "tokens_per_sec", "first_step_compile", "checkpoint/")),
     ("memory", ("memory/", "peak_memory")),
 )
+# A page is for looking: more texts, or longer ones, are in the folder. Of each prompt and of each
+# continuation so many characters.
+MAX_SAMPLES = 40
+MAX_SAMPLE_CHARACTERS = 4000
+# Of the lines of one template on a page; a variant that changes everything has 300 kB.
+MAX_DIFF_CHARACTERS = 600_000
 
 
 def run_payload(record: RunRecord, *, points: int = PAGE_POINTS) -> dict[str, Any]:
@@ -90,6 +122,69 @@ def run_payload(record: RunRecord, *, points: int = PAGE_POINTS) -> dict[str, An
         "profile": None,
     }
     return {**without_secrets(texts), **others}
+
+
+def run_payloads(
+    folders: Sequence[str],
+    *,
+    points: int = PAGE_POINTS,
+    on_read: Callable[[str], None] | None = None,
+    processes: int | None = None,
+) -> list[dict[str, Any]]:
+    """The part of each run for a page they share, in the order given.
+
+    `on_read` is called with each folder when it is read. `processes`: by default as many as pay, 0
+    for none beside this one. A folder that is no run is a `ConfigError`.
+    """
+    share = points // max(1, len(folders))
+    on_read = on_read or (lambda _: None)
+    if processes is None:
+        processes = num_processes(total_bytes(folders), len(folders), available_cores())
+    if not processes:
+        found = []
+        for folder in folders:
+            found.append(_read_payload(folder, share))
+            on_read(folder)
+        return found
+    # Spawned: a fork would copy this process, which may hold JAX's threads. Ctrl-C is for the
+    # process that writes the page.
+    pool = ProcessPoolExecutor(
+        processes, get_context("spawn"), signal.signal, (signal.SIGINT, signal.SIG_IGN)
+    )
+    try:
+        reads = {pool.submit(_read_payload, folder, share): folder for folder in folders}
+        for read in as_completed(reads):
+            read.result()  # raises what went wrong
+            on_read(reads[read])
+        return [read.result() for read in reads]
+    except BrokenProcessPool as error:
+        raise StorageError(
+            "a process that reads runs ended without an answer",
+            allowed="enough memory for the records: twice the size of each",
+            fix="see its output above, or give fewer runs at a time",
+        ) from error
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def total_bytes(folders: Sequence[str]) -> int:
+    """The size of all records together; a folder that has none yet counts nothing."""
+    sizes = 0
+    for folder in folders:
+        with contextlib.suppress(StorageError):
+            path = record_of(folder)
+            sizes += file_info(path).size_bytes if exists(path) else 0
+    return sizes
+
+
+def num_processes(num_bytes: int, num_runs: int, cores: int) -> int:
+    """How many processes pay for so many bytes of lines in so many runs; 0: this one alone."""
+    count = min(cores, num_runs, num_bytes // _WORTH_A_PROCESS_BYTES)
+    return count if count > 1 else 0
+
+
+def _read_payload(folder: str, points: int) -> dict[str, Any]:
+    return run_payload(read_record(folder), points=points)
 
 
 def _series(all_series: Mapping[str, Series], eval_prefix: str, points: int) -> dict[str, Any]:
@@ -224,3 +319,112 @@ def _spikes(losses: Series, where: str | None) -> list[dict[str, Any]]:
         }
         for spike in spikes(losses.steps, values)
     ]
+
+
+# --- Texts of the run folder ----------------------------------------------------------------------
+
+
+def samples(folder: str) -> tuple[list[dict[str, Any]], list[str]]:
+    """Generated texts along the run, evenly thinned to `MAX_SAMPLES`, the first and last kept.
+
+    With them, in words, the ones that cannot be read.
+    """
+    files = list(samples_in(folder).items())
+    places = np.linspace(0, len(files) - 1, min(MAX_SAMPLES, len(files))).round().astype(int)
+    found, problems = [], []
+    for step, path in (files[place] for place in np.unique(places)):
+        try:
+            found.append({"step": step, **_parts(read_text(path, max_bytes=MAX_TEXT_BYTES))})
+        except StorageError:
+            problems.append(f"the sample of step {step:,} is left out: {name_of(path)} is no text")
+    return found, problems
+
+
+def _parts(text: str) -> dict[str, str]:
+    """Prompt and continuation, each cut where it is furthest from the other."""
+    prompt, mark, written = text.partition(SAMPLE_MARK)
+    prompt, written = (prompt, written) if mark else ("", text)
+    return {"prompt": prompt[-MAX_SAMPLE_CHARACTERS:], "text": written[:MAX_SAMPLE_CHARACTERS]}
+
+
+@dataclass(frozen=True)
+class TemplatePart:
+    """A run's template: its name as far as it is known, and how it differs from base."""
+
+    name: str | None
+    content: dict[str, Any] | None  # for a page; None where the run has no copy of its template
+
+
+def template_part(folder: str) -> TemplatePart:
+    """The run's own copy of its template against the base of a checkout, without secrets."""
+    name = _name(folder)
+    copy = join(folder, TEMPLATE)
+    if not is_folder(copy):
+        return TemplatePart(name, None)
+    against = variant_path(BASE)
+    content: dict[str, Any] = {
+        "name": redacted(name or "unknown"),
+        "files": [],
+        "against": against,
+        "html": None,
+        "note": None,
+    }
+    base = _base(folder)
+    if base is None or not is_local(copy):
+        content["note"] = f"no checkout is near, so there is no {against} to compare with"
+        return TemplatePart(name, content)
+    changes = folder_changes(base, Path(copy), extensions=(".py",))
+    content["files"] = [
+        {"path": redacted(file.path), "lines": len(file.right.lines)}
+        for file in changes.files
+        if file.right
+    ]
+    return TemplatePart(name, content | _difference(changes, name, against))
+
+
+def _difference(changes: FolderChanges, name: str | None, against: str) -> dict[str, Any]:
+    if changes.is_empty:
+        return {"note": f"equal to {against} of this checkout"}
+    changed = [file for file in changes.files if file.status != "unchanged" and not file.is_binary]
+    html = "".join(map(_file_html, changed))
+    told = f"{_lines_told(changes, name)} against {against}"
+    if len(html) > MAX_DIFF_CHARACTERS:
+        return {"note": f"{told}: too much for this page; `chomp variant diff` shows all of it"}
+    return {"html": html, "note": told}
+
+
+def _lines_told(changes: FolderChanges, name: str | None) -> str:
+    """How many lines differ, counted as the ledger does where the variant's name is known."""
+    if name is None:
+        return f"+{changes.added_lines:,} -{changes.deleted_lines:,} lines of Python"
+    added, deleted = lines_beyond_renaming(changes, Renaming(BASE, name))
+    return f"+{added:,} -{deleted:,} lines of Python, but for its own name,"
+
+
+def _file_html(file: FileChange) -> str:
+    # Secrets go before there is HTML, which may write them otherwise or put marks into them.
+    left = [redacted(line) for line in file.left.lines] if file.left else []
+    right = [redacted(line) for line in file.right.lines] if file.right else []
+    rows = rows_html(file.path, left, right, file.hunks, CONTEXT_LINES)
+    return f'<h3>{escaped(redacted(file.path))}</h3><div class="code">{rows}</div>'
+
+
+def _name(folder: str) -> str | None:
+    """The variant by the module of its launch config, as the executor recorded it."""
+    try:
+        info = read_info(folder)
+    except StorageError:
+        return None
+    module = info.config.get("<module>") if info and isinstance(info.config, dict) else None
+    parts = module.split(".") if isinstance(module, str) else []
+    return parts[2] if parts[:2] == ["experiments", "grug"] and len(parts) > 2 else None
+
+
+def _base(folder: str) -> Path | None:
+    """The base template of the nearest checkout: here, above the run, or where the library is."""
+    for start in (Path.cwd(), Path(folder), Path(chomp.__file__).parent):
+        try:
+            return checkout_root(start) / variant_path(BASE)
+        except ConfigError:
+            continue
+    return None

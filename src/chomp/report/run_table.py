@@ -7,7 +7,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from chomp.report.payload import page_of_run
+from chomp.report.page import page_of_run
 from chomp.storage import exists, is_folder, join, list_folder, read_text
 from chomp.storage.files import MAX_TEXT_BYTES
 from chomp.storage.printable import PlainConsole, printable

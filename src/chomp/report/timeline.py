@@ -7,9 +7,8 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from chomp.report.attempts import Attempt
 from chomp.report.columns import LARGEST, Logged, packed_steps, packed_values
-from chomp.report.record import RunRecord, Series
+from chomp.report.record import Attempt, RunRecord, Series
 from chomp.tracking import metrics
 from chomp.tracking.run_files import FINISHED, PIECE_FINISHED, eval_prefix_in
 

@@ -28,7 +28,7 @@ from chomp.data import BatchSchedule, read_manifest
 from chomp.errors import ConfigError, RunInterrupted, StorageError, require
 from chomp.kernels.precision import Precision
 from chomp.mesh import broadcast, is_first, leave_on_error, raise_together
-from chomp.report.payload import page_of_run, remove_run_page, write_run_page
+from chomp.report.page import page_of_run, remove_run_page, write_run_page
 from chomp.storage import join
 from chomp.storage.files import MAX_TEXT_BYTES, require_links_inside
 from chomp.storage.paths import require_plain_path

@@ -20,7 +20,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from chomp.errors import StorageError
-from chomp.report.attempts import step_gone_on_from
+from chomp.report.record import step_gone_on_from
 from chomp.report.run_facts import is_killed
 from chomp.storage import join, name_of, read_text
 from chomp.storage.files import MAX_TEXT_BYTES, open_regular
