@@ -66,7 +66,9 @@ def prepare_cpu_steps() -> None:
     Call it before JAX looks for its devices, whose threads keep the settings they start with.
     No-op where JAX may use other devices.
     """
-    if not _is_cpu_only():
+    platforms = jax.config.values["jax_platforms"]
+    has_others = entry_points(group="jax_plugins") or find_spec("libtpu") is not None
+    if str(platforms).split(",")[0] != "cpu" if platforms else has_others:
         return
     # A step takes every core anyway, and its time would be measured as part of the next one's.
     jax.config.update("jax_cpu_enable_async_dispatch", False)
@@ -92,7 +94,20 @@ def prepare_gpu(environ: MutableMapping[str, str] | None = None) -> bool:
     if found is None:
         log.debug("no RTX 50xx here: XLA_FLAGS stay as they are")
         return False
-    _leave_out_triton_gemm(environ, found)
+    flags = environ.get("XLA_FLAGS", "")
+    if TRITON_GEMM_OFF not in flags.split():
+        if _TRITON_GEMM.search(flags):
+            log.warning(
+                "%s here; keeping XLA_FLAGS=%r, though Triton GEMM may fail on it", found, flags
+            )
+        else:
+            environ["XLA_FLAGS"] = f"{flags} {TRITON_GEMM_OFF}".strip()
+            log.warning(
+                "%s here: added %s to XLA_FLAGS, since Triton GEMM has run out of memory on it; "
+                "to keep it, set XLA_FLAGS=--xla_gpu_enable_triton_gemm=true",
+                found,
+                TRITON_GEMM_OFF,
+            )
     if environ.get(_PREALLOCATE, "").lower() not in ("false", "0"):
         log.warning(
             "%s here, and JAX will take three quarters of its memory at once; set %s=false to let "
@@ -126,27 +141,3 @@ def is_rtx_50(name: str) -> bool:
     if _RTX_5000.search(name):
         return "GeForce" in name
     return _RTX_50.search(name) is not None
-
-
-def _is_cpu_only() -> bool:
-    """Whether JAX is set to use the CPU, or has nothing else installed; starts no device."""
-    asked_for = jax.config.values["jax_platforms"]
-    if asked_for:
-        return str(asked_for).split(",")[0] == "cpu"
-    return not entry_points(group="jax_plugins") and find_spec("libtpu") is None
-
-
-def _leave_out_triton_gemm(environ: MutableMapping[str, str], name: str) -> None:
-    flags = environ.get("XLA_FLAGS", "")
-    if TRITON_GEMM_OFF in flags.split():
-        return
-    if _TRITON_GEMM.search(flags):
-        log.warning("%s here; keeping XLA_FLAGS=%r, though Triton GEMM may fail on it", name, flags)
-        return
-    environ["XLA_FLAGS"] = f"{flags} {TRITON_GEMM_OFF}".strip()
-    log.warning(
-        "%s here: added %s to XLA_FLAGS, since Triton GEMM has run out of memory on it; "
-        "to keep it, set XLA_FLAGS=--xla_gpu_enable_triton_gemm=true",
-        name,
-        TRITON_GEMM_OFF,
-    )

@@ -91,7 +91,17 @@ def join_processes(environ: Mapping[str, str] | None = None) -> bool:
     options: dict[str, Any] = {}
     # The address alone is not enough: clusters that JAX knows by itself set it too.
     if COUNT in given or INDEX in given:
-        address, count, index = _from_variables(given)
+        try:
+            count, index = int(given[COUNT]), int(given[INDEX])
+        except (KeyError, ValueError):
+            count, index = 0, 0
+        if ADDRESS not in given or not 0 <= index < count:
+            raise ConfigError(
+                ", ".join(f"{name}={given.get(name, '')}" for name in (ADDRESS, COUNT, INDEX)),
+                allowed="host:port of process 0, the number of processes, and an index below it",
+                fix="set all three in every process, or none of them to train with one",
+            )
+        address = given[ADDRESS]
     elif _is_of_srun(environ):
         address, count = environ.get(ADDRESS) or _slurm_address(environ), int(environ[_SLURM_COUNT])
         index = int(environ["SLURM_PROCID"])
@@ -118,21 +128,6 @@ def join_processes(environ: Mapping[str, str] | None = None) -> bool:
     )
     log.info("process %d of %d%s", index, count, ", by SLURM's srun" if options else "")
     return True
-
-
-def _from_variables(given: Mapping[str, str]) -> tuple[str, int, int]:
-    """The address of process 0, how many processes there are, and which of them this is."""
-    try:
-        count, index = int(given[COUNT]), int(given[INDEX])
-    except (KeyError, ValueError):
-        count, index = 0, 0
-    if ADDRESS not in given or not 0 <= index < count:
-        raise ConfigError(
-            ", ".join(f"{name}={given.get(name, '')}" for name in (ADDRESS, COUNT, INDEX)),
-            allowed="host:port of process 0, the number of processes, and an index below it",
-            fix="set all three in every process, or none of them to train with one",
-        )
-    return given[ADDRESS], count, index
 
 
 def _is_of_srun(environ: Mapping[str, str]) -> bool:
@@ -306,18 +301,14 @@ def raise_together(name: str, *, timeout_s: float = TIMEOUT_S) -> Iterator[None]
 
 def post(name: str, value: Any) -> None:
     """Leave a value (plain, as JSON has it) for the others to find, instead of the one before."""
-    key = f"{_posts(name)}/{jax.process_index()}"
+    key = f"chomp/{name}/posts/{jax.process_index()}"
     _client().key_value_set(key, json.dumps(value), allow_overwrite=True)
 
 
 def read_posts(name: str) -> dict[int, Any]:
     """What processes have posted under a name until now, by process index; waits for nobody."""
-    found = _client().key_value_dir_get(f"{_posts(name)}/")
+    found = _client().key_value_dir_get(f"chomp/{name}/posts/")
     return {int(key.rpartition("/")[2]): json.loads(text) for key, text in found}
-
-
-def _posts(name: str) -> str:
-    return f"chomp/{name}/posts"
 
 
 def _wait_for_key(
@@ -412,8 +403,9 @@ def _leave() -> None:
             deadline = time.monotonic() + _LAST_WORDS_S
             for index in range(1, jax.process_count()):
                 left_ms = round(1000 * (deadline - time.monotonic()))
+                key = f"chomp/{_LEAVING}/posts/{index}"
                 with suppress(jax.errors.JaxRuntimeError):
-                    _client().blocking_key_value_get(f"{_posts(_LEAVING)}/{index}", max(1, left_ms))
+                    _client().blocking_key_value_get(key, max(1, left_ms))
         else:
             post(_LEAVING, _exit_code)
     finally:

@@ -50,7 +50,7 @@ class PlacedArray(NamedTuple):
 
     def pieces(self, mesh: AnyMesh) -> int:
         """How many different pieces the devices of a mesh hold of it."""
-        return math.prod(_cuts(mesh, part) for part in self.spec)
+        return math.prod(mesh.shape[axis] for part in self.spec for axis in _axes(part))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,10 +102,10 @@ def require_divisible(tree: Any, mesh: AnyMesh) -> None:
     """
     for array in placed_arrays(tree):
         for size, part in zip(array.shape, array.spec, strict=False):
-            pieces = _cuts(mesh, part)
+            axes = _axes(part)
+            pieces = math.prod(mesh.shape[axis] for axis in axes)
             if size % pieces == 0:
                 continue
-            axes = _axes(part)
             sizes = ", ".join(f"mesh.{axis}={mesh.shape[axis]}" for axis in axes)
             below = size // pieces * pieces
             works = [below, below + pieces] if below else [pieces]
@@ -135,7 +135,26 @@ def memory_lines(tree: Any, mesh: AnyMesh) -> list[MemoryLine]:
     for array in placed_arrays(tree):
         key = (_NUMBER.sub("*", array.path), array.shape, array.dtype, array.spec)
         alike.setdefault(key, []).append(array)
-    lines = [_line(arrays, mesh) for arrays in alike.values()]
+    lines = []
+    for arrays in alike.values():
+        first = arrays[0]
+        # With a star in the places where the paths differ.
+        parts = zip(*(array.path.split("/") for array in arrays), strict=True)
+        per_device = len(arrays) * first.num_bytes // first.pieces(mesh)
+        lines.append(
+            MemoryLine(
+                path="/".join(names[0] if len(set(names)) == 1 else "*" for names in parts),
+                count=len(arrays),
+                shape=first.shape,
+                dtype=str(first.dtype),
+                # What cuts each axis, `-` where nothing does: `data, -, model`.
+                spec=", ".join("+".join(_axes(part)) or "-" for part in first.spec)
+                if any(first.spec)
+                else "whole",
+                bytes_per_device=per_device,
+                total_bytes=per_device * math.prod(mesh.shape.values()),
+            )
+        )
     return sorted(lines, key=lambda line: (-line.bytes_per_device, line.path))
 
 
@@ -266,40 +285,6 @@ def _axes(part: Any) -> tuple[str, ...]:
     return () if part is None else part if isinstance(part, tuple) else (part,)
 
 
-def _cuts(mesh: AnyMesh, part: Any) -> int:
-    """Into how many pieces one axis of an array is cut."""
-    return math.prod(mesh.shape[axis] for axis in _axes(part))
-
-
-def _line(arrays: Sequence[PlacedArray], mesh: AnyMesh) -> MemoryLine:
-    first = arrays[0]
-    per_device = len(arrays) * first.num_bytes // first.pieces(mesh)
-    return MemoryLine(
-        path=_common_path([array.path for array in arrays]),
-        count=len(arrays),
-        shape=first.shape,
-        dtype=str(first.dtype),
-        spec=_format_spec(first),
-        bytes_per_device=per_device,
-        total_bytes=per_device * math.prod(mesh.shape.values()),
-    )
-
-
-def _common_path(paths: Sequence[str]) -> str:
-    """The one path of all, with a star in the places where they differ."""
-    parts = zip(*(path.split("/") for path in paths), strict=True)
-    return "/".join(names[0] if len(set(names)) == 1 else "*" for names in parts)
-
-
-def _format_spec(array: PlacedArray) -> str:
-    """What cuts each axis, `-` where nothing does: `data, -, model`."""
-    if not any(array.spec):
-        return "whole"
-    return ", ".join(
-        part if isinstance(part, str) else "+".join(part or "-") for part in array.spec
-    )
-
-
 def _sums(lines: Sequence[MemoryLine]) -> tuple[str, str]:
     return (
         format_bytes(sum(line.bytes_per_device for line in lines)),
@@ -318,18 +303,15 @@ def _aligned(rows: Sequence[tuple[str, ...]]) -> str:
     """Aligned columns, numbers to the right; the first is shortened if the table is too wide."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     widths[0] = min(widths[0], max(_WIDTH - sum(widths[1:]) - 2 * (len(widths) - 1), 20))
-    return "\n".join(
-        "  ".join(
-            f"{_shortened(cell, width):{'>' if number > 3 else '<'}{width}}"
-            for number, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in rows
-    )
-
-
-def _shortened(text: str, width: int) -> str:
-    # The end of a path says more than its beginning.
-    return text if len(text) <= width else f"  …{text[len(text) - width + 3 :]}"
+    lines = []
+    for row in rows:
+        cells = []
+        for number, (cell, width) in enumerate(zip(row, widths, strict=True)):
+            # The end of a path says more than its beginning.
+            text = cell if len(cell) <= width else f"  …{cell[len(cell) - width + 3 :]}"
+            cells.append(f"{text:{'>' if number > 3 else '<'}{width}}")
+        lines.append("  ".join(cells).rstrip())
+    return "\n".join(lines)
 
 
 def _container_limits() -> Iterator[int]:
