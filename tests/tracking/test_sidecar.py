@@ -308,6 +308,30 @@ def test_a_killed_sidecar_is_started_again_and_told(
     assert "was killed by signal 9 and is started again; no row is lost" in caplog.text
 
 
+def test_while_a_run_is_sent_a_second_process_for_its_record_has_nothing_to_do(
+    tmp_path: Path,
+) -> None:
+    record = JsonlTracker(tmp_path / "metrics.jsonl", attempt=1)
+    of_run = begin(tmp_path)
+    record.log({"x": 1}, step=0)
+    wait_until(lambda: (tmp_path / "board").exists())
+    late = begin(tmp_path, waits_for_others=False)
+    late.finish()
+    assert late.failures == []
+    record.log({"x": 1}, step=1)
+    of_run.finish()
+    assert board_steps(tmp_path) == [(1, 0), (1, 1)]
+
+
+def test_a_process_that_cannot_be_started_is_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / ".sinks.log").symlink_to("elsewhere")
+    begin(tmp_path).finish()
+    assert "could not be started: " in caplog.text
+    assert not (tmp_path / "elsewhere").exists()
+
+
 # ---- Sinks that hang or fail --------------------------------------------------------------------
 
 

@@ -89,25 +89,79 @@ def export_weights(
     what was saved, bit for bit; else floating-point arrays are rounded to it. Takes memory for the
     weights once (the optimizer's state is not read).
     """
-    target = normalise(out)
-    _require_new(target)
+    target, metadata = normalise(out), found.metadata
+    require(
+        is_local(target),
+        f"--out {target}",
+        allowed="a local folder",
+        fix="export to a local folder, and copy it",
+    )
+    if exists(target):
+        raise StorageError(
+            f"{target} already exists",
+            allowed="a new folder: an export never overwrites",
+            fix="choose another --out, or remove the folder",
+        )
     names = weight_names(found, weights)
     if (problem := problem_with_files(found)) is not None:
         raise DamagedCheckpoint(found.path, problem)
-    _require_own_tokenizer(found, run)
+    tokenizer = None if run is None else join(run, "tokenizer")
+    if tokenizer is not None and metadata.tokenizer_hash and is_folder(tokenizer):
+        digest, saved = load_tokenizer(tokenizer).content_hash, metadata.tokenizer_hash
+        if digest != saved:
+            raise DataError(
+                f"{tokenizer} has the hash {digest[:_HASH_CHARACTERS]}",
+                allowed=f"the tokenizer that {found.path} was trained with, "
+                f"{saved[:_HASH_CHARACTERS]}",
+                fix="restore its files, or remove the folder to export the weights alone",
+            )
     arrays = {
         name.removeprefix(_PREFIXES[weights]).replace("/", "."): _as_type(name, value, dtype)
         for name, value in checked_arrays(found, names, on_bytes=on_bytes)
     }
+    num_bytes = sum(value.nbytes for value in arrays.values())
+    receipts = "".join(f"{name} {metadata.receipt[name]}\n" for name in names)
+    header = {  # where the arrays come from, as safetensors takes it: text only
+        "names": "dotted paths through the fields of template/model.py; numbers index layers",
+        "weights": weights,
+        "step": str(metadata.step),
+        "tokens_seen": str(metadata.tokens_seen),
+        "run_id": metadata.run_id,
+        "attempt": str(metadata.attempt),
+        "config_hash": metadata.config_hash,
+        "tokenizer_hash": metadata.tokenizer_hash,
+        "receipts_sha256": hashlib.sha256(receipts.encode()).hexdigest(),
+    }
+    readme = _README.format(
+        run_id=metadata.run_id,
+        step=metadata.step,
+        tokens_seen=metadata.tokens_seen,
+        weights="averaged weights (EMA)" if weights == "ema" else "weights",
+        num_arrays=len(arrays),
+        dtypes=" and ".join(sorted({value.dtype.name for value in arrays.values()})),
+    )
     make_folder(parent_of(os.path.abspath(target)))
     unfinished = temporary_beside(os.path.abspath(target))
+    missing = []
     try:
-        missing = _write(unfinished, found, run, weights, arrays)
+        make_folder(unfinished)
+        _write_safetensors(join(unfinished, MODEL_FILE), arrays, header)
+        write_json_atomic(join(unfinished, "config.json"), metadata.config)
+        for name in _COPIED:
+            source = None if run is None else join(run, name)
+            if source is None or not is_folder(source):
+                missing.append(name)
+                continue
+            make_folder(join(unfinished, name))
+            for file in list_folder(source):
+                if not is_folder(join(source, file)):
+                    content = read_bytes(join(source, file), max_bytes=MAX_JSON_BYTES)
+                    write_bytes_atomic(join(unfinished, name, file), content)
+        write_text_atomic(join(unfinished, "README.md"), readme)
         rename_folder(unfinished, target)
     finally:
         remove_tree(unfinished)
-    num_bytes = sum(value.nbytes for value in arrays.values())
-    return Export(path=target, num_arrays=len(arrays), num_bytes=num_bytes, missing=missing)
+    return Export(path=target, num_arrays=len(arrays), num_bytes=num_bytes, missing=tuple(missing))
 
 
 def weight_names(found: StepFolder, weights: Weights) -> list[str]:
@@ -129,53 +183,6 @@ def weight_names(found: StepFolder, weights: Weights) -> list[str]:
 def weight_bytes(found: StepFolder, weights: Weights) -> int:
     """Bytes that an export reads."""
     return sum(array_bytes(found, name) for name in weight_names(found, weights))
-
-
-def _write(
-    folder: str,
-    found: StepFolder,
-    run: str | None,
-    weights: Weights,
-    arrays: dict[str, np.ndarray],
-) -> tuple[str, ...]:
-    """Fill `folder`; gives what the run folder did not have."""
-    make_folder(folder)
-    _write_safetensors(join(folder, MODEL_FILE), arrays, _header(found, weights))
-    write_json_atomic(join(folder, "config.json"), found.metadata.config)
-    missing = []
-    for name in _COPIED:
-        if run is not None and is_folder(join(run, name)):
-            _copy_files(join(run, name), join(folder, name))
-        else:
-            missing.append(name)
-    metadata = found.metadata
-    readme = _README.format(
-        run_id=metadata.run_id,
-        step=metadata.step,
-        tokens_seen=metadata.tokens_seen,
-        weights="averaged weights (EMA)" if weights == "ema" else "weights",
-        num_arrays=len(arrays),
-        dtypes=" and ".join(sorted({value.dtype.name for value in arrays.values()})),
-    )
-    write_text_atomic(join(folder, "README.md"), readme)
-    return tuple(missing)
-
-
-def _header(found: StepFolder, weights: Weights) -> dict[str, str]:
-    """Where the arrays come from, as safetensors takes it: text only."""
-    metadata = found.metadata
-    receipts = (f"{name} {metadata.receipt[name]}\n" for name in weight_names(found, weights))
-    return {
-        "names": "dotted paths through the fields of template/model.py; numbers index layers",
-        "weights": weights,
-        "step": str(metadata.step),
-        "tokens_seen": str(metadata.tokens_seen),
-        "run_id": metadata.run_id,
-        "attempt": str(metadata.attempt),
-        "config_hash": metadata.config_hash,
-        "tokenizer_hash": metadata.tokenizer_hash,
-        "receipts_sha256": hashlib.sha256("".join(receipts).encode()).hexdigest(),
-    }
 
 
 def _write_safetensors(path: str, arrays: dict[str, np.ndarray], header: dict[str, str]) -> None:
@@ -211,42 +218,3 @@ def _as_type(name: str, value: np.ndarray, dtype: FloatType | None) -> np.ndarra
             fix="choose bfloat16 or float32",
         )
     return cast
-
-
-def _copy_files(source: str, target: str) -> None:
-    """Copy the files of a folder, without what is in folders below it."""
-    make_folder(target)
-    for name in list_folder(source):
-        if not is_folder(join(source, name)):
-            write_bytes_atomic(
-                join(target, name), read_bytes(join(source, name), max_bytes=MAX_JSON_BYTES)
-            )
-
-
-def _require_own_tokenizer(found: StepFolder, run: str | None) -> None:
-    """Raise `DataError` if the run folder's tokenizer is not the one of the checkpoint."""
-    saved = found.metadata.tokenizer_hash
-    if run is None or not saved or not is_folder(folder := join(run, "tokenizer")):
-        return
-    digest = load_tokenizer(folder).content_hash
-    if digest != saved:
-        raise DataError(
-            f"{folder} has the hash {digest[:_HASH_CHARACTERS]}",
-            allowed=f"the tokenizer that {found.path} was trained with, {saved[:_HASH_CHARACTERS]}",
-            fix="restore its files, or remove the folder to export the weights alone",
-        )
-
-
-def _require_new(target: str) -> None:
-    require(
-        is_local(target),
-        f"--out {target}",
-        allowed="a local folder",
-        fix="export to a local folder, and copy it",
-    )
-    if exists(target):
-        raise StorageError(
-            f"{target} already exists",
-            allowed="a new folder: an export never overwrites",
-            fix="choose another --out, or remove the folder",
-        )

@@ -38,7 +38,7 @@ from chomp.tracking.run_files import (
     resolved_config,
     run_folders_in,
 )
-from chomp.tracking.sidecar import is_installed, not_installed
+from chomp.tracking.sidecar import REPLAY_LOG, is_installed, not_installed
 
 # A second and a half of reading: from here on there is a progress bar.
 _SHOW_PROGRESS_BYTES = 200_000_000
@@ -212,6 +212,7 @@ def replay_metrics(asked: MetricsReplay) -> int:
         tensorboard=tensorboard,
         on_address=on_address,
         timeout_s=None,
+        log=REPLAY_LOG,
     )
     assert sidecar is not None, "one of the two is given"
     sidecar.finish()

@@ -244,4 +244,5 @@ def _start_sidecar(run: LoadedRun, record: str, attempt: int) -> Sidecar | None:
         folder=folder,
         wandb=wandb,
         tensorboard=config.tensorboard.folder if config.tensorboard.enabled else None,
+        waits_for_others=False,  # while the run trains, its own process sends this row too
     )

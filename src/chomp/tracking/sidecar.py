@@ -38,6 +38,7 @@ from chomp.tracking.sinks import Sink, TensorBoardSink, WandbSink, WandbStart
 FINISH_TIMEOUT_S = 60.0
 # What the process says besides, and the lock of the one that may write to the sinks of a run.
 SIDECAR_LOG = ".sinks.log"
+REPLAY_LOG = ".replay.log"  # the same for sinks that are not the run's own
 # From here on somebody at the terminal wonders why the run does not end.
 _QUIET_WAIT_S = 3.0
 _GRACE_S = 5.0  # for the process to end by itself when its time is over
@@ -61,6 +62,7 @@ class SidecarStart:
     wandb: WandbStart | None = None
     tensorboard: str | None = None  # the folder of event files
     timeout_s: float | None = FINISH_TIMEOUT_S  # from the end of the run on
+    waits_for_others: bool = True  # False: another process on this record sends all there is
 
 
 # ---- In the run ----------------------------------------------------------------------------------
@@ -115,7 +117,11 @@ class Sidecar:
             with self._lock:
                 if self._is_given_up.is_set():
                     return
-                self._process = process = self._spawn()
+                try:
+                    self._process = process = self._spawn()
+                except (OSError, ChompError) as error:
+                    self._fail(f"could not be started: {error}")
+                    return
                 if self._is_ending.is_set():
                     self._close_pipe()
             assert process.stdout is not None
@@ -213,10 +219,12 @@ def start_sidecar(
     tensorboard: str | None = None,
     on_address: Callable[[str | None], None] = lambda url: None,
     timeout_s: float | None = FINISH_TIMEOUT_S,
+    log: str = SIDECAR_LOG,
+    waits_for_others: bool = True,
 ) -> Sidecar | None:
     """The process that sends a run's record to the sinks that are given; None where none is.
 
-    `folder` is the run folder, and `tensorboard` the name of a folder in it.
+    `folder` is the run folder, `tensorboard` the name of a folder in it, and `log` that of a file.
     """
     remedies = {}
     if wandb is not None:
@@ -228,11 +236,12 @@ def start_sidecar(
         return None
     start = SidecarStart(
         record=record,
-        log=str(Path(folder) / SIDECAR_LOG),
+        log=str(Path(folder) / log),
         remedies=remedies,
         wandb=wandb,
         tensorboard=None if tensorboard is None else str(Path(folder) / tensorboard),
         timeout_s=timeout_s,
+        waits_for_others=waits_for_others,
     )
     return Sidecar(start, on_address=on_address)
 
@@ -326,7 +335,9 @@ def serve() -> None:
     # One process for each run. W&B's own process has this file too: as long as it may still write
     # what a killed process gave it, nobody can tell what is missing.
     try:
-        fcntl.flock(2, fcntl.LOCK_EX)
+        fcntl.flock(2, fcntl.LOCK_EX | (0 if start.waits_for_others else fcntl.LOCK_NB))
+    except BlockingIOError:
+        return
     except OSError:  # a file system without locks: rows may come twice, and none is lost
         traceback.print_exc()
 

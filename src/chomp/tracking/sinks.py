@@ -164,6 +164,7 @@ class WandbSink:
 
         self._start, self._folder = start, folder
         mode = start.mode or os.environ.get("WANDB_MODE", "online")
+        is_offline = mode in ("offline", "dryrun")
         # W&B would ask for a key at the terminal, in the middle of a run.
         if mode == "online" and not wandb.login(prompt=False, verify=False):
             raise LaunchError(
@@ -192,7 +193,7 @@ class WandbSink:
         self._number = 0  # of the next row in the record
         # What W&B has: online the server says so, offline the files of earlier processes.
         self._first_new = self._run.step
-        if mode == "offline":
+        if is_offline:
             sync_dir = Path(self._run.settings.sync_dir)
             logs = sync_dir.parent.glob(f"offline-run-*/run-{start.run_id}.wandb")
             self._first_new = max((1 + _last_step(log) for log in logs), default=0)
