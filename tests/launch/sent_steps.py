@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -67,9 +68,14 @@ def step(name: str, wish: str = "", *, resources: Resources | None = None) -> Ex
 
 def wait_for(path: Path) -> None:
     """Return when there is something at `path`."""
+    wait_until(path.exists, f"nothing came to {path}")
+
+
+def wait_until(condition: Callable[[], object], failure: str = "it never came") -> None:
+    """Return when the condition holds."""
     deadline = time.monotonic() + LONGEST_S
-    while not path.exists():
-        assert time.monotonic() < deadline, f"nothing came to {path}"
+    while not condition():
+        assert time.monotonic() < deadline, failure
         time.sleep(0.005)
 
 
@@ -78,10 +84,7 @@ def _wait_to_be_asked(out: Path) -> None:
     asked: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, frame: asked.append(number))
     (out / "ready").touch()
-    deadline = time.monotonic() + LONGEST_S
-    while not asked:
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
+    wait_until(lambda: asked)
     (out / "saved").touch()
     raise RunInterrupted("SIGTERM: the state is saved at step-5.", exit_code=75)
 
@@ -101,16 +104,15 @@ def _go_on(out: Path) -> None:
 
 def _lose_one(out: Path, index: str, *, times: int) -> None:
     """Process 1 is killed as often as told; process 0 works on until it is ended or was not."""
-    deadline = time.monotonic() + LONGEST_S
-    if index == "1" and (tries := (out / "starts").read_text().split().count("1")) <= times:
+
+    def starts_of(member: str) -> int:
+        return (out / "starts").read_text().split().count(member)
+
+    if index == "1" and (tries := starts_of("1")) <= times:
         # Not before the other has begun, or it would be ended without a trace.
-        while (out / "starts").read_text().split().count("0") < tries:
-            assert time.monotonic() < deadline
-            time.sleep(0.005)
+        wait_until(lambda: starts_of("0") >= tries)
         os.kill(os.getpid(), signal.SIGKILL)
-    while (out / "starts").read_text().split().count("1") <= times:
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
+    wait_until(lambda: starts_of("1") > times)
 
 
 def _fail_in_one(out: Path, index: str) -> None:

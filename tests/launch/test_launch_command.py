@@ -440,6 +440,7 @@ def test_a_process_that_waits_for_another_says_for_whom(
         second = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True)
         processes.append(second)
         assert second.stdout is not None
+        assert second.stdout.readline().startswith("Waiting for tokens-")
         assert f"held by process {first.pid} on " in second.stdout.readline()
         assert f"being run by process {first.pid} on " in launch("--plan").stdout
         (tmp_path / "go").touch()

@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -31,7 +30,7 @@ from chomp.launch.process import (
     usual_concurrency,
 )
 from chomp.launch.run import local_runner, run_planned
-from tests.launch.sent_steps import step, wait_for
+from tests.launch.sent_steps import step, wait_for, wait_until
 
 WISHES = ["", "data", "rare", "bug", "exit", "killed", "leaves", "crashes"]
 
@@ -104,7 +103,7 @@ def test_a_process_that_was_killed_is_named_with_its_log(ran: Ran):
 def test_a_process_that_ends_itself_without_a_word_has_not_done_its_part(ran: Ran):
     error = ran.errors["step-leaves"]
     assert type(error) is LaunchError
-    assert "its process ended with 3 before it was done" in str(error)
+    assert "its process exited with code 3 before it was done" in str(error)
     assert "what ends it (os._exit" in str(error)
 
 
@@ -174,19 +173,14 @@ def test_a_step_does_not_outlive_the_process_that_holds_its_lock(tmp_path):
     root = str(Path(__file__).parents[2])
     env = {**os.environ, "PYTHONPATH": root}
     parent = subprocess.Popen([sys.executable, "-c", LAUNCH, str(tmp_path)], env=env)
-    deadline = time.monotonic() + 60
-    while not (ready := list(tmp_path.glob("own-*/ready"))):
-        assert time.monotonic() < deadline
-        assert parent.poll() is None
-        time.sleep(0.01)
-    log = (ready[0].parent / ".executor_log").read_text()
+    wait_until(lambda: list(tmp_path.glob("own-*/ready")) or parent.poll() is not None)
+    [ready] = tmp_path.glob("own-*/ready")
+    log = (ready.parent / ".executor_log").read_text()
     child = int(log.splitlines()[-1].removeprefix("printed by "))
     os.kill(parent.pid, signal.SIGKILL)
     parent.wait()
-    while Path(f"/proc/{child}").exists():
-        assert time.monotonic() < deadline, "the step's process lives on"
-        time.sleep(0.01)
-    assert not (ready[0].parent / "saved").exists()
+    wait_until(lambda: not Path(f"/proc/{child}").exists(), "the step's process lives on")
+    assert not (ready.parent / "saved").exists()
 
 
 def test_each_process_of_a_gang_gets_gpus_of_its_own(tmp_path, monkeypatch):
@@ -261,10 +255,7 @@ def test_a_step_that_waits_for_a_gpu_is_left_to_another_launch_that_has_one(tmp_
     first = threading.Thread(target=launch, args=steps)
     first.start()
     folders = [Path(item.path) for item in plan_steps(steps, prefix=str(tmp_path))]
-    deadline = time.monotonic() + 60
-    while "Waiting for 1 GPU: " not in said.getvalue() or not begun(folders, "ready"):
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
+    wait_until(lambda: "Waiting for 1 GPU: " in said.getvalue() and begun(folders, "ready"))
     [busy] = begun(folders, "ready")  # whichever came first
     waits = 1 - folders.index(busy)
     free = folders[waits]
@@ -290,10 +281,7 @@ def test_steps_that_say_nothing_of_gpus_train_one_at_a_time(tmp_path, monkeypatc
 
     def ask() -> None:
         wait_for(third / "starts")  # it needs no GPU, and so does not wait
-        deadline = time.monotonic() + 60
-        while "Waiting for 2 GPUs: " not in said.getvalue() or not begun(trains, "ready"):
-            assert time.monotonic() < deadline
-            time.sleep(0.005)
+        wait_until(lambda: "Waiting for 2 GPUs: " in said.getvalue() and begun(trains, "ready"))
         os.kill(os.getpid(), signal.SIGINT)
 
     asking = threading.Thread(target=ask)
@@ -373,31 +361,11 @@ def test_a_step_that_waits_for_a_gpu_waits_no_more_once_all_are_to_stop(tmp_path
     with runner.room(plan[0]):
         waiting = threading.Thread(target=run)
         waiting.start()
-        deadline = time.monotonic() + 60
-        while f"Waiting for 1 GPU: {plan[1].title}" not in said.getvalue():
-            assert time.monotonic() < deadline
-            time.sleep(0.005)
+        wait_until(lambda: f"Waiting for 1 GPU: {plan[1].title}" in said.getvalue())
         runner.ask_to_stop()
         waiting.join()  # though nobody has given a GPU back
     assert len(raised) == 1
     assert not list(tmp_path.glob("*/starts"))
-
-
-def wait_for_end(process: int) -> None:
-    """Return when a process that was killed is gone, which it is a moment later."""
-    deadline = time.monotonic() + 60
-    while is_running(process):
-        assert time.monotonic() < deadline, f"{process} lives on"
-        time.sleep(0.005)
-
-
-def is_running(process: int) -> bool:
-    """Whether there is such a process; one that has ended and is remembered is none."""
-    try:
-        state = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return False
-    return state != "Z"
 
 
 @pytest.mark.parametrize(

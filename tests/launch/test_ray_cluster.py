@@ -16,7 +16,7 @@ import pytest
 
 from tests import tiny
 from tests.launch.ray_head import RayHead, started_head
-from tests.launch.sent_steps import wait_for
+from tests.launch.sent_steps import wait_for, wait_until
 
 pytestmark = pytest.mark.ray
 
@@ -112,7 +112,7 @@ def test_steps_and_gangs_run_on_the_cluster_and_failures_keep_to_themselves(star
     # Both began again after one was lost, and only then.
     starts = (folders["one-is-lost-once"] / "starts").read_text().split()
     assert sorted(starts) == ["0", "0", "1", "1"]
-    assert "starting all of them again, 1 of 3 times" in printed
+    assert "starting all of them again (restart 1 of 3)" in printed
     assert sorted((folders["nothing"] / "starts").read_text().split()) == ["0", "1"]
     for index, name in enumerate([".executor_log", ".executor_log.1"]):
         header, said = (folders["nothing"] / name).read_text().splitlines()
@@ -141,13 +141,6 @@ def folder_of(prefix: Path, name: str) -> Path:
     wait_until(lambda: bool(list(prefix.glob(f"{name}-*"))))
     (found,) = prefix.glob(f"{name}-*")
     return found
-
-
-def wait_until(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 240
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def test_a_resource_that_no_node_has_is_refused_and_nothing_is_begun(start, tmp_path):
@@ -287,7 +280,7 @@ def test_a_gang_that_loses_a_process_starts_again_and_ends_as_if_nothing_had_bee
     wait_for_rows(process, prefix, run_id, 12)
     os.kill(member(head, lost), signal.SIGKILL)
     printed = ended(process)
-    assert "starting all of them again, 1 of 3 times" in printed
+    assert "starting all of them again (restart 1 of 3)" in printed
     folder = run_folder(prefix, run_id)
     assert tiny.losses(folder) == tiny.losses(run_folder(prefix, "two"))
     assert tiny.receipt(folder, STEPS) == tiny.receipt(run_folder(prefix, "two"), STEPS)

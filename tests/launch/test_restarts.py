@@ -5,13 +5,13 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from chomp.errors import ConfigError
 from chomp.launch.signals import require_restartable, run_with_restarts, this_command
+from tests.launch.sent_steps import wait_for, wait_until
 
 # Notes each start; ends with the code that stands for it, the last one for all that follow.
 ENDING = """
@@ -64,10 +64,7 @@ def test_a_signal_is_handed_on_and_ends_both(tmp_path):
     process = subprocess.Popen(
         [sys.executable, "-c", parent, sys.executable, "-c", child, str(ready)]
     )
-    deadline = time.monotonic() + 60
-    while not ready.exists():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    wait_for(ready)
     process.send_signal(signal.SIGTERM)
     assert process.wait(timeout=120) == 75
 
@@ -114,15 +111,17 @@ def test_a_preempted_run_goes_on_in_a_new_process(tmp_path):
         text=True,
     )
     record = tmp_path / "run" / "metrics.jsonl"
-    deadline = time.monotonic() + 120
-    while not (record.exists() and record.read_text().count('"train/loss"') > 5):
-        assert process.poll() is None
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    wait_until(
+        lambda: (
+            process.poll() is not None
+            or (record.exists() and record.read_text().count('"train/loss"') > 5)
+        )
+    )
+    assert process.poll() is None
     (child,) = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
     os.kill(int(child), signal.SIGTERM)
     _, said = process.communicate(timeout=200)
     assert process.returncode == 0, said
-    assert "Starting again, 1 of 2 times." in said
+    assert "Starting again (restart 1 of 2)." in said
     assert {json.loads(line)["attempt"] for line in record.read_text().splitlines()} == {1, 2}
     assert (tmp_path / "run/checkpoints/step-3000").is_dir()

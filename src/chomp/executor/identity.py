@@ -4,10 +4,10 @@ Identity = name, versioned values, and the identities of dependencies, as canoni
 The prefix, the machine, the order of fields and everything not versioned stay out of it. A pin
 lets one identity count as another, for the step itself and for all that is made from it.
 
-Of a versioned config, cosmetic fields do not count: to log more often must not train again. Fields
-of the schedule do, since another schedule makes another result. `setting(is_versioned=...)` says
-otherwise of one field. The class of a config counts by its name: two of equal fields are still two
-things, and a run of `AdamW(lr=1)` is not one of `Lion(lr=1)`.
+Of a versioned config, cosmetic fields do not count: logging more often must not train again. Fields
+of the schedule do, since another schedule makes another result. `setting(is_versioned=...)` changes
+this for one field. The class of a config counts by its name: a run of `AdamW(lr=1)` is not one of
+`Lion(lr=1)`, though their fields are equal.
 
 A path is hashed as what it means, and a text that only reads like one ("tokens-0123456789ab") is
 another value: the hash also takes where paths and class names stand.
@@ -46,8 +46,7 @@ from chomp.executor.step import (
 
 # 48 bits: a collision among a million versions of one name has a chance of 1 in 500.
 HASH_DIGITS = 12
-# No field can have these names. A key of a mapping can, so what an identity reads at the first has
-# a type of its own.
+# No field can have these names, but a key of a mapping can: `ClassName` tells them apart.
 CLASS = "<class>"
 MODULE = "<module>"
 
@@ -59,13 +58,13 @@ class Identity:
     hash: str
     values: dict[str, Any]  # dotted path -> versioned value or dependency
     dependencies: tuple[ExecutorStep, ...]  # that have to be there before the step runs
-    own_hash: str  # of the values; another than `hash` where a pin lets it count as that
+    own_hash: str  # of the values; differs from `hash` if a pin lets it count as another
 
 
 class Identities:
     """Identities of steps, each computed once; finds cycles.
 
-    `pins`: titles (name and hash) of identities that count as another, which is theirs then.
+    `pins`: titles (name and hash) of identities, and the title that each counts as.
     """
 
     def __init__(self, pins: Mapping[str, str] | None = None) -> None:
@@ -91,10 +90,10 @@ class Identities:
             if isinstance(marker, OutputName):
                 continue
             value = hashed_fields(marker.value) if isinstance(marker, Versioned) else marker
-            plain = plain_part(step, replaced(value, self._told), path)
-            for place, item in _flattened(plain, path):
-                told, pointer = _names_of(place)
-                values[told] = config[pointer] = item
+            plain = plain_part(step, replaced(value, self._text_of), path)
+            for place, item in _flatten(plain, path):
+                name, pointer = _names_of(place)
+                values[name] = config[pointer] = item
             marks |= {_pointer(place): mark for place, mark in self._marks(value, path)}
         hashed = {"name": step.name, "config": config, "marks": marks}
         own = fingerprint(hashed)[:HASH_DIGITS]
@@ -106,13 +105,13 @@ class Identities:
         self._inputs[step] = list(inputs(step.config))
         return [name.step for name in self._inputs[step] if name.step is not None]
 
-    def _told(self, marker: InputName | OutputName) -> str:
-        """What a path means, in a text for people."""
+    def _text_of(self, marker: InputName | OutputName) -> str:
+        """What a path means, as people read it."""
         kind, *parts = self._meaning(marker)
         return "/".join(parts if kind == "step" else [f"<{kind}>", *parts])
 
     def _meaning(self, marker: InputName | OutputName) -> list[str]:
-        """What a path means, never where it is: the step that makes it, or its own text."""
+        """What a path means, and not where it is: the step that makes it, or its own text."""
         sub = [marker.sub] if marker.sub else []
         if isinstance(marker, OutputName):
             return ["output", *sub]
@@ -121,7 +120,7 @@ class Identities:
         return ["step", f"{marker.step.name}-{self._known[marker.step].hash}", *sub]
 
     def _marks(self, value: Any, path: KeyPath) -> Iterator[tuple[KeyPath, list[str]]]:
-        """Where in a value that counts a text is more than that, and what it is."""
+        """The places where a text is a class name or a path, and what it means there."""
         if isinstance(value, ClassName):
             yield path, ["class"]
         elif isinstance(value, OutputName | InputName):
@@ -138,7 +137,7 @@ def dependencies_of(step: ExecutorStep) -> tuple[ExecutorStep, ...]:
 
 
 def plain_part(step: ExecutorStep, value: Any, path: KeyPath = ()) -> Any:
-    """A part of a step's config as plain data; `ConfigError` with step and path if it has none."""
+    """A part of a step's config as plain data; `ConfigError` with step and path if that fails."""
     try:
         return plain_value(value, path)
     except ConfigError as error:
@@ -155,23 +154,29 @@ def in_order(
     """
     done: set[ExecutorStep] = set()
     for root in roots:
-        # The steps from a root to where the walk stands, each with the needs not yet looked at.
-        way = {} if root in done else {root: iter(needs(root))}
-        while way:
-            here, rest = next(reversed(way.items()))
+        # The steps from a root down to the current one, each with the needs not yet visited.
+        path = {} if root in done else {root: iter(needs(root))}
+        while path:
+            here, rest = next(reversed(path.items()))
             below = next((step for step in rest if step not in done), None)
             if below is None:
-                del way[here]
+                del path[here]
                 done.add(here)
                 yield here
-            elif below in way:
-                raise _cycle([*way, below])
+            elif below in path:
+                steps = list(path)
+                names = " -> ".join(step.name for step in [*steps[steps.index(below) :], below])
+                raise LaunchError(
+                    f"steps that wait for each other: {names}",
+                    allowed="dependencies without a cycle",
+                    fix="take one of those dependencies out",
+                )
             else:
-                way[below] = iter(needs(below))
+                path[below] = iter(needs(below))
 
 
 def hashed_fields(value: Any, *, is_left_out: bool = False) -> Any:
-    """What of a versioned value is part of an identity: configs as mappings, without some fields.
+    """The part of a versioned value that is hashed: configs as mappings, without some fields.
 
     Each names its class, too. An enum is its value and a path its text, as a file writes them.
     The output of another step counts wherever it stands, in a cosmetic field too: what a step is
@@ -191,7 +196,7 @@ def hashed_fields(value: Any, *, is_left_out: bool = False) -> Any:
 
 
 def unhashed_fields(value: Any, path: KeyPath = ()) -> Iterator[tuple[KeyPath, bool]]:
-    """The paths of fields that no identity counts, and whether each is asked of one start."""
+    """The paths of fields that are not hashed, and whether each is for one start of a run only."""
     if isinstance(value, OutputName | InputName):
         return  # another step's fields are that step's business
     if isinstance(value, Versioned):
@@ -209,7 +214,7 @@ def unhashed_fields(value: Any, path: KeyPath = ()) -> Iterator[tuple[KeyPath, b
 
 
 class ClassName(str):
-    """The name of a config's class: a text that no config holds by itself."""
+    """The name of a config's class, as a type of its own: no config holds one by itself."""
 
     __slots__ = ()
 
@@ -251,43 +256,32 @@ def _pointer(path: KeyPath) -> str:
     """The path as a JSON pointer (RFC 6901): each has one, and no two the same.
 
     A key of digits has `~2` in front, which no pointer has: it is not the index of a list. A dotted
-    path is for people: "the config" is the whole of it, or a key of that name.
+    path is for people, and ambiguous: "the config" is the whole of it, or a key of that name.
     """
-    return "".join(f"/{_token(part)}" for part in path)
+    tokens = []
+    for part in path:
+        if isinstance(part, str) and part.isascii() and part.isdigit():
+            tokens.append(f"~2{part}")
+        else:
+            tokens.append(str(part).replace("~", "~0").replace("/", "~1"))
+    return "".join(f"/{token}" for token in tokens)
 
 
-def _token(part: str | int) -> str:
-    if isinstance(part, int):
-        return str(part)
-    is_like_an_index = part.isascii() and part.isdigit()
-    return f"~2{part}" if is_like_an_index else part.replace("~", "~0").replace("/", "~1")
-
-
-@functools.lru_cache(
-    maxsize=10_000
-)  # the steps of a sweep have the same few paths, each a thousand times
+# The steps of a sweep have the same few paths, each a thousand times.
+@functools.lru_cache(maxsize=10_000)
 def _names_of(path: KeyPath) -> tuple[str, str]:
     """A path as people read it, and as it is hashed."""
     return dotted(path), _pointer(path)
 
 
-def _flattened(plain: Any, path: KeyPath) -> Iterator[tuple[KeyPath, Any]]:
-    """A versioned value by its fields, so that a plan can name the one that changed."""
+def _flatten(plain: Any, path: KeyPath) -> Iterator[tuple[KeyPath, Any]]:
+    """The fields of a versioned value, so that a plan can name the one that changed."""
     # Lists stay whole: by their indexes, [x] and {"0": x} would be the same.
     if not isinstance(plain, dict) or not plain:
         yield path, plain
         return
     for key, item in plain.items():
-        yield from _flattened(item, (*path, key))
-
-
-def _cycle(way: list[ExecutorStep]) -> LaunchError:
-    names = " -> ".join(step.name for step in way[way.index(way[-1]) :])
-    return LaunchError(
-        f"steps that wait for each other: {names}",
-        allowed="dependencies without a cycle",
-        fix="take one of those dependencies out",
-    )
+        yield from _flatten(item, (*path, key))
 
 
 def _parts(value: Any) -> list[tuple[Any, Any, bool]] | None:

@@ -2,7 +2,7 @@
 
 For a change that a hash sees and that does not matter: a field was renamed, a default was written
 out. `<prefix>/.executor_pins.json` maps the title (name and hash) of the identity that would be
-made anew to that of the result that stands for it. Whatever is planned below the prefix obeys it.
+made anew to that of the result that is used instead. It holds for every plan below the prefix.
 """
 
 import re
@@ -24,8 +24,7 @@ from chomp.storage import (
 
 PINS = ".executor_pins.json"
 _LOCK = ".executor_pins_lock"
-# Whoever holds the lock writes one small file.
-_PATIENCE_S = 30.0
+_PATIENCE_S = 30.0  # a process that holds the lock writes one small file
 _TITLE = re.compile(rf"(?P<name>.+)-(?P<hash>[0-9a-f]{{{HASH_DIGITS}}})")
 
 
@@ -36,7 +35,7 @@ def identities_at(prefix: str) -> Identities:
 
 
 def read_pins(prefix: str) -> dict[str, str]:
-    """What was pinned: the title that counts as another, and that other."""
+    """What was pinned: titles, and the title that each counts as."""
     path = join(prefix, PINS)
     if not exists(path):
         return {}
@@ -44,7 +43,7 @@ def read_pins(prefix: str) -> dict[str, str]:
     is_fine = isinstance(found, dict) and all(
         isinstance(title, str) and _TITLE.fullmatch(title) for title in [*found, *found.values()]
     )
-    # A cycle can only have been written by hand; it would be followed for ever.
+    # A cycle, which can only have been written by hand, would be followed for ever.
     if not is_fine or any(_end_of(title, found) == title for title in found):
         raise StorageError(
             f"{path}, which does not hold pins",

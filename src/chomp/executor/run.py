@@ -1,9 +1,8 @@
 """Running a plan: dependencies first, several steps at once if asked, failures kept to a branch.
 
-How a step is run (in this process, in another, on a cluster) is the business of the `runner` that
-is handed in. Each step runs under the lock of its folder, and nothing is written there by a process
-that does not hold it. What another process is running is left for later as long as there is other
-work.
+How a step is run (in this process, in another, on a cluster) is up to the `runner`. Each step runs
+under the lock of its folder, and nothing is written there by a process that does not hold it. What
+another process is running is left for later as long as there is other work.
 """
 
 import dataclasses
@@ -52,7 +51,7 @@ OnWait = Callable[[PlannedStep, LockHolder | None], None]
 # What a step needs of this machine, lent as long as the context lasts; entering it may take long.
 Room = Callable[[PlannedStep], AbstractContextManager[None]]
 
-# Two processes that move one folder aside can get in each other's way once, not time and again.
+# Two processes that move one folder aside can disturb each other once, not time and again.
 _TRIES_FOR_A_FOLDER = 5
 
 
@@ -77,15 +76,14 @@ def run_plan(
 ) -> list[StepFailure]:
     """Run what the plan says to run, in order; the failures come back, the rest is done.
 
-    A step that another process holds is waited for, by default without a limit: its lock is free
-    as soon as that process ends. `on_wait` is called once, before that. An interruption ends the
-    whole run.
+    A step that another process holds is waited for, without a limit: its lock is free as soon as
+    that process ends. `on_wait` is called once, before that. An interruption ends the whole run.
     With `max_concurrent` above 1, steps that need not wait for each other run at the same time,
     each in a thread; `on_start` and `on_wait` are called there. After an interruption of one of
     them, `ask_to_stop` is called, and the interruption is raised when all have ended.
     `room` lends a step what it needs to run here, such as GPUs. It is entered by the step's thread
-    before the lock is taken, and left after the step: who waits for room holds no lock, so another
-    process may run the step meanwhile. What entering raises is the step's failure.
+    before the lock is taken, and left after the step: a step that waits for room holds no lock, so
+    another process may run it meanwhile. What entering raises is the step's failure.
     """
     require(
         max_concurrent >= 1,
@@ -93,33 +91,52 @@ def run_plan(
         allowed="1 or more",
         fix="give the number of steps that may run at the same time",
     )
-    agenda = _Agenda(plan, on_failure)
-    steps = _StepRunner(
-        runner=runner,
-        room=room,
-        on_start=on_start,
-        on_wait=on_wait,
-        is_stopping=threading.Event(),
-    )
+    run = _PlanRun(plan, runner, room, on_start, on_wait, on_failure)
     if max_concurrent == 1:
         # In this thread: signal handlers, which a training run sets, belong to the main one.
-        while (chosen := agenda.take()) is not None:
-            agenda.settle(chosen[0], partial(steps.run, *chosen))
-    else:
-        _run_at_once(agenda, steps, max_concurrent, ask_to_stop)
-    return agenda.failures
+        while (chosen := run.take()) is not None:
+            run.settle(chosen[0], partial(run.run_step, *chosen))
+        return run.failures
+    running: dict[Future[BaseException | None], PlannedStep] = {}
+    with ThreadPoolExecutor(max_concurrent, thread_name_prefix="step") as pool:
+        try:
+            while True:
+                while len(running) < max_concurrent and (chosen := run.take()) is not None:
+                    running[pool.submit(run.run_step, *chosen)] = chosen[0]
+                if not running:
+                    return run.failures
+                for future in wait(running, return_when=FIRST_COMPLETED).done:
+                    run.settle(running.pop(future), future.result)
+        except BaseException:
+            run.is_stopping.set()
+            ask_to_stop()
+            # Waited for: a step that is left alone would go on without its lock.
+            for future, planned in running.items():
+                with suppress(RunInterrupted, KeyboardInterrupt):
+                    run.settle(planned, future.result)
+            raise
 
 
 class _StepHeld(Exception):
     """Another process runs the step, and this one should not wait for it any longer."""
 
 
-class _Agenda:
-    """What of a plan is still to be done, and what of it can be done now."""
+class _PlanRun:
+    """What of a plan is still to be done (for one thread), and its steps (for any thread)."""
 
-    def __init__(self, plan: list[PlannedStep], on_failure: Callable[[StepFailure], None]) -> None:
+    def __init__(
+        self,
+        plan: list[PlannedStep],
+        runner: Runner,
+        room: Room | None,
+        on_start: OnStart,
+        on_wait: OnWait,
+        on_failure: Callable[[StepFailure], None],
+    ) -> None:
         self.failures: list[StepFailure] = []
-        self._on_failure = on_failure
+        self.is_stopping = threading.Event()
+        self._runner, self._room = runner, room
+        self._on_start, self._on_wait, self._on_failure = on_start, on_wait, on_failure
         # By folder and not by step: a dependant may hold an equal step of its own.
         self._open = {planned.path: planned for planned in plan if planned.action != "skip"}
         self._taken: set[str] = set()
@@ -130,7 +147,13 @@ class _Agenda:
 
         A step that another process held is waited for once nothing else can be done.
         """
-        ready = [planned for planned in self._open.values() if self._is_ready(planned)]
+        ready = [
+            planned
+            for planned in self._open.values()
+            # What another process is running had its dependencies when it began.
+            if (planned.action == "wait" or self._open.keys().isdisjoint(planned.dependencies))
+            and planned.path not in self._taken
+        ]
         if not ready:
             return None
         free = [planned for planned in ready if planned.path not in self._held]
@@ -146,55 +169,33 @@ class _Agenda:
             self._taken.remove(planned.path)
             self._held.add(planned.path)
             return
-        # Time has passed: who held a step may be done with it.
+        # Time has passed: the processes that held other steps may be done with them.
         self._held.clear()
         del self._open[planned.path]
-        if error is not None:
-            self._note(StepFailure(planned, error))
-            self._fail_dependants(planned.path)
+        if error is None:
+            return
+        self._note(StepFailure(planned, error))
+        failed = {planned.path}
+        # In the order of the plan, so that a step comes after those it depends on.
+        for other in list(self._open.values()):
+            because = [each for each in other.dependencies if each in failed]
+            if because and other.action == "run":
+                del self._open[other.path]
+                failed.add(other.path)
+                _record_failed_dependency(other, because[0])
+                self._note(StepFailure(other, None))
 
-    def _is_ready(self, planned: PlannedStep) -> bool:
-        # What another process is running had its dependencies when it began.
-        has_needs = planned.action == "wait" or self._open.keys().isdisjoint(planned.dependencies)
-        return has_needs and planned.path not in self._taken
-
-    def _fail_dependants(self, path: str) -> None:
-        failed = {path}
-        # In the order of the plan, so that those come later which need one of these.
-        for planned in list(self._open.values()):
-            because = [each for each in planned.dependencies if each in failed]
-            if because and planned.action == "run":
-                del self._open[planned.path]
-                failed.add(planned.path)
-                _record_failed_dependency(planned, because[0])
-                self._note(StepFailure(planned, None))
-
-    def _note(self, failure: StepFailure) -> None:
-        self.failures.append(failure)
-        self._on_failure(failure)
-
-
-@dataclass(frozen=True, kw_only=True)
-class _StepRunner:
-    """Runs one step at a time, in any thread."""
-
-    runner: Runner
-    room: Room | None
-    on_start: OnStart
-    on_wait: OnWait
-    is_stopping: threading.Event
-
-    def run(self, planned: PlannedStep, is_patient: bool) -> BaseException | None:
+    def run_step(self, planned: PlannedStep, is_patient: bool) -> BaseException | None:
         """Run the step unless it is done; the error that it ended with, if it did.
 
-        What another process holds is waited for if `is_patient`, else `_StepHeld` is raised. An
-        interruption is raised, too.
+        If another process holds it, it is waited for if `is_patient`, else `_StepHeld` is raised.
+        An interruption is raised, too.
         """
         try:
-            if self.room is None:
+            if self._room is None:
                 self._run_unless_done(planned, is_patient)
             elif not self._is_settled(planned, is_patient):
-                with self.room(planned):
+                with self._room(planned):
                     self._require_going_on()
                     self._run_unless_done(planned, is_patient=False)
             return None
@@ -203,6 +204,10 @@ class _StepRunner:
         # A step that calls sys.exit has not done its work, and must not end the others'.
         except (Exception, SystemExit) as error:
             return error
+
+    def _note(self, failure: StepFailure) -> None:
+        self.failures.append(failure)
+        self._on_failure(failure)
 
     def _is_settled(self, planned: PlannedStep, is_patient: bool) -> bool:
         """Whether the step needs no room, being done; else no other process held it a moment ago.
@@ -221,12 +226,16 @@ class _StepRunner:
             with self._lock(planned, is_patient):
                 status = read_status(planned.path)
                 if _is_in_the_way(planned, status):
-                    _move_aside(planned.path)
+                    # An earlier result; nothing is deleted. By a time and not by a counted number,
+                    # which two processes could both arrive at.
+                    aside = f"{planned.path}{SET_ASIDE}{time.time_ns()}"
+                    rename_folder(planned.path, aside)
+                    remove_tree(join(aside, LOCK))
                     continue  # the lock went with the folder; the new one needs a new one
                 # Another process may have finished it since the plan was made.
                 if not _is_done(planned, status):
                     _require_needs(planned)
-                    self.on_start(planned)
+                    self._on_start(planned)
                     self._run_locked(planned, status)
                 return
 
@@ -237,10 +246,25 @@ class _StepRunner:
 
     def _lock(self, planned: PlannedStep, is_patient: bool) -> FileLock:
         """The lock on the step's folder, which is made if need be."""
+        path = join(planned.path, LOCK)
+        has_reported = False
+
+        def report_once(holder: LockHolder | None, waited_s: float) -> None:
+            nonlocal has_reported
+            self._require_going_on()
+            if not has_reported:
+                has_reported = True
+                self._on_wait(planned, holder)
+
         for tries_left in reversed(range(_TRIES_FOR_A_FOLDER)):
             try:
                 make_folder(planned.path)
-                return self._wait_for_lock(planned) if is_patient else _take_lock(planned)
+                if is_patient:
+                    return FileLock.acquire(path, timeout_s=None, on_wait=report_once)
+                lock = FileLock.try_acquire(path)
+                if lock is None:
+                    raise _StepHeld
+                return lock
             except StorageError as error:
                 # Another process has just moved the folder aside: it was found when it was to be
                 # made, and then was not there; or it went while this one waited for its lock.
@@ -248,24 +272,26 @@ class _StepRunner:
                     raise
         raise AssertionError("the last try returns or raises")
 
-    def _wait_for_lock(self, planned: PlannedStep) -> FileLock:
-        is_told = False
-
-        def tell_once(holder: LockHolder | None, waited_s: float) -> None:
-            nonlocal is_told
-            self._require_going_on()
-            if not is_told:
-                self.on_wait(planned, holder)
-            is_told = True
-
-        return FileLock.acquire(join(planned.path, LOCK), timeout_s=None, on_wait=tell_once)
-
     def _run_locked(self, planned: PlannedStep, earlier: StepStatus | None) -> None:
         status = started_status(earlier, planned.identity.hash)
         try:
             write_status(planned.path, status)
-            write_info(planned.path, _info(planned, status, earlier))
-            self.runner(planned)
+            # A result that was begun with other source stays one: else `--strict` would accept it.
+            begun = read_info(planned.path) if earlier is not None else None
+            info = StepInfo(
+                name=planned.step.name,
+                identity=planned.identity.hash,
+                values=planned.identity.values,
+                fn=function_name(planned.step.fn),
+                config=planned.plain_config,
+                description=planned.step.description,
+                dependencies=list(planned.dependencies),
+                output_path=planned.path,
+                sources=dict(planned.sources) if begun is None else begun.sources,
+                started=status.started,
+            )
+            write_info(planned.path, info)
+            self._runner(planned)
             # After a power cut, a status that outlived the outputs it speaks of would lie.
             sync_tree(planned.path)
         except (RunInterrupted, KeyboardInterrupt) as stop:
@@ -276,36 +302,6 @@ class _StepRunner:
             raise
         done = dataclasses.replace(status, state="SUCCESS", finished=time.time())
         write_status(planned.path, done)
-
-
-def _run_at_once(
-    agenda: _Agenda, steps: _StepRunner, most: int, ask_to_stop: Callable[[], None]
-) -> None:
-    running: dict[Future[BaseException | None], PlannedStep] = {}
-    with ThreadPoolExecutor(most, thread_name_prefix="step") as pool:
-        try:
-            while True:
-                while len(running) < most and (chosen := agenda.take()) is not None:
-                    running[pool.submit(steps.run, *chosen)] = chosen[0]
-                if not running:
-                    return
-                for future in wait(running, return_when=FIRST_COMPLETED).done:
-                    agenda.settle(running.pop(future), future.result)
-        except BaseException:
-            steps.is_stopping.set()
-            ask_to_stop()
-            # Waited for: a step that is left alone would go on without its lock.
-            for future, planned in running.items():
-                with suppress(RunInterrupted, KeyboardInterrupt):
-                    agenda.settle(planned, future.result)
-            raise
-
-
-def _take_lock(planned: PlannedStep) -> FileLock:
-    lock = FileLock.try_acquire(join(planned.path, LOCK))
-    if lock is None:
-        raise _StepHeld
-    return lock
 
 
 def _record_failed_dependency(planned: PlannedStep, dependency: str) -> None:
@@ -319,7 +315,7 @@ def _record_failed_dependency(planned: PlannedStep, dependency: str) -> None:
             earlier = read_status(planned.path)
             is_other = earlier is not None and earlier.identity != planned.identity.hash
             if earlier is not None and (is_other or earlier.state == "SUCCESS"):
-                return  # a result that was to be replaced stays what it is
+                return  # a result that was to be replaced stays as it is
             begun = started_status(earlier, planned.identity.hash)
             status = dataclasses.replace(
                 begun,
@@ -334,7 +330,7 @@ def _record_failed_dependency(planned: PlannedStep, dependency: str) -> None:
 
 
 def _require_needs(planned: PlannedStep) -> None:
-    """Raise `LaunchError` if a step that another process let go of lacks what it is made from.
+    """Raise `LaunchError` if a step that another process released lacks what it is made from.
 
     Its dependencies were not planned: the process that held it was taken to have them.
     """
@@ -344,8 +340,8 @@ def _require_needs(planned: PlannedStep) -> None:
         status = read_status(path)
         if status is None or status.state != "SUCCESS":
             raise LaunchError(
-                f"{planned.title} was let go of by another process, and {path}, which it "
-                "needs, is not there",
+                f"{planned.title} was released by another process, and {path}, which it needs, "
+                "is not there",
                 allowed="a step whose dependencies are done",
                 fix="run the same command again: it plans them now",
             )
@@ -368,14 +364,6 @@ def _is_in_the_way(planned: PlannedStep, status: StepStatus | None) -> bool:
     return planned.is_forced and is_known
 
 
-def _move_aside(path: str) -> None:
-    """Move an earlier result out of the way; nothing is deleted."""
-    # A time and not a number counted up, which two processes could both arrive at.
-    aside = f"{path}{SET_ASIDE}{time.time_ns()}"
-    rename_folder(path, aside)
-    remove_tree(join(aside, LOCK))
-
-
 def _record_end(
     planned: PlannedStep, status: StepStatus, state: StepState, error: BaseException
 ) -> None:
@@ -390,20 +378,3 @@ def _record_end(
             write_text_atomic(join(planned.path, ERROR), redacted(trace))
     except StorageError as trouble:
         error.add_note(f"This end is not recorded in the step's folder: {trouble}")
-
-
-def _info(planned: PlannedStep, status: StepStatus, earlier: StepStatus | None) -> StepInfo:
-    # A result that was begun with other source stays one: else `--strict` would pass it later.
-    begun = read_info(planned.path) if earlier is not None else None
-    return StepInfo(
-        name=planned.step.name,
-        identity=planned.identity.hash,
-        values=planned.identity.values,
-        fn=function_name(planned.step.fn),
-        config=planned.plain_config,
-        description=planned.step.description,
-        dependencies=list(planned.dependencies),
-        output_path=planned.path,
-        sources=dict(planned.sources) if begun is None else begun.sources,
-        started=status.started,
-    )

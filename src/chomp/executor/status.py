@@ -70,7 +70,7 @@ def read_status(path: str) -> StepStatus | None:
 
 
 def write_status(path: str, status: StepStatus) -> None:
-    """Replace the status, atomically; an error that quotes a secret is told without it."""
+    """Replace the status, atomically; secrets that an error quotes are not written down."""
     write_json_atomic(join(path, STATUS), without_secrets(asdict(status)))
 
 
@@ -85,7 +85,7 @@ def write_info(path: str, info: StepInfo) -> None:
 
 
 def started_status(earlier: StepStatus | None, identity: str) -> StepStatus:
-    """The status of a step that begins now: one attempt more than the folder has seen."""
+    """The status of a step that starts now: one attempt more than the folder has seen."""
     return StepStatus(
         state="RUNNING",
         identity=identity,
@@ -107,7 +107,7 @@ def _read_record(kind: type[R], location: str) -> R | None:
             return None  # another process has just moved the folder aside
         raise _damaged(location, names, error.__cause__ or error) from error
     try:
-        # Fields that a later version may have added are passed over.
+        # Fields that a later version may have added are ignored.
         found: R = _ADAPTERS[kind].validate_python({name: record[name] for name in names})
         return found
     except ValidationError as error:

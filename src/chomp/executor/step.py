@@ -24,29 +24,29 @@ from chomp.storage import read_bytes
 
 T = TypeVar("T")
 
-# What most of a config consists of. Asked for first: plans of a thousand steps walk over it often.
+# Most of a config. Tested for first: plans of a thousand steps walk over configs often.
 LEAVES = (str, int, float, type(None))
 _LIBRARY = Path(__file__).resolve().parents[1]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Resources(Config):
-    """What a step needs, by process; `processes` of them work on it together (a gang).
+    """What each process of a step needs; `processes` of them work on it together (a gang).
 
-    Never part of its identity: the result is the same. A runner that can hand out machines reads
-    it; one that runs steps in its own process takes what that has.
+    Never part of its identity: the result is the same. Runners that place processes read it; the
+    one that runs steps in its own process uses what that has.
     """
 
     processes: int = setting(default=1, ge=1, le=2**16)  # 1: an ordinary step
-    # 0 is fine: a step that waits for another machine needs none.
+    # 0 is fine for a step that waits for another machine.
     cpus: float = setting(default=1.0, ge=0, le=2**16)
-    # None: whatever there is, which is all GPUs of one machine, for one such step at a time, and
-    # none on a Ray cluster, where who asks for nothing gets nothing. 0: no GPU is shown to it.
+    # None: all GPUs of this machine, for one such step at a time; on a Ray cluster none, where a
+    # step that asks for nothing gets nothing. 0: no GPU is shown to it.
     gpus: int | None = setting(default=None, ge=0, le=2**16)
     memory_gb: float | None = setting(default=None, gt=0, le=1e9)  # None: whatever there is
     # By the names that a cluster gives its resources, such as {"TPU": 4}.
     custom: Mapping[str, float] = setting(default_factory=dict, gt=0, le=1e9)
-    # How often a gang, or a step on another machine, that was lost begins again.
+    # How often a gang, or a step on another machine, is started again after it was lost.
     restarts: int = setting(default=3, ge=0, lt=2**31)
 
     def __post_init__(self) -> None:
@@ -72,8 +72,8 @@ class ExecutorStep:
     description: str = ""
     override_output_path: str | None = None
     resources: Resources | None = None  # None: those of an ordinary step
-    # Raises what `fn` could only fail at, before any step of the plan runs: `check(config,
-    # is_here)`, where `is_here` says whether `fn` will run in this process.
+    # `check(config, is_here)` is called before any step of the plan runs, and raises what `fn`
+    # would fail with later. `is_here` says whether `fn` will run in this process.
     check: Callable[[Any, bool], None] | None = None
 
     def __post_init__(self) -> None:
@@ -163,7 +163,7 @@ def output_path_of(step: ExecutorStep, sub: str | None = None) -> str:
 def pseudo_dependency_of(step: ExecutorStep, sub: str | None = None) -> str:
     """The same path as `output_path_of`, in the identity too; but `step` need not have run.
 
-    It is neither planned nor waited for: for what is used if it is there, or was used long ago.
+    It is neither planned nor waited for: for a result that is used only if it is there.
     """
     return cast(str, InputName(step, sub, is_needed=False))
 
@@ -187,7 +187,7 @@ def markers(
 
 
 def inputs(value: Any) -> Iterator[InputName]:
-    """Every path from outside the step in a config, those inside versioned values too."""
+    """Every path in a config that leads outside its step, those inside versioned values too."""
     for _, marker in markers(value):
         if isinstance(marker, InputName):
             yield marker
@@ -222,9 +222,9 @@ def replaced(value: Any, replacement: Callable[[InputName | OutputName], Any]) -
 
 
 def children(value: Any) -> Iterator[tuple[str | int, Any]]:
-    """What a config value consists of, with the name of each part; nothing for a leaf."""
+    """The parts of a config value, each with its name; nothing for a leaf."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        # Derived fields are left out: their class makes them anew from the others.
+        # Derived fields are left out: their class computes them from the others.
         for field in dataclasses.fields(value):
             if field.init:
                 yield field.name, getattr(value, field.name)
@@ -244,7 +244,7 @@ def function_name(fn: Callable[[Any], Any]) -> str:
 def template_folder(fn: Callable[[Any], Any]) -> Path | None:
     """The folder of the template that holds a step's function; None if that is no template.
 
-    The library's own functions are none: chomp's version names them, and nobody edits a copy.
+    The library's own functions are not: chomp's version names them, and nobody edits a copy.
     """
     try:
         found = inspect.getsourcefile(_named(fn))

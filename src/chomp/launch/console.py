@@ -60,7 +60,12 @@ def print_nothing_run(what: str) -> None:
 
 def print_start(planned: PlannedStep, *, has_log: bool = False) -> None:
     """A step starts. `has_log`: what it prints is not seen here, so say where it is."""
-    parts = [planned.step.description, f"({planned.reason})"]
+    # The reason of the plan, unless that was another process, which has ended by now.
+    waited = "another process was running it, and has ended"
+    parts = [
+        planned.step.description,
+        f"({waited if planned.action == 'wait' else planned.reason})",
+    ]
     parts += [f"log: {log_path(planned.path)}"] if has_log else []
     _print(_console, "bold", planned.step.name, "  ".join(filter(None, parts)))
 
@@ -72,8 +77,8 @@ def print_wait(planned: PlannedStep, holder: LockHolder | None) -> None:
         _console,
         "yellow",
         "Waiting",
-        f"for {planned.title}, held by {holder or 'another process'}. This continues as soon as "
-        f"that process ends or is stopped{stop}.",
+        f"for {planned.title}\n  held by {holder or 'another process'}\n"
+        f"  This continues as soon as that process ends or is stopped{stop}.",
     )
 
 
@@ -134,7 +139,7 @@ def refuse_differences(planned: Sequence[PlannedStep]) -> None:
 
 def print_restart(number: int, restarts: int) -> None:
     """A preempted run continues in a new process."""
-    _print(_errors, "yellow", "Preempted.", f"Starting again, {number} of {restarts} times.")
+    _print(_errors, "yellow", "Preempted.", f"Starting again (restart {number} of {restarts}).")
 
 
 def print_stop(why: str) -> None:

@@ -129,11 +129,11 @@ def run_gang(
         elif end.is_lost and restarted < restarts:
             restarted += 1
             _log.warning(
-                "%sprocess %d of %d %s; starting all of them again, %d of %d times",
+                "%s%s %s; starting %s again (restart %d of %d)",
                 f"{name}: " if name else "",
-                end.member,
-                count,
+                "its process" if count == 1 else f"process {end.member} of {count}",
                 describe_exit_code(end.code),
+                "it" if count == 1 else "all of them",
                 restarted,
                 restarts,
             )
@@ -197,7 +197,7 @@ def raise_end(planned: PlannedStep, end: GangEnd, stop: StopRequest) -> None:
 def describe_exit_code(code: int) -> str:
     """An exit code in words."""
     if code >= 0:
-        return f"ended with {code}"
+        return f"exited with code {code}"
     with suppress(ValueError):
         return f"was ended by {signal.Signals(-code).name}"
     return f"was ended by signal {-code}"
@@ -306,7 +306,7 @@ def _is_address_taken(outcome: Outcome | None) -> bool:
 def _loss_of(planned: PlannedStep, end: GangEnd, log: str) -> LaunchError:
     count, restarts = resources_of(planned).processes, resources_of(planned).restarts
     who = "its process" if count == 1 else f"process {end.member} of {count}"
-    again = f" and so did the {end.restarts} before it" if end.restarts else ""
+    again = f", on try {end.restarts + 1}" if end.restarts else ""
     if count == 1 and end.code >= 0 and end.outcome is None:
         # No signal: something in the process ended it, past everything Python does at exit.
         fix = "find in the log what ends it (os._exit, a fatal error of a library), and correct it"

@@ -1,6 +1,6 @@
 """The start of a command on a cluster that was sent keys: `python -m chomp_job_start COMMAND...`.
 
-`ray_submit` sends this file along as a package of its own. The keys come in two halves that say
+`ray_run` sends this file along as a package of its own. The keys come in two halves that say
 nothing alone: a file in this package, which is removed here, and a variable. This puts the keys in
 the environment and becomes the command. Standard library only: nothing else of chomp is on the
 node yet.

@@ -30,7 +30,7 @@ import time
 import tomllib
 import urllib.error
 import urllib.request
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from functools import partial
@@ -92,24 +92,106 @@ def main(arguments: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if arguments is None else arguments)
     at = words.index("--") if "--" in words else len(words)
     command = words[at + 1 :]
-    try:
-        groups, others = split_environment_words(words[:at])
-        options = parse_options(
-            _options,
-            others,
-            help=f"{_USAGE}\n\n{_ABOUT_VARIABLES}",
-            allowed="the options that --help lists, before --",
-            fix=f"write {_USAGE}",
-        )
-        if options is None:
-            return 0  # help was shown
+
+    def run(
+        no_wait: Annotated[
+            bool, typer.Option("--no-wait", "--no_wait", help="Submit, and do not follow.")
+        ] = False,
+        auto_stop: Annotated[
+            bool, typer.Option("--auto-stop", help="Stop the job when this command is stopped.")
+        ] = False,
+        cluster: Annotated[
+            str | None,
+            typer.Option(help="Address, launcher file or its name; default: RAY_ADDRESS, or here."),
+        ] = None,
+        extra: Annotated[
+            list[str] | None,
+            typer.Option(metavar="A,B", help="Extras of pyproject.toml to install, by uv."),
+        ] = None,
+        submission_id: Annotated[
+            str | None, typer.Option(help="Name of the job; one that the cluster has not seen.")
+        ] = None,
+        entrypoint_num_cpus: Annotated[
+            float | None, typer.Option(min=0, help="CPUs of the command itself.")
+        ] = None,
+        entrypoint_num_gpus: Annotated[
+            float | None, typer.Option(min=0, help="GPUs of the command itself.")
+        ] = None,
+        entrypoint_memory: Annotated[
+            int | None, typer.Option(min=0, metavar="BYTES", help="Memory of the command itself.")
+        ] = None,
+        entrypoint_resources: Annotated[
+            str | None, typer.Option(metavar="JSON", help='Other resources: {"TPU": 4}.')
+        ] = None,
+    ) -> int:
         require(
             bool(command),
             "no command" if "--" in words else "no command, since there is no --",
             allowed="a command behind --",
             fix=f"write {_USAGE}",
         )
-        return _run(command, job_environment(groups, os.environ), **options())
+        variables = job_environment(groups, os.environ)
+        require_current_folder()
+        folder = Path.cwd()
+        keys = {name: value for name, value in variables.items() if is_secret_name(name)}
+        extras = [name for text in extra or [] for name in text.split(",") if name]
+        entrypoint = entrypoint_of(command, extras, Path("pyproject.toml"), has_keys=bool(keys))
+        resources = _resources(entrypoint_resources)
+        client = job_client(cluster)
+        address = str(client.get_address())
+        commit = git_commit()
+        environment = {**_STOP_WAIT, **({"GIT_COMMIT": commit} if commit else {})}
+        if os.environ.get(_PREFIX):
+            environment[_PREFIX] = os.environ[_PREFIX]
+        environment |= {name: value for name, value in variables.items() if name not in keys}
+        has_prefix = any(word.partition("=")[0] == "--prefix" for word in command)
+        if not (has_prefix or environment.get(_PREFIX)):
+            # Not guessed: a dashboard on this machine may be a tunnel to another one.
+            _say(
+                f"Note: without {_PREFIX} or --prefix, outputs go into the job's copy of this\n"
+                "  folder, which Ray removes. Choose a place that lasts: "
+                f"--env_vars {_PREFIX}=..."
+            )
+        name = submission_id or submission_id_of(command)
+        submit(
+            client,
+            name,
+            shlex.join(entrypoint),
+            folder,
+            environment=environment,
+            keys=keys,
+            entrypoint_num_cpus=entrypoint_num_cpus,
+            entrypoint_num_gpus=entrypoint_num_gpus,
+            entrypoint_memory=entrypoint_memory,
+            entrypoint_resources=resources,
+        )
+        too_big = big_files(folder)
+        left_out = f", without files over {BIG_FILE_BYTES / 1e6:g} MB: {', '.join(too_big[:5])}"
+        _say(f"Submitted {name} to {address}: {shlex.join(command)}")
+        _say(f"  sent: {folder}{left_out if too_big else ''}{' and more' * (len(too_big) > 5)}")
+        _say(f"  variables: {', '.join(sorted(environment))}")
+        if keys:
+            _say(f"  keys, which the cluster does not show: {', '.join(sorted(keys))}")
+        say_how = partial(
+            _say,
+            f"  follow: ray job logs {name} --follow --address {address}\n"
+            f"  stop:   ray job stop {name} --address {address}",
+        )
+        if no_wait:
+            say_how()
+            return 0
+        return _follow_or_leave(client, name, say_how, auto_stop=auto_stop)
+
+    try:
+        groups, others = split_environment_words(words[:at])
+        chosen = parse_options(
+            run,
+            others,
+            help=f"{_USAGE}\n\n{_ABOUT_VARIABLES}",
+            allowed="the options that --help lists, before --",
+            fix=f"write {_USAGE}",
+        )
+        return 0 if chosen is None else int(chosen())
     except ChompError as error:
         print_error(error)
         return error.exit_code
@@ -535,54 +617,6 @@ def _reason(error: Exception) -> str:
     return (named or lines or [type(error).__name__])[-1]
 
 
-# ---- The command ------------------------------------------------------------------------------
-
-
-def _options(
-    no_wait: Annotated[
-        bool, typer.Option("--no-wait", "--no_wait", help="Submit, and do not follow.")
-    ] = False,
-    auto_stop: Annotated[
-        bool, typer.Option("--auto-stop", help="Stop the job when this command is stopped.")
-    ] = False,
-    cluster: Annotated[
-        str | None,
-        typer.Option(help="Address, launcher file or its name; default: RAY_ADDRESS, or here."),
-    ] = None,
-    extra: Annotated[
-        list[str] | None,
-        typer.Option(metavar="A,B", help="Extras of pyproject.toml to install, by uv."),
-    ] = None,
-    submission_id: Annotated[
-        str | None, typer.Option(help="Name of the job; one that the cluster has not seen.")
-    ] = None,
-    entrypoint_num_cpus: Annotated[
-        float | None, typer.Option(min=0, help="CPUs of the command itself.")
-    ] = None,
-    entrypoint_num_gpus: Annotated[
-        float | None, typer.Option(min=0, help="GPUs of the command itself.")
-    ] = None,
-    entrypoint_memory: Annotated[
-        int | None, typer.Option(min=0, metavar="BYTES", help="Memory of the command itself.")
-    ] = None,
-    entrypoint_resources: Annotated[
-        str | None, typer.Option(metavar="JSON", help='Other resources: {"TPU": 4}.')
-    ] = None,
-) -> dict[str, Any]:
-    """The options as arguments of `_run`."""
-    return {
-        "no_wait": no_wait,
-        "auto_stop": auto_stop,
-        "cluster": cluster,
-        "extras": [name for text in extra or [] for name in text.split(",") if name],
-        "submission_id": submission_id,
-        "entrypoint_num_cpus": entrypoint_num_cpus,
-        "entrypoint_num_gpus": entrypoint_num_gpus,
-        "entrypoint_memory": entrypoint_memory,
-        "entrypoint_resources": _resources(entrypoint_resources),
-    }
-
-
 def _resources(text: str | None) -> dict[str, float] | None:
     if text is None:
         return None
@@ -603,58 +637,10 @@ def _resources(text: str | None) -> dict[str, float] | None:
     return found
 
 
-def _run(
-    command: Sequence[str],
-    variables: Mapping[str, str],
-    *,
-    no_wait: bool,
-    auto_stop: bool,
-    cluster: str | None,
-    extras: Sequence[str],
-    submission_id: str | None,
-    **entrypoint_resources: Any,
+def _follow_or_leave(
+    client: Any, name: str, say_how: Callable[[], None], *, auto_stop: bool
 ) -> int:
-    require_current_folder()
-    folder = Path.cwd()
-    keys = {name: value for name, value in variables.items() if is_secret_name(name)}
-    words = entrypoint_of(command, extras, Path("pyproject.toml"), has_keys=bool(keys))
-    client = job_client(cluster)
-    address = str(client.get_address())
-    commit = git_commit()
-    environment = {**_STOP_WAIT, **({"GIT_COMMIT": commit} if commit else {})}
-    if os.environ.get(_PREFIX):
-        environment[_PREFIX] = os.environ[_PREFIX]
-    environment |= {name: value for name, value in variables.items() if name not in keys}
-    has_prefix = any(word.partition("=")[0] == "--prefix" for word in command)
-    if not (has_prefix or environment.get(_PREFIX)):
-        # Not guessed: a dashboard on this machine may be a tunnel to another one.
-        _say(f"Note: without {_PREFIX} or --prefix, outputs go into the job's copy of this folder,")
-        _say(f"  which Ray removes. Choose a place that lasts: --env_vars {_PREFIX}=...")
-    name = submission_id or submission_id_of(command)
-    submit(
-        client,
-        name,
-        shlex.join(words),
-        folder,
-        environment=environment,
-        keys=keys,
-        **entrypoint_resources,
-    )
-    too_big = big_files(folder)
-    left_out = f", without files over {BIG_FILE_BYTES / 1e6:g} MB: {', '.join(too_big[:5])}"
-    _say(f"Submitted {name} to {address}: {shlex.join(command)}")
-    _say(f"  sent: {folder}{left_out if too_big else ''}{' and more' * (len(too_big) > 5)}")
-    _say(f"  variables: {', '.join(sorted(environment))}")
-    if keys:
-        _say(f"  keys, which the cluster does not show: {', '.join(sorted(keys))}")
-    say_how = partial(
-        _say,
-        f"  follow: ray job logs {name} --follow --address {address}\n"
-        f"  stop:   ray job stop {name} --address {address}",
-    )
-    if no_wait:
-        say_how()
-        return 0
+    """Follow the job until it has ended or this command is stopped; the exit code."""
     # As Ctrl-C: whoever follows is told to end, not the job. But what is ignored stays ignored:
     # under nohup, a terminal that is closed is nothing to this process.
     earlier = {
