@@ -154,7 +154,7 @@ def packing(num_documents: int) -> list[Figure]:
     rule: dict[str, Any] = {"max_documents": MAX_DOCUMENTS_PER_ROW, "rule": "split"}
     with phase("planning packed rows"):
         begin = time.perf_counter()
-        planned = list(pack_documents(windows, SEQ_LEN, **rule))
+        planned = [pack_documents(window, SEQ_LEN, **rule) for window in windows]
         seconds = time.perf_counter() - begin
     speed = sum(len(window.length) for window in planned) / seconds / 1e6
     positions = SEQ_LEN * sum(len(window.pieces_per_row) for window in planned)

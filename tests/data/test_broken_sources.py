@@ -93,6 +93,9 @@ def test_a_line_that_is_no_object_is_named(tmp_path, line):
 
 
 def test_bytes_that_are_no_text_are_named(tmp_path):
+    (tmp_path / "b.txt").write_bytes(b"caf\xe9")
+    text = TextSource(paths=(str(tmp_path / "b.txt"),))
+    assert f"{tmp_path}/b.txt is not UTF-8 at byte 3" in refusal(text).given
     source = jsonl(tmp_path, b'{"text": "a"}\n{"text": "caf\xe9"}\n')
     said = refusal(source, read=1)
     assert f"{tmp_path}/a.jsonl:1 (line 2) is not UTF-8 at byte 13 of its line" in said.given
@@ -212,6 +215,7 @@ def test_a_pattern_without_files_is_named(tmp_path, kind):
 @pytest.mark.parametrize(
     ("make", "said"),
     [
+        (lambda: TextSource(paths=()), "a text source without paths"),
         (lambda: JsonlSource(paths=()), "a jsonl source without paths"),
         (lambda: ParquetSource(paths=()), "a parquet source without paths"),
         (lambda: ArraysSource(paths=()), "an arrays source without paths"),

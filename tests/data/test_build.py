@@ -687,3 +687,18 @@ def test_a_validation_store_that_is_there_is_not_written_again(splits):
     for split in ("validation", "train"):
         build_store(splits[split])
     assert not (Path(splits["train"].output_path) / "held_out").exists()
+
+
+def test_splits_that_are_built_at_the_same_time_leave_no_third_store(splits, monkeypatch):
+    class Meanwhile(StoreWriter):
+        """While the train split is written, another process builds the validation split."""
+
+        def append(self, locations, encoded):
+            super().append(locations, encoded)
+            monkeypatch.setattr(build, "StoreWriter", StoreWriter)
+            build_store(splits["validation"])
+
+    monkeypatch.setattr(build, "StoreWriter", Meanwhile)
+    build_store(splits["train"])
+    assert TokenStore.open(splits["validation"].output_path).num_tokens
+    assert not (Path(splits["train"].output_path) / "held_out").exists()

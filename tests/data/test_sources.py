@@ -289,6 +289,26 @@ def test_the_fingerprint_is_of_contents_and_their_order_alone(tmp_path, kind):
     assert source_fingerprint(sources[1]) != one
 
 
+@pytest.mark.parametrize(
+    "contents", [("text A\n", None), ("text a", None), ("", None), ("text", " a\ntext b\n")]
+)
+def test_any_change_of_a_text_changes_the_fingerprint(tmp_path, contents):
+    source = source_of("text", tmp_path, [["text a\n"], ["text b\n"]])
+    before = source_fingerprint(source)
+    for number, content in enumerate(contents):
+        if content is not None:
+            (tmp_path / f"{number:03}.text").write_text(content)
+    assert source_fingerprint(source) != before
+
+
+def test_a_text_is_taken_as_it_is_and_a_blank_one_is_no_document(tmp_path):
+    raw = "\ufeffline\r\nüñí\0code \u2028 end".encode()
+    for name, content in {"a": raw, "b": b" \n\t", "c": b""}.items():
+        (tmp_path / f"{name}.txt").write_bytes(content)
+    (document,) = source_documents(TextSource(paths=(str(tmp_path / "*.txt"),)))
+    assert document.text.encode() == raw
+
+
 def test_what_decides_the_documents_besides_the_content_is_in_the_fingerprint(tmp_path):
     np.save(tmp_path / "a.npy", np.arange(5))
     paths = (str(tmp_path / "a.npy"),)

@@ -387,22 +387,10 @@ def _parse(text: str, *, source: str) -> HuggingFaceTokenizer:
             allowed="the JSON that the tokenizers library writes",
             fix="restore the file or build the tokenizer again",
         ) from error
-    _refuse_moved_ids(tokenizer, json.loads(text).get("added_tokens") or [], source=source)
-    # A limit meant for a model's input would cut documents short without a word.
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
-    if getattr(tokenizer.model, "dropout", None):
-        tokenizer.model.dropout = None  # random merges: other ids for the same text
-    return tokenizer
-
-
-def _refuse_moved_ids(
-    tokenizer: HuggingFaceTokenizer, written: Sequence[dict[str, Any]], *, source: str
-) -> None:
-    """The library numbers added tokens itself, wrongly where the vocabulary leaves ids out."""
+    # The library numbers added tokens itself, wrongly where the vocabulary leaves ids out.
     vocab = tokenizer.get_vocab(with_added_tokens=True)
-    moved = {token["content"]: token["id"] for token in written}
-    moved = {name: i for name, i in moved.items() if vocab.get(name) != i}
+    written = {each["content"]: each["id"] for each in json.loads(text).get("added_tokens") or []}
+    moved = {name: i for name, i in written.items() if vocab.get(name) != i}
     shared = len(vocab) - len(set(vocab.values()))
     if moved or shared:
         names = ", ".join(f"{name} is {vocab.get(name)}, not {moved[name]}" for name in moved)
@@ -412,6 +400,12 @@ def _refuse_moved_ids(
             allowed="a vocabulary without gaps below the ids of added tokens",
             fix="fill the gaps in its vocabulary with unused pieces",
         )
+    # A limit meant for a model's input would cut documents short without a word.
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    if getattr(tokenizer.model, "dropout", None):
+        tokenizer.model.dropout = None  # random merges: other ids for the same text
+    return tokenizer
 
 
 def _is_of_library(error: BaseException) -> bool:
@@ -430,10 +424,11 @@ def _end_id(named: int | str | None, specials: Mapping[int, str], *, source: str
     found = {i: name for i, name in specials.items() if name in USUAL_ENDS}
     if len(found) == 1:
         return next(iter(found))
+    which = f"{_list_specials(found)} each have" if found else "no special token has"
     raise DataError(
-        f"tokenizer {source}, in which {_list_specials(found) or 'no special token'} "
-        f"{'each have' if found else 'has'} a usual name for the end of a document",
-        allowed=f"exactly one such token, or a named one; special tokens: {_choice(specials)}",
+        f"tokenizer {source}, in which {which} a usual name for the end of a document",
+        allowed="exactly one such token, or a named one; special tokens: "
+        f"{_list_specials(specials)}",
         fix="name the token that ends a document, by id or text: eos=...",
     )
 
@@ -445,19 +440,15 @@ def _special_id(named: int | str, role: str, specials: Mapping[int, str], *, sou
     what = f"{role} id {named}" if isinstance(named, int) else f"{role} token {named!r}"
     raise DataError(
         f"tokenizer {source}: {what} is not one of its special tokens",
-        allowed=f"a special token: {_choice(specials)}",
+        allowed=f"a special token: {_list_specials(specials)}",
         fix="name one of these, by id or text",
     )
-
-
-def _choice(specials: Mapping[int, str]) -> str:
-    return _list_specials(specials) or "there is none"
 
 
 def _list_specials(specials: Mapping[int, str]) -> str:
     shown = [f"{i} ({specials[i]})" for i in sorted(specials)]
     more = f" and {len(shown) - _SHOWN} more" if len(shown) > _SHOWN else ""
-    return ", ".join(shown[:_SHOWN]) + more
+    return ", ".join(shown[:_SHOWN]) + more or "there is none"
 
 
 def unencodable(
@@ -522,6 +513,12 @@ class PieceRules:
         """Read from the parsed JSON, as the tokenizers library writes it."""
         model = rules["model"]
         parts = [*_parts(rules["normalizer"]), *_parts(rules["pre_tokenizer"])]
+        space_mark = None  # what the first part that does writes in the place of a blank
+        for part in parts:
+            if part["type"] == "Metaspace":
+                space_mark = space_mark or str(part["replacement"])
+            elif part["type"] == "Replace" and part["pattern"] == {"String": " "}:
+                space_mark = space_mark or str(part["content"])
         unknown = model.get("unk_token")
         if model["type"] == "Unigram" and model["unk_id"] is not None:
             unknown = model["vocab"][model["unk_id"]][0]
@@ -529,7 +526,7 @@ class PieceRules:
             model=model["type"],
             is_byte_level=any(part["type"] == "ByteLevel" for part in parts),
             has_byte_fallback=bool(model.get("byte_fallback")),
-            space_mark=next(filter(None, map(_space_mark, parts)), None),
+            space_mark=space_mark,
             inner_prefix=model.get("continuing_subword_prefix") or "",
             end_suffix=model.get("end_of_word_suffix") or "",
             unknown=unknown,
@@ -585,15 +582,6 @@ def _parts(component: dict[str, Any] | None) -> list[dict[str, Any]]:
         return [component]
     inner = component.get("normalizers") or component.get("pretokenizers") or []
     return [part for entry in inner for part in _parts(entry)]
-
-
-def _space_mark(part: Mapping[str, Any]) -> str | None:
-    """What this part writes in place of a blank, if it does."""
-    if part["type"] == "Metaspace":
-        return str(part["replacement"])
-    if part["type"] == "Replace" and part["pattern"] == {"String": " "}:
-        return str(part["content"])
-    return None
 
 
 def quotable(names: Iterable[str], model: Mapping[str, Any]) -> set[str]:

@@ -169,12 +169,20 @@ def build_store(config: StoreBuildConfig) -> None:
                 remove_tree(join(config.output_path, name))
         elif not (config.split == "validation" and _take_held_out(config, identity)):
             _write_stores(config, tokenizer)
+            # Both splits may have been built at the same time: then the one in its folder stays.
+            held_out = config.identity(tokenizer, "validation")
+            if _find_beside(config, "validation", held_out):
+                spare = _find_beside(config, "train", held_out, HELD_OUT)
+                if spare:
+                    remove_tree(spare)
     except (DataError, StorageError) as error:
         error.within(f"component {config.name!r}, {config.split} split")
         raise
 
 
-def _beside(config: StoreBuildConfig, split: Split, identity: StoreIdentity, inner: str) -> str:
+def _find_beside(
+    config: StoreBuildConfig, split: Split, identity: StoreIdentity, inner: str = ""
+) -> str:
     """The finished store of that identity in the folder of a step of a split; "" if there is none.
 
     Steps of one component have their folders side by side: NAME-train-HASH, NAME-validation-HASH.
@@ -196,7 +204,7 @@ def _take_held_out(config: StoreBuildConfig, identity: StoreIdentity) -> bool:
     """Move the store that the train split's build wrote here; False if there is none."""
     taken = join(config.output_path, _TAKEN)
     if not exists(taken):
-        found = _beside(config, "train", identity, HELD_OUT)
+        found = _find_beside(config, "train", identity, HELD_OUT)
         if not found:
             return False
         make_folder(config.output_path)
@@ -234,7 +242,7 @@ def _write_stores(config: StoreBuildConfig, tokenizer: Tokenizer) -> None:
     if is_wanted and not exists(join(aside, MANIFEST)):
         # One that was cut short is left to the validation split's own pass.
         remove_tree(aside)
-        if not writer.is_resumed and not _beside(config, "validation", identity, ""):
+        if not writer.is_resumed and not _find_beside(config, "validation", identity):
             writers["validation"] = StoreWriter(
                 aside, identity, tokenizer, has_loss_weights=has_weights
             )
