@@ -107,7 +107,13 @@ Archive = Mapping[str, ArchiveEntry]
 
 def read_archive(root: Path) -> dict[str, ArchiveEntry]:
     """The entries of a checkout's archive by name, in the order of the file."""
-    return {name: _entry(name, values) for name, values in _read_values(root).items()}
+    if not (root / ARCHIVE).is_file():
+        raise ConfigError(
+            f"{root} has no {ARCHIVE}",
+            allowed="a checkout with the variant archive",
+            fix=f"run git checkout -- {ARCHIVE}",
+        )
+    return _entries_in(read_text(root / ARCHIVE))
 
 
 def write_entry(root: Path, name: str, entry: ArchiveEntry) -> None:
@@ -185,15 +191,15 @@ def archive_problems(root: Path) -> list[ArchiveProblem]:
         return ArchiveProblem(f"{ARCHIVE}:{line}:", f"{error.given}{allowed}", error.fix)
 
     try:
-        values = _read_values(root)
+        values = _values_in(text)
     except ConfigError as error:
         return [problem("", error)]
     archive, found = {}, []
     for name, fields in values.items():
         try:
-            archive[name] = _entry(name, fields)
+            archive[name] = _entry(fields, source=name)
         except ConfigError as error:
-            found += [problem(name, each.within(name)) for each in error.problems or [error]]
+            found += [problem(name, each) for each in error.problems or [error]]
     can_look_up = checkout.is_whole_history(root)
     for name, entry in archive.items():
         faults = _faults(root, name, entry, values.keys(), name in folders, can_look_up)
@@ -256,16 +262,6 @@ def _faults(
             )
 
 
-def _read_values(root: Path) -> dict[str, Any]:
-    if not (root / ARCHIVE).is_file():
-        raise ConfigError(
-            f"{root} has no {ARCHIVE}",
-            allowed="a checkout with the variant archive",
-            fix=f"run git checkout -- {ARCHIVE}",
-        )
-    return _values_in(read_text(root / ARCHIVE))
-
-
 def _values_in(text: str) -> dict[str, Any]:
     # Text is kept as it stands: a commit such as 12e4567 is not a number.
     content = parse_yaml(text, source=ARCHIVE, keeps_unquoted=True) or {}
@@ -279,11 +275,14 @@ def _values_in(text: str) -> dict[str, Any]:
 
 
 def _entries_in(text: str) -> dict[str, ArchiveEntry]:
-    return {name: _entry(name, values) for name, values in _values_in(text).items()}
+    return {
+        name: _entry(values, source=f"{ARCHIVE}: {name}")
+        for name, values in _values_in(text).items()
+    }
 
 
-def _entry(name: str, values: Any) -> ArchiveEntry:
-    return config_from_mapping(ArchiveEntry, values or {}, source=f"{ARCHIVE}: {name}")
+def _entry(values: Any, *, source: str) -> ArchiveEntry:
+    return config_from_mapping(ArchiveEntry, values or {}, source=source)
 
 
 def _has_page_of(root: Path, archive: Archive) -> bool:
