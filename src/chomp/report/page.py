@@ -6,8 +6,6 @@ loaded: whatever a run's name, its samples or its settings hold, they are shown 
 the JSON holds: page_source/README.md. Another program's page is never overwritten.
 """
 
-import base64
-import hashlib
 import html
 import json
 import re
@@ -27,7 +25,7 @@ from chomp.storage import join, make_folder, read_bytes, write_text_atomic
 from chomp.storage.files import require_inside
 from chomp.tracking import metric_of, metrics
 from chomp.tracking.run_files import AVERAGED, REPORT
-from chomp.variants.diff_page import diff_style
+from chomp.variants.diff_page import diff_style, security_policy
 
 # Tells a page of ours from somebody's, which must not be written over.
 GENERATOR = "chomp report"
@@ -78,14 +76,40 @@ def page_payload(
 
     `against` is the name and the config's leaves of a run that is compared with and not drawn.
     """
-    shown = _once_each_template(_with_own_names(runs))
+    # An id for each run, and the end of its folder's path in a name that several have.
+    names = Counter(run["name"] for run in runs)
+    named = []
+    for index, run in enumerate(runs):
+        name = run["name"]
+        if names[name] > 1:
+            same = [f"/{other['folder']}" for other in runs if other["name"] == name]
+            parts = run["folder"].split("/")
+            ends = ("/".join(parts[-count:]) for count in range(1, len(parts)))
+            only = (end for end in ends if sum(path.endswith(f"/{end}") for path in same) == 1)
+            name = f"{name} ({next(only, run['folder'])})"
+        named.append({**run, "id": f"run-{index}", "name": name})
+    shown = _once_each_template(named)
+    described = {}
+    for name in dict.fromkeys(name for run in shown for name in run["series"]):
+        # Metrics of the averaged weights have the units of the others.
+        plain = name.replace(_OF_EMA, _OF_EVAL, 1)
+        metric = metric_of(plain)
+        meaning = "" if metric is None else metric.description
+        described[name] = {
+            "unit": (metric and metric.unit) or None,
+            "meaning": meaning if plain == name else f"{meaning}, of the averaged weights",
+        }
     return {
         "version": PAYLOAD_VERSION,
         "made_at": f"{(made_at or datetime.now(UTC)).astimezone(UTC):%Y-%m-%d %H:%M} UTC",
         "chomp_version": chomp.__version__,
         "notes": notes(shown),
-        "metrics": _metrics(shown),
-        "columns": _columns(shown),
+        "metrics": described,
+        "columns": [
+            {"key": key, "label": label, "better": better}
+            for key, label, better in COLUMNS
+            if any(run["numbers"].get(key) is not None for run in shown)
+        ],
         "runs": shown,
         "config_difference": _config_difference(shown, against),
     }
@@ -110,7 +134,16 @@ def notes(runs: Sequence[Mapping[str, Any]]) -> list[str]:
             "The runs have different tokenizers, so a token is not the same in all of them: "
             "compare bits per byte, not losses."
         )
-    found += _unevaluated(runs) + _averaged(runs)
+    without = [run for run in runs if run["numbers"].get(metrics.EVAL_LOSS) is None]
+    if len(without) < len(runs):
+        never = ", ".join(run["name"] for run in without if not run["eval_tags"])
+        odd = ", ".join(run["name"] for run in without if run["eval_tags"])
+        found += [f"Not evaluated: {never}."] if never else []
+        found += [f"Evaluated, with a loss that is not finite: {odd}."] if odd else []
+    averaged = [run["name"] for run in runs if dict(run["facts"]).get("evaluated") == AVERAGED]
+    if 0 < len(averaged) < len(runs):
+        listed = ", ".join(averaged)
+        found.append(f"The evaluations of {listed} are of the averaged weights, the others' not.")
     unknown = [run["name"] for run in runs if not run["config"]]
     if unknown:
         found.append(f"Of {', '.join(unknown)} the config is unknown: it may be anything.")
@@ -127,55 +160,13 @@ def _differing(configs: Sequence[Mapping[str, str]], prefixes: tuple[str, ...]) 
     """Fields that are not equal in all runs whose config is known."""
     known = [config for config in configs if config]
     keys = dict.fromkeys(key for config in known for key in config if key.startswith(prefixes))
-    return [key for key in keys if len({_content(key, config.get(key)) for config in known}) > 1]
 
+    def content(key: str, value: str | None) -> str | None:
+        # A token store is named after its content, wherever it is.
+        is_place = value is not None and key.endswith(("_store", "tokenizer.path"))
+        return value.rpartition("/")[2] if value is not None and is_place else value
 
-def _content(key: str, value: str | None) -> str | None:
-    """The value by what it stands for: a token store is named after its content, wherever it is."""
-    is_place = value is not None and key.endswith(("_store", "tokenizer.path"))
-    return value.rpartition("/")[2] if value is not None and is_place else value
-
-
-def _unevaluated(runs: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Which runs have no evaluation to compare, where others have one, and why."""
-    without = [run for run in runs if run["numbers"].get(metrics.EVAL_LOSS) is None]
-    if len(without) == len(runs):
-        return []
-    never = [run["name"] for run in without if not run["eval_tags"]]
-    odd = [run["name"] for run in without if run["eval_tags"]]
-    told = [f"Not evaluated: {', '.join(never)}."] if never else []
-    return told + ([f"Evaluated, with a loss that is not finite: {', '.join(odd)}."] if odd else [])
-
-
-def _averaged(runs: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Which runs were evaluated by other weights than the rest."""
-    told = [run["name"] for run in runs if dict(run["facts"]).get("evaluated") == AVERAGED]
-    if not 0 < len(told) < len(runs):
-        return []
-    return [f"The evaluations of {', '.join(told)} are of the averaged weights, the others' not."]
-
-
-def _metrics(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    described = {}
-    for name in dict.fromkeys(name for run in runs for name in run["series"]):
-        # Metrics of the averaged weights have the units of the others.
-        plain = name.replace(_OF_EMA, _OF_EVAL, 1)
-        metric = metric_of(plain)
-        meaning = "" if metric is None else metric.description
-        described[name] = {
-            "unit": (metric and metric.unit) or None,
-            "meaning": meaning if plain == name else f"{meaning}, of the averaged weights",
-        }
-    return described
-
-
-def _columns(runs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The columns of the table in which any run has a number."""
-    return [
-        {"key": key, "label": label, "better": better}
-        for key, label, better in COLUMNS
-        if any(run["numbers"].get(key) is not None for run in runs)
-    ]
+    return [key for key in keys if len({content(key, config.get(key)) for config in known}) > 1]
 
 
 def _config_difference(
@@ -191,29 +182,6 @@ def _config_difference(
     rows = [{"key": key, "values": [config.get(key) for config in configs]} for key in keys]
     differing = [row for row in rows if len(set(row["values"])) > 1]
     return {"names": [name for name, _ in columns], "rows": differing}
-
-
-def _with_own_names(runs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The runs with an id, and with the end of their folder's path in a name that several have."""
-    counts = Counter(run["name"] for run in runs)
-    shown = []
-    for index, run in enumerate(runs):
-        name = run["name"]
-        if counts[name] > 1:
-            same = [other["folder"] for other in runs if other["name"] == name]
-            name = f"{name} ({_telling_end(run['folder'], same)})"
-        shown.append({**run, "id": f"run-{index}", "name": name})
-    return shown
-
-
-def _telling_end(folder: str, folders: Sequence[str]) -> str:
-    """The last parts of a path, as many as tell it from every other of `folders`."""
-    parts = folder.split("/")
-    ends = ("/".join(parts[-count:]) for count in range(1, len(parts)))
-    return next(
-        (end for end in ends if sum(f"/{other}".endswith(f"/{end}") for other in folders) == 1),
-        folder,
-    )
 
 
 def _once_each_template(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -280,21 +248,33 @@ def _is_ours(page: Path) -> bool:
 
 
 def render(payload: Mapping[str, Any]) -> str:
-    """The whole page of a payload, as `chomp.report.payload.page_payload` makes it.
+    """The whole page of a payload, as `page_payload` makes it.
 
     A number that is not finite is a `ValueError`: JSON has none, and a browser would refuse all.
     """
     assert payload["version"] == PAYLOAD_VERSION, payload["version"]
-    library, script = _source("vendor/uPlot.iife.min.js"), _script()
-    policy = f"script-src {_digest(library)} {_digest(script)}"
+    library = _source("vendor/uPlot.iife.min.js")
+    # All scripts in a scope of their own.
+    bodies = "\n".join(_source(f"page_source/{name}.js") for name in SCRIPTS)
+    script = f'"use strict";\n(() => {{\n{bodies}}})();\n'
+    names = [run["name"] for run in payload["runs"]]
+    title = names[0] if len(names) == 1 else f"{len(names)} runs: {', '.join(names[:4])}"
+    # The style of a diff is for a shadow tree, whose root is its host.
+    diff = re.sub(
+        r":root(\[[^\]]*\])?",
+        lambda found: f":host({found[1]})" if found[1] else ":host",
+        diff_style(),
+    )
+    data = json.dumps(payload, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     parts = {
-        "policy": f"default-src 'none'; style-src 'unsafe-inline'; {policy}",
+        "policy": security_policy(library, script),
         "generator": GENERATOR,
-        "title": html.escape(_title(payload)),
+        "title": html.escape(title),
         "library_style": _source("vendor/uPlot.min.css"),
         "style": _source("page_source/style.css"),
-        "diff_style": _diff_style(),
-        "payload": _embedded(payload),
+        "diff_style": diff,
+        # JSON that no text in it can end: without `<` there is neither `</script>` nor `<!--`.
+        "payload": data.replace("<", "\\u003c"),
         "library": library,
         "script": script,
     }
@@ -306,30 +286,3 @@ def render(payload: Mapping[str, Any]) -> str:
 
 def _source(name: str) -> str:
     return files("chomp.report").joinpath(name).read_text(encoding="utf-8")
-
-
-def _script() -> str:
-    """All scripts in a scope of their own."""
-    bodies = "\n".join(_source(f"page_source/{name}.js") for name in SCRIPTS)
-    return f'"use strict";\n(() => {{\n{bodies}}})();\n'
-
-
-def _digest(script: str) -> str:
-    return f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"
-
-
-def _title(payload: Mapping[str, Any]) -> str:
-    names = [run["name"] for run in payload["runs"]]
-    return names[0] if len(names) == 1 else f"{len(names)} runs: {', '.join(names[:4])}"
-
-
-def _embedded(payload: Mapping[str, Any]) -> str:
-    """JSON that no text in it can end: without `<` there is neither `</script>` nor `<!--`."""
-    text = json.dumps(payload, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    return text.replace("<", "\\u003c")
-
-
-def _diff_style() -> str:
-    """The style of a page of differences, for a shadow tree, whose root is its host."""
-    root = re.compile(r":root(\[[^\]]*\])?")
-    return root.sub(lambda found: f":host({found[1]})" if found[1] else ":host", diff_style())

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import numpy as np
 
 from chomp.errors import StorageError
-from chomp.executor.status import LOCK, StepStatus, read_status
+from chomp.executor.status import LOCK, read_status
 from chomp.report.record import RunRecord
 from chomp.report.timeline import paused_seconds, told_seconds, trained_seconds
 from chomp.storage import join, killed_holder, lock_holder
@@ -70,7 +70,10 @@ def run_state(record: RunRecord, *, now_s: float | None = None) -> State:
     now_s = time.time() if now_s is None else now_s
     if last is not None and now_s - last.last_time < FRESH_S and not is_killed(record.folder):
         return "running"
-    status = _status(record.folder)
+    try:
+        status = read_status(record.folder)
+    except StorageError:  # half-written, or of another version
+        status = None
     if status is not None and status.state in ("SUCCESS", "FAILED"):
         return "finished" if status.state == "SUCCESS" else "failed"
     return "stopped" if record.columns.blocks else "empty"
@@ -86,13 +89,6 @@ def is_killed(folder: str) -> bool:
     except StorageError:
         return False
     return holder is not None and holder.host == socket.gethostname()
-
-
-def _status(folder: str) -> StepStatus | None:
-    try:
-        return read_status(folder)
-    except StorageError:  # half-written, or of another version: its record still tells
-        return None
 
 
 def _is_held(folder: str, *, but_own: bool) -> bool:
@@ -115,14 +111,17 @@ def numbers(record: RunRecord) -> dict[str, float | None]:
     Evaluations are of the averaged weights where only those were evaluated, as `facts` says.
     """
     prefix = _evaluated(record)
+    # How far the newest attempt has come, or what still stands of an earlier one.
+    last = record.newest("step").steps[-1:]
+    gflops = _last(record, metrics.TOTAL_GFLOPS)
     found = {
         metrics.EVAL_LOSS: _last(record, f"{prefix}/loss"),
         metrics.EVAL_BPB: _last(record, f"{prefix}/bpb"),
         metrics.TRAIN_LOSS: _settled(record, metrics.TRAIN_LOSS),
-        "steps": _num_steps(record),
+        "steps": float(last[0] + 1) if last.size else None,
         "tokens": _last(record, metrics.TOTAL_TOKENS),
         metrics.TOKENS_SEEN: _last(record, metrics.TOKENS_SEEN),
-        "flops": _times(_last(record, metrics.TOTAL_GFLOPS), 1e9),
+        "flops": None if gflops is None else 1e9 * gflops,
         "seconds": trained_seconds(record) or None,
         metrics.TOKENS_PER_SECOND: _settled(record, metrics.TOKENS_PER_SECOND),
         metrics.MFU: _settled(record, metrics.MFU),
@@ -142,19 +141,28 @@ def facts(
     record: RunRecord, cells: Mapping[str, float | None], template: str | None
 ) -> list[tuple[str, str]]:
     """Short facts for the head of a page, `cells` among them; what is not known is left out."""
+    steps, total = cells["steps"], _number(_at(record.config, "trainer", "steps"))
+    progress = _count(steps)
+    if steps is not None and total is not None and steps < total:
+        progress = f"{steps:,.0f} of {total:,.0f}"
+    first = record.attempts[0].first_time if record.attempts else math.nan
+    started = None
+    if math.isfinite(first):
+        started = f"{datetime.fromtimestamp(first, UTC):%Y-%m-%d %H:%M} UTC"
+    trained, paused = cells["seconds"], paused_seconds(record)
     found: list[tuple[str, str | None]] = [
         ("template", template),
         ("parameters", _count(cells[metrics.PARAMETER_COUNT])),
-        ("steps", _progress(record, cells["steps"])),
+        ("steps", progress),
         # All that went through the model, and those of them that a loss was asked of.
         ("tokens processed", _count(cells["tokens"])),
         ("tokens trained on", _count(cells[metrics.TOKENS_SEEN])),
         ("device", _text(record.summary.get(metrics.DEVICE_KIND))),
-        ("started", _started(record)),
+        ("started", started),
         ("evaluated", AVERAGED if is_of_averaged(_evaluated(record)) else None),
-        ("time trained", _time(cells["seconds"])),
+        ("time trained", None if trained is None else told_seconds(trained)),
         ("attempts", str(len(record.attempts)) if len(record.attempts) > 1 else None),
-        ("between attempts", _time(paused_seconds(record) or None)),
+        ("between attempts", told_seconds(paused) if paused else None),
         ("seed", _text(_at(record.config, "trainer", "seed"))),
         ("folder", record.folder),
     ]
@@ -236,26 +244,6 @@ def _evaluated(record: RunRecord) -> str:
     return held_out_prefix(eval_prefix_in(record.config), record.names)
 
 
-def _num_steps(record: RunRecord) -> float | None:
-    """How far the newest attempt has come, or what still stands of an earlier one."""
-    last = record.newest("step").steps[-1:]
-    return float(last[0] + 1) if last.size else None
-
-
-def _progress(record: RunRecord, steps: float | None) -> str | None:
-    total = _number(_at(record.config, "trainer", "steps"))
-    if steps is None or total is None or steps >= total:
-        return _count(steps)
-    return f"{steps:,.0f} of {total:,.0f}"
-
-
-def _started(record: RunRecord) -> str | None:
-    first = record.attempts[0].first_time if record.attempts else float("nan")
-    return (
-        f"{datetime.fromtimestamp(first, UTC):%Y-%m-%d %H:%M} UTC" if math.isfinite(first) else None
-    )
-
-
 def _at(config: Mapping[str, Any] | None, *path: str) -> Any:
     found: Any = config
     for key in path:
@@ -268,16 +256,8 @@ def _number(value: Any) -> float | None:
     return float(value) if is_number and math.isfinite(value) else None
 
 
-def _times(value: float | None, factor: float) -> float | None:
-    return None if value is None else value * factor
-
-
 def _count(value: float | None) -> str | None:
     return None if value is None else f"{value:,.0f}"
-
-
-def _time(seconds: float | None) -> str | None:
-    return None if seconds is None else told_seconds(seconds)
 
 
 def _text(value: Any) -> str | None:
