@@ -46,21 +46,17 @@ def _tag(
     series = {key: f"{name}/{key}" for key in _CURVES if f"{name}/{key}" in record.names}
     # The whole has no parent, and is none: a tag that is above nothing begins a line of its own.
     above = [other for other in tags if other and tag.startswith(f"{other}/")]
-    return {
-        "tag": f"{label}{tag or 'all'}",
-        "parent": f"{label}{max(above, key=len)}" if above else None,
-        "series": {key: series.get(key) for key in _CURVES},
-        "last": _last(record, name),
-    }
-
-
-def _last(record: RunRecord, name: str) -> dict[str, float]:
     last = {}
     for key in _LAST:
         values = record.series(f"{name}/{key}").values
         if values.size and math.isfinite(values[-1]):
             last[key] = float(values[-1])
-    return last
+    return {
+        "tag": f"{label}{tag or 'all'}",
+        "parent": f"{label}{max(above, key=len)}" if above else None,
+        "series": {key: series.get(key) for key in _CURVES},
+        "last": last,
+    }
 
 
 # Axes: S stages.
@@ -78,12 +74,18 @@ def mixture(record: RunRecord) -> dict[str, Any] | None:
         return None
     changes = np.append(0, np.flatnonzero(np.diff(stages.values)) + 1)
     shown = changes[:MAX_STAGES]
-    firsts = _first_steps(record, stages, changes[: MAX_STAGES + 1])
+    # Where stages began, by the config: rows are logged only every few steps.
+    configured = section_in(record.config, "data").get("stages") or []
+    starts = [each.get("start_step") for each in configured if isinstance(each, Mapping)]
+    firsts = np.array([_first_step(starts, stages, int(row)) for row in changes[: MAX_STAGES + 1]])
     ends = np.append(firsts, int(stages.steps[-1]) + 1)[1 : shown.size + 1]
     firsts = firsts[: shown.size]
-    weights = {
-        name: _at(record.series(f"{start}{name}"), stages.steps[shown]) for name in components
-    }
+    weights = {}
+    for name in components:
+        series, steps = record.series(f"{start}{name}"), stages.steps[shown]
+        places = np.minimum(np.searchsorted(series.steps, steps), series.steps.size - 1)
+        is_logged = series.steps[places] == steps
+        weights[name] = np.where(is_logged, series.values[places], np.nan)
     epochs = {name: _epochs(record, name, firsts, ends, weights[name]) for name in components}
     found = [
         {
@@ -93,22 +95,10 @@ def mixture(record: RunRecord) -> dict[str, Any] | None:
         }
         for number, first in enumerate(firsts)
     ]
-    return {"stages": found, "components": components, "note": _note(changes.size)}
-
-
-def _note(num_stages: int) -> str | None:
-    if num_stages <= MAX_STAGES:
-        return None
-    return f"The stage changed {num_stages - 1:,} times: these are the first {MAX_STAGES}."
-
-
-def _first_steps(
-    record: RunRecord, stages: Series, rows: Int[np.ndarray, " S"]
-) -> Int[np.ndarray, " S"]:
-    """Where the stages of some rows began, by the config: rows are logged only every few steps."""
-    told = section_in(record.config, "data").get("stages")
-    starts = [stage.get("start_step") for stage in told or [] if isinstance(stage, Mapping)]
-    return np.array([_first_step(starts, stages, int(row)) for row in rows])
+    note = None
+    if changes.size > MAX_STAGES:
+        note = f"The stage changed {changes.size - 1:,} times: these are the first {MAX_STAGES}."
+    return {"stages": found, "components": components, "note": note}
 
 
 def _first_step(starts: Sequence[Any], stages: Series, row: int) -> int:
@@ -150,12 +140,6 @@ def _epochs(
     )
     read = epochs[after - 1] + np.clip(shares, 0.0, 1.0) * (epochs[after] - epochs[after - 1])
     return np.diff(read)
-
-
-def _at(series: Series, steps: Int[np.ndarray, " S"]) -> Float[np.ndarray, " S"]:
-    """The values at some steps; NaN where there is none."""
-    places = np.minimum(np.searchsorted(series.steps, steps), series.steps.size - 1)
-    return np.where(series.steps[places] == steps, series.values[places], np.nan)
 
 
 def _known(values: Mapping[str, Float[np.ndarray, " S"]], number: int) -> dict[str, float]:

@@ -317,28 +317,26 @@ def read_record(folder: str, *, has_begun: bool = True) -> RunRecord:
     config, problems = _config(run)
     own = record_in(run, config or {})
     file = path if is_file else own
-    columns = _read(file)
-    if has_begun and not _is_run(run, columns, is_own=file == own, is_given=is_file):
-        raise _no_run(path)
-    problems += _missing(file) if columns is None else _damages(columns, name_of(file))
-    return RunRecord(run, config, columns or _NOTHING, tuple(problems))
-
-
-def _is_run(run: str, columns: Columns | None, *, is_own: bool, is_given: bool) -> bool:
-    """Whether there is anything of a run: steps of the executor have some files of runs too."""
+    columns = None
+    if exists(file):
+        with open_stream(file) as stream:
+            columns = read_columns(stream)
+    # Steps of the executor have some of the files of a run too.
     marks = {"kind", "attempt"}
-    if columns and (columns.blocks or any(marks & row.keys() for row in columns.others)):
-        return True
+    has_lines = columns is not None and bool(
+        columns.blocks or any(marks & row.keys() for row in columns.others)
+    )
     is_described = exists(join(run, RESOLVED_CONFIG)) or exists(join(run, ORIGINAL_CONFIG))
-    return is_own and (is_described or (columns is not None and not is_given))
-
-
-def _read(file: str) -> Columns | None:
-    """What the file holds; None where it does not exist."""
-    if not exists(file):
-        return None
-    with open_stream(file) as stream:
-        return read_columns(stream)
+    is_run = file == own and (is_described or (columns is not None and not is_file))
+    if has_begun and not (has_lines or is_run):
+        raise _no_run(path)
+    name = name_of(file)
+    if columns is None:
+        problems.append(f"there is no {name} yet: the run has not logged anything")
+        columns = _NOTHING
+    else:
+        problems += _damages(columns, name)
+    return RunRecord(run, config, columns, tuple(problems))
 
 
 def _config(run: str) -> tuple[Mapping[str, Any] | None, list[str]]:
@@ -353,10 +351,6 @@ def _config(run: str) -> tuple[Mapping[str, Any] | None, list[str]]:
     held = read_text(join(run, RESOLVED_CONFIG), max_bytes=MAX_TEXT_BYTES).strip()
     shown = held if len(held) <= _MAX_HELD else f"{held[:_MAX_HELD]}…"
     return None, [f"{RESOLVED_CONFIG} holds {shown} and no settings: the run's config is unknown"]
-
-
-def _missing(file: str) -> list[str]:
-    return [f"there is no {name_of(file)} yet: the run has not logged anything"]
 
 
 def _damages(columns: Columns, name: str) -> list[str]:

@@ -90,6 +90,16 @@ def run_payload(record: RunRecord, *, points: int = PAGE_POINTS) -> dict[str, An
     cells = run_facts.numbers(record)
     where = _where_command(record)
     written, unread = samples(record.folder)
+    first = record.attempts[0].first_step if record.attempts else None
+    begun_before = (
+        [f"the record begins at step {first:,}: nothing is known of those before"] if first else []
+    )
+    prefix = eval_prefix_in(record.config)
+    series: dict[str, Any] = {}
+    for name, curve in _curves(all_series, points).items():
+        groups = (group for group, starts in _GROUPS if name.startswith(starts))
+        is_eval = name.startswith((f"{prefix}/", "lm_eval/"))
+        series[name] = {"group": "eval" if is_eval else next(groups, "other"), **curve}
     texts = {
         "name": record.name,
         "folder": record.folder,
@@ -97,7 +107,7 @@ def run_payload(record: RunRecord, *, points: int = PAGE_POINTS) -> dict[str, An
         "outcome": record.attempts[-1].outcome if record.attempts else None,
         "problems": [
             *record.problems,
-            *_begun_before(record),
+            *begun_before,
             *_nonfinite(losses),
             *_beyond(all_series),
             *unread,
@@ -116,7 +126,7 @@ def run_payload(record: RunRecord, *, points: int = PAGE_POINTS) -> dict[str, An
         "template": template.content,  # HTML in part, made of texts without secrets
         "numbers": cells,
         "axes": axes(record),
-        "series": _series(all_series, eval_prefix_in(record.config), points),
+        "series": {name: series[name] for name in all_series},
         "waterfall": waterfall(record),
         "ceiling": run_facts.ceiling(record),
         "profile": None,
@@ -187,12 +197,6 @@ def _read_payload(folder: str, points: int) -> dict[str, Any]:
     return run_payload(read_record(folder), points=points)
 
 
-def _series(all_series: Mapping[str, Series], eval_prefix: str, points: int) -> dict[str, Any]:
-    """Every metric as a curve: whole if all of them fit, else the long ones within their shares."""
-    curves = _curves(all_series, points)
-    return {name: {"group": _group(name, eval_prefix), **curves[name]} for name in all_series}
-
-
 def _curves(all_series: Mapping[str, Series], points: int) -> dict[str, dict[str, Any]]:
     sizes = [series.values.size for series in all_series.values()]
     if sum(sizes) <= points and max(sizes, default=0) <= MAX_POINTS:
@@ -251,12 +255,6 @@ def _packed(series: Series, curve: Curve) -> dict[str, Any]:
     }
 
 
-def _group(name: str, prefix: str) -> str:
-    if name.startswith((f"{prefix}/", "lm_eval/")):
-        return "eval"
-    return next((group for group, starts in _GROUPS if name.startswith(starts)), "other")
-
-
 def _nonfinite(losses: Series) -> list[str]:
     bad = losses.steps[~np.isfinite(losses.values)]
     if not bad.size:
@@ -280,13 +278,6 @@ def _beyond(all_series: Mapping[str, Series]) -> list[str]:
     more = f" and {len(found) - _MAX_NAMED:,} more metrics" if len(found) > _MAX_NAMED else ""
     told = f"{', '.join(found[:_MAX_NAMED])}{more}"
     return [f"larger than the {LARGEST:.1e} that it is drawn as: {told}"]
-
-
-def _begun_before(record: RunRecord) -> list[str]:
-    first = record.attempts[0].first_step if record.attempts else None
-    return (
-        [f"the record begins at step {first:,}: nothing is known of those before"] if first else []
-    )
 
 
 def _where_command(record: RunRecord) -> str | None:
