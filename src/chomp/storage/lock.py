@@ -18,7 +18,6 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
-from types import TracebackType
 
 from chomp.errors import StorageError
 from chomp.storage.errors import storage_errors, user_name
@@ -76,7 +75,14 @@ class FileLock:
                         return None
                     # The last holder removes the file, so this may be one that nobody finds again.
                     if _is_at(text, descriptor):
-                        _write_holder(descriptor)
+                        holder = LockHolder(
+                            host=socket.gethostname(),
+                            pid=os.getpid(),
+                            user=user_name(),
+                            since=datetime.now(UTC).isoformat(timespec="seconds"),
+                        )
+                        os.ftruncate(descriptor, 0)
+                        os.pwrite(descriptor, json.dumps(asdict(holder)).encode() + b"\n", 0)
                         is_kept = True
                         return cls(text, descriptor)
                 finally:
@@ -129,19 +135,8 @@ class FileLock:
     def __enter__(self) -> "FileLock":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.release()
-
-    def _forget(self) -> None:
-        """In a forked child: close the parent's descriptor, which leaves the parent its lock."""
-        if self._descriptor is not None:
-            os.close(self._descriptor)
-            self._descriptor = None
 
 
 def lock_holder(path: StrPath) -> LockHolder | None:
@@ -173,13 +168,16 @@ _warned: set[int] = set()  # filesystems without locks
 _UNKNOWN = LockHolder(host="an unknown host", pid=0, user="unknown", since="an unknown time")
 
 
-def _forget_all() -> None:
+def _close_in_child() -> None:
+    """Close the parent's descriptors, which leaves the parent its locks."""
     for lock in _held:
-        lock._forget()
+        if lock._descriptor is not None:
+            os.close(lock._descriptor)
+            lock._descriptor = None
     _held.clear()
 
 
-os.register_at_fork(after_in_child=_forget_all)
+os.register_at_fork(after_in_child=_close_in_child)
 
 
 def _look(path: StrPath) -> tuple[LockHolder, bool] | None:
@@ -203,7 +201,12 @@ def _look(path: StrPath) -> tuple[LockHolder, bool] | None:
         finally:
             content = os.pread(descriptor, _MAX_BYTES, 0)
             os.close(descriptor)
-    return _parse_holder(content), is_held
+    try:
+        record = parse_json(content)
+        texts = {name: str(record[name]) for name in ("host", "user", "since")}
+        return LockHolder(pid=int(record["pid"]), **texts), is_held
+    except (ValueError, KeyError, TypeError):
+        return _UNKNOWN, is_held
 
 
 def _open(path: str, flags: int) -> int:
@@ -252,23 +255,3 @@ def _is_at(path: str, descriptor: int) -> bool:
         return os.path.samestat(os.fstat(other), os.fstat(descriptor))
     finally:
         os.close(other)
-
-
-def _write_holder(descriptor: int) -> None:
-    holder = LockHolder(
-        host=socket.gethostname(),
-        pid=os.getpid(),
-        user=user_name(),
-        since=datetime.now(UTC).isoformat(timespec="seconds"),
-    )
-    os.ftruncate(descriptor, 0)
-    os.pwrite(descriptor, json.dumps(asdict(holder)).encode() + b"\n", 0)
-
-
-def _parse_holder(content: bytes) -> LockHolder:
-    try:
-        record = parse_json(content)
-        host, user, since = (str(record[name]) for name in ("host", "user", "since"))
-        return LockHolder(host=host, pid=int(record["pid"]), user=user, since=since)
-    except (ValueError, KeyError, TypeError):
-        return _UNKNOWN

@@ -7,7 +7,7 @@ its query; tokens of services that give them a form, by that.
 
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -95,12 +95,18 @@ def redacted(text: str) -> str:
     :// and not after a user with a blank. Tokens in the query of an address are replaced by
     `<secret>`, and any that are known by their form by `<token>`.
     """
-    return _redacted(text, _secrets())
+    return redactor()(text)
 
 
 def redactor() -> Callable[[str], str]:
     """`redacted` for many texts: the secrets of the environment are looked up once, now."""
-    return partial(_redacted, secrets=_secrets())
+    found = {
+        value: name
+        for name, value in os.environ.items()
+        if len(value) >= _MIN_CHARACTERS and is_secret_name(name)
+    }
+    # The longest first: a shorter one may be the beginning of it, whose rest would be left.
+    return partial(_redacted, secrets=sorted(found.items(), key=lambda item: -len(item[0])))
 
 
 def is_secret_name(name: str) -> bool:
@@ -128,7 +134,16 @@ def without_noted_secrets(text: str) -> str:
 
 def without_secrets(value: Any) -> Any:
     """The same nested mappings and lists with `redacted` texts; keys stay."""
-    return _without(value, _secrets())
+    clean = redactor()
+
+    def without(value: Any) -> Any:
+        if isinstance(value, str):
+            return clean(value)
+        if isinstance(value, dict):
+            return {key: without(inner) for key, inner in value.items()}
+        return [without(inner) for inner in value] if isinstance(value, list | tuple) else value
+
+    return without(value)
 
 
 def without_passwords_of(value: Any, text: str) -> str:
@@ -144,21 +159,8 @@ def without_passwords_of(value: Any, text: str) -> str:
     return text
 
 
-def _secrets() -> dict[str, str]:
-    """Values of the environment that are secret, and the names of their variables.
-
-    The longest first: a shorter one may be the beginning of it, whose rest would be left.
-    """
-    found = {
-        value: name
-        for name, value in os.environ.items()
-        if len(value) >= _MIN_CHARACTERS and is_secret_name(name)
-    }
-    return dict(sorted(found.items(), key=lambda item: len(item[0]), reverse=True))
-
-
-def _redacted(text: str, secrets: Mapping[str, str]) -> str:
-    for value, name in secrets.items():
+def _redacted(text: str, secrets: Sequence[tuple[str, str]]) -> str:
+    for value, name in secrets:
         text = text.replace(value, f"<{name}>")
     # After those, whose names tell more; the mark that one of them left is no password.
     left, end = [], 0
@@ -172,49 +174,26 @@ def _redacted(text: str, secrets: Mapping[str, str]) -> str:
     return _TOKEN.sub("<token>", _NAMED_PART.sub(r"\1<secret>", text))
 
 
-def _query_secrets(text: str) -> set[str]:
-    """The values in queries of addresses that let in whoever has them."""
-    queries = _QUERY.findall(text) if "://" in text else []
-    return {found["value"] for query in queries for found in _OPENING.finditer(query)}
-
-
 def _password_places(text: str) -> Iterator[slice]:
     """Where the passwords of addresses stand, without marks that took the place of others."""
     for found in _ADDRESS.finditer(text) if "://" in text else ():
         start, rest = found.start("rest"), found["rest"]
-        is_repository = _REPOSITORY.search(text, max(0, found.start() - 16), found.start())
-        place = slice(start, start + _length(rest, is_repository=bool(is_repository)))
-        if text[place] and not _is_mark(text[place]):
-            yield place
-
-
-def _length(rest: str, *, is_repository: bool) -> int:
-    """How much of what follows a user's colon is the password; 0: nothing.
-
-    Passwords may hold @ and / as they are: all up to the last @ goes, rather a little too much.
-    """
-    hosts = [found.start() for found in _HOST_AND_PATH.finditer(rest)] if is_repository else []
-    return hosts[-1] if hosts else max(rest.rfind("@"), 0)
-
-
-def _is_mark(password: str) -> bool:
-    """Whether it is what took the place of a secret."""
-    return password.startswith("<") and password.endswith(">")
+        # Passwords may hold @ and / as they are: all up to the last @ goes, rather a little too
+        # much. Only in the address of a repository something may follow the host.
+        length = rest.rfind("@")
+        if _REPOSITORY.search(text, max(0, found.start() - 16), found.start()):
+            length = max((host.start() for host in _HOST_AND_PATH.finditer(rest)), default=length)
+        password = rest[: max(length, 0)]
+        if password and not (password.startswith("<") and password.endswith(">")):
+            yield slice(start, start + length)
 
 
 def _passwords(value: Any) -> set[str]:
+    """The passwords of all addresses in a value, and what lets in by their queries."""
     if isinstance(value, str):
-        return {*(value[place] for place in _password_places(value)), *_query_secrets(value)}
+        queries = _QUERY.findall(value) if "://" in value else []
+        tokens = {found["value"] for query in queries for found in _OPENING.finditer(query)}
+        return {value[place] for place in _password_places(value)} | tokens
     if isinstance(value, Mapping):
         value = list(value.values())
     return set().union(*map(_passwords, value)) if isinstance(value, list | tuple) else set()
-
-
-def _without(value: Any, secrets: Mapping[str, str]) -> Any:
-    if isinstance(value, str):
-        return _redacted(value, secrets)
-    if isinstance(value, dict):
-        return {key: _without(inner, secrets) for key, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [_without(inner, secrets) for inner in value]
-    return value
