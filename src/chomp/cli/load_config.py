@@ -18,7 +18,7 @@ from chomp.cli.legacy_keys import HINTS, legacy_key_error, legacy_keys_error
 from chomp.cli.options import ConfigOptions
 from chomp.cli.templates import GRUG, LAUNCH_FILE, known_template
 from chomp.config import apply_overrides, config_from_mapping
-from chomp.config.fields import dotted, sections, settings_by_spelling
+from chomp.config.fields import dotted, fields_at, settings_by_spelling
 from chomp.config.files import MAX_YAML_BYTES, parse_yaml
 from chomp.config.messages import did_you_mean, nearest
 from chomp.config.overrides import resolve_also, split_override
@@ -355,14 +355,7 @@ def with_overrides(config: Any, overrides: Sequence[str]) -> Any:
 
 def has_field(cls: type, name: str) -> bool:
     """Whether a config class has a field by a dotted name, in any spelling."""
-    classes: tuple[type, ...] = (cls,)
-    for part in name.split("."):
-        items = [settings_by_spelling(each).get(part) for each in classes]
-        found = [item for item in items if item is not None]
-        if not found:
-            return False
-        classes = tuple(inner for item in found for inner in sections(item.declared))
-    return True
+    return bool(fields_at(cls, name.split(".")))
 
 
 def require_held_out(config: Any) -> None:
