@@ -119,8 +119,7 @@ class _Place(NamedTuple):
 
     `path` is by the names of fields, `typed` as the user wrote it, `mark` the loosest on the way.
     `is_kind`: the key decides which config of a union its container is. `also` is the name in
-    another section that led here, and `also_keys` are the keys that sections on the way take for
-    fields of other sections.
+    another section that led here, and `walk` is for the value: it has seen the sections on the way.
     """
 
     container: Any
@@ -131,7 +130,7 @@ class _Place(NamedTuple):
     mark: Mark
     is_kind: bool
     also: AlsoName | None
-    also_keys: dict[KeyPath, list[str]]
+    walk: Walk
 
 
 def _apply(
@@ -181,21 +180,20 @@ def _find(
     mark = MARKS[0]
     is_kind = False
     also: AlsoName | None = None
-    also_keys: dict[KeyPath, list[str]] = {}
+    walk = Walk(builds=False)
     while parts:
         here = container[key]
         section = section_for(declared, here) if isinstance(here, dict) else None
         if section is not None:
             parts, found = resolve_also(section, parts)
             also = found or also
-            for name in also_names(section):
-                also_keys.setdefault((*path, *name.section), []).append(name.name[-1])
+            walk.note_also_keys(section, path)
         part, parts = parts[0], parts[1:]
         typed = (*typed, part)
         if section is not None:
             item = settings_by_spelling(section).get(part)
             if item is None:
-                raise unknown_key(typed, section, also_keys.get(path, ()))
+                raise unknown_key(typed, section, walk.also_keys.get(path, ()))
             is_kind = item.name == KIND and len(sections(declared)) > 1
             key, declared = item.name, item.declared
             mark = max(mark, mark_of(item.field), key=MARKS.index)
@@ -218,7 +216,7 @@ def _find(
                 fix=f"give {whole} as a whole",
             )
         container, path = here, (*path, key)
-    return _Place(container, key, path, typed, declared, mark, is_kind, also, also_keys)
+    return _Place(container, key, path, typed, declared, mark, is_kind, also, walk)
 
 
 def _unknown_entry(path: KeyPath, here: Mapping[str, Any], value_type: Any) -> ConfigError:
@@ -255,9 +253,9 @@ def _parse_value(text: str, place: _Place, typed: KeyPath) -> Any:
             allowed=describe_type(place.declared),
             fix="write the value after '='",
         )
-    walk = Walk({place.path: typed}, place.also_keys, builds=False)
-    value = walk.value(place.declared, value, place.path)
-    errors = list(walk.problems.values())
+    place.walk.written[place.path] = typed
+    value = place.walk.value(place.declared, value, place.path)
+    errors = list(place.walk.problems.values())
     if errors:
         raise errors[0] if len(errors) == 1 else ConfigError(" ".join(map(str, errors)))
     return plain_value(value if place.also is None else place.also.meaning(value))

@@ -213,14 +213,11 @@ class Walk:
     """
 
     def __init__(
-        self,
-        written: Mapping[KeyPath, KeyPath] | None = None,
-        also_keys: Mapping[KeyPath, list[str]] | None = None,
-        builds: bool = True,
+        self, written: Mapping[KeyPath, KeyPath] | None = None, *, builds: bool = True
     ) -> None:
         self.problems: dict[KeyPath, ConfigError] = {}
-        self._written = dict(written or {})
-        self._also_keys = dict(also_keys or {})
+        self.written = dict(written or {})
+        self.also_keys: dict[KeyPath, list[str]] = {}
         self._builds = builds
         # What names in other sections gave and no field has taken yet, with the paths they had.
         self._moved: dict[KeyPath, tuple[KeyPath, Any]] = {}
@@ -261,11 +258,16 @@ class Walk:
             return tuple(items) if tuple in (member, get_origin(member)) else items
         return self._single(declared, value, at)
 
+    def note_also_keys(self, cls: type, at: KeyPath) -> None:
+        """Note the keys that a section and those inside of it take for fields of others."""
+        for name in also_names(cls):
+            self.also_keys.setdefault((*at, *name.section), []).append(name.name[-1])
+
     def _spelled(self, at: KeyPath) -> KeyPath:
         """A place as the user wrote it."""
         for end in range(len(at), -1, -1):
-            if at[:end] in self._written:
-                return (*self._written[at[:end]], *at[end:])
+            if at[:end] in self.written:
+                return (*self.written[at[:end]], *at[end:])
         return at
 
     def _refuse(self, at: KeyPath, error: ConfigError) -> Any:
@@ -300,7 +302,7 @@ class Walk:
                 if item.name in given:
                     self._refuse(inner, two_spellings(self._spelled(inner), path))
                 else:
-                    self._written[inner], given[item.name] = path, moved
+                    self.written[inner], given[item.name] = path, moved
             elif item.name not in given and self._moved_into(inner):
                 given[item.name] = {}  # as if the section were there and empty
             if item.name in given:
@@ -338,7 +340,7 @@ class Walk:
         for key, found in value.items():
             item = known.get(key) if isinstance(key, str) else None
             if item is None:
-                also = self._also_keys.get(at, ())
+                also = self.also_keys.get(at, ())
                 self._refuse((*at, str(key)), unknown_key((*path, str(key)), cls, also))
                 continue
             inner = (*at, item.name)
@@ -347,13 +349,13 @@ class Walk:
                 continue
             given[item.name] = found
             if key != item.name:
-                self._written.setdefault(inner, (*path, key))
+                self.written.setdefault(inner, (*path, key))
         return given
 
     def _move_values(self, cls: type, value: Mapping[Any, Any], at: KeyPath) -> Mapping[Any, Any]:
         """The mapping without what it gives by names in other sections, which is kept for these."""
+        self.note_also_keys(cls, at)
         for name in also_names(cls):
-            self._also_keys.setdefault((*at, *name.section), []).append(name.name[-1])
             value, found = _take(value, name.route)
             place = (*at, *name.field)
             for key_path, given in found.items():
