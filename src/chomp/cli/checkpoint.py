@@ -1,7 +1,6 @@
 """`chomp checkpoint list`, `verify`, `diff` and `export`: saved states, looked at from outside."""
 
 import time
-from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
@@ -73,27 +72,38 @@ def list_checkpoints(asked: CheckpointList) -> int:
     """Print a line for each checkpoint, oldest first, then for what is no checkpoint any more."""
     place = place_of(asked.place)
     rows = [
-        _complete(item) if isinstance(item, StepFolder) else _other(item.path, item.reason)
+        _complete(item)
+        if isinstance(item, StepFolder)
+        else _incomplete(item.path, f"unreadable: {item.reason}")
         for item in reversed(checkpoints_at(place))
     ]
     if place.step is None:
-        rows += [_other(each, "moved aside") for each in moved_aside(place.folder)]
-        rows += [_other(each, "unfinished") for each in leftovers(place.folder)]
+        rows += [_incomplete(each, "moved aside") for each in moved_aside(place.folder)]
+        rows += [_incomplete(each, "unfinished") for each in leftovers(place.folder)]
     if asked.as_json:
         print_json(rows)
         return 0
     say(place.folder)
     if rows:
-        shown = [_shown(row, time.time()) for row in rows]
-        print_rows(shown, right=("size", "attempt", "tokens"))
+        print_rows([_shown(row) for row in rows], right=("size", "attempt", "tokens"))
     else:
         say("no checkpoints yet")
     return 0
 
 
 def _complete(found: StepFolder) -> Row:
-    metadata = found.metadata
-    problem = problem_with_files(found)
+    metadata, problem = found.metadata, problem_with_files(found)
+    # What the run went on from: nothing, a step of its own, or another run's.
+    begun = ""
+    if metadata.continues is not None:
+        before = metadata.continues
+        weights_from = before.get("initialize_from")  # later attempts hand it on
+        if weights_from is not None and weights_from == before.get("path", weights_from):
+            begun = f"weights of {weights_from}"
+        elif before.get("run_id") == metadata.run_id:
+            begun = f"step {before.get('step')}"
+        else:
+            begun = str(before.get("path"))
     return {
         "step": str(metadata.step),
         "kind": "temporary" if metadata.is_temporary else "permanent",
@@ -101,54 +111,36 @@ def _complete(found: StepFolder) -> Row:
         "size": metadata.state_bytes,
         "attempt": metadata.attempt,
         "tokens": metadata.tokens_seen,
-        "from": _continued(metadata.continues, metadata.run_id),
+        "from": begun,
         "state": "complete" if problem is None else f"damaged: {problem}",
     }
 
 
-def _other(path: str, state: str) -> Row:
-    is_unreadable = state not in ("moved aside", "unfinished")
+def _incomplete(path: str, state: str) -> Row:
     try:
         size = folder_size_bytes(path)
     except StorageError:  # no folder, or the run has just removed it
         size = None
     empty = dict.fromkeys(("kind", "saved", "size", "attempt", "tokens", "from"))
-    name = name_of(path).removeprefix("step-")
-    state = f"unreadable: {state}" if is_unreadable else state
-    return {"step": name, **empty, "size": size, "state": state}
+    return {"step": name_of(path).removeprefix("step-"), **empty, "size": size, "state": state}
 
 
-def _continued(continues: Mapping[str, Any] | None, run_id: str) -> str:
-    """What a run went on from, in a few words: nothing, a step of its own, or another run's."""
-    if continues is None:
-        return ""
-    weights_from = continues.get("initialize_from")  # later attempts hand it on
-    if weights_from is not None and weights_from == continues.get("path", weights_from):
-        return f"weights of {weights_from}"
-    is_own = continues.get("run_id") == run_id
-    return f"step {continues.get('step')}" if is_own else str(continues.get("path"))
-
-
-def _shown(row: Row, now: float) -> Row:
+def _shown(row: Row) -> Row:
     """A row as texts that fit into a terminal."""
     shown = {name: "" if value is None else str(value) for name, value in row.items()}
     if row["size"] is not None:
         shown["size"] = decimal(row["size"])
     if row["saved"] is not None:
-        age = now - row["saved"]
+        age = time.time() - row["saved"]
         # The year instead of the time, as `ls` does.
         form = "%b %d %H:%M" if age < _WITHOUT_YEAR_S else "%b %d  %Y"
-        ago = next(
-            (f"{age // length:.0f} {unit}" for length, unit in _AGES if age >= length), "now"
-        )
-        shown["saved"] = f"{datetime.fromtimestamp(row['saved']):{form}} ({ago})"
-    if row["tokens"] is not None:
-        tokens = row["tokens"]
-        scale, unit = next(
-            ((scale, unit) for scale, unit in ((1e9, "B"), (1e6, "M")) if tokens >= 10 * scale),
-            (1, ""),
-        )
-        shown["tokens"] = f"{tokens / scale:,.1f}{unit}" if unit else f"{tokens:,}"
+        units = (f"{age // length:.0f} {unit}" for length, unit in _AGES if age >= length)
+        shown["saved"] = f"{datetime.fromtimestamp(row['saved']):{form}} ({next(units, 'now')})"
+    tokens = row["tokens"]
+    if tokens is not None:
+        shown["tokens"] = f"{tokens:,}"
+        if tokens >= 1e7:
+            shown["tokens"] = f"{tokens / 1e6:,.1f}M" if tokens < 1e10 else f"{tokens / 1e9:,.1f}B"
     return shown
 
 
@@ -240,7 +232,13 @@ def diff_checkpoints(asked: CheckpointDiff) -> int:
         return 0
     for side, found in zip("AB", sides, strict=True):
         say(f"{side}: {found.path}")
-    say(_summary(arrays, len(settings)))
+    num_equal = sum(item.kind == "equal" for item in arrays)
+    texts = [f"{num_equal} of {len(arrays)} arrays are equal"]
+    floats = [item for item in arrays if item.kind == "other values" and item.is_float]
+    if floats:  # they come sorted
+        texts.append(f"the largest change is {floats[0].relative:.2g} in {floats[0].name}")
+    texts.append(f"config fields that differ: {len(settings) or 'none'}")
+    say("; ".join(texts))
     tables = (
         [{**row, "A": _fact(row, "A"), "B": _fact(row, "B")} for row in facts],
         [
@@ -256,16 +254,6 @@ def diff_checkpoints(asked: CheckpointDiff) -> int:
     for rows in filter(None, tables):
         print_rows(rows, right=("differing", "max abs", "relative"))
     return 0
-
-
-def _summary(arrays: Sequence[ArrayDifference], num_settings: int) -> str:
-    num_equal = sum(item.kind == "equal" for item in arrays)
-    texts = [f"{num_equal} of {len(arrays)} arrays are equal"]
-    floats = [item for item in arrays if item.kind == "other values" and item.is_float]
-    if floats:  # they come sorted
-        texts.append(f"the largest change is {floats[0].relative:.2g} in {floats[0].name}")
-    texts.append(f"config fields that differ: {num_settings or 'none'}")
-    return "; ".join(texts)
 
 
 def _fact(row: Row, side: str) -> str:

@@ -4,7 +4,7 @@ import math
 import re
 import shlex
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,7 +16,7 @@ from chomp.cli.load_config import GivenConfig, load_launch
 from chomp.cli.output import print_table, say, shorten
 from chomp.cli.templates import LAUNCH_FILE, known_template
 from chomp.errors import ConfigError, require
-from chomp.executor import ExecutorStep, PlannedStep, plan_steps
+from chomp.executor import ExecutorStep, plan_steps
 from chomp.executor.pins import identities_at
 from chomp.executor.status import read_info
 from chomp.launch.run import LaunchOptions, launch_plan, outputs_folder
@@ -60,7 +60,9 @@ def _compare(asked: Compare) -> int:
         asked.only_variant or [],
     )
     seeds = range(asked.first_seed, asked.first_seed + (asked.seeds or 0))
-    root = checkout_root(Path.cwd()) if asked.save else _checkout_if_any()  # raises before any run
+    root: Path | None = None  # templates and results; runs may be compared without a checkout
+    with nullcontext() if asked.save else suppress(ConfigError):
+        root = checkout_root(Path.cwd())
     question = Question(
         metric=asked.metric,
         at=asked.at,
@@ -135,14 +137,6 @@ def _compare(asked: Compare) -> int:
     return code
 
 
-def _checkout_if_any() -> Path | None:
-    """The checkout, which has templates and results; runs may be compared without one."""
-    try:
-        return checkout_root(Path.cwd())
-    except ConfigError:
-        return None
-
-
 def _changed_lines(comparison: Comparison) -> tuple[int, int] | None:
     """Lines that it takes to turn the base's template into the variant's, as the runs kept them."""
     sides = (comparison.base, comparison.variant)
@@ -203,24 +197,17 @@ def run_pairs(
     )
     code = launch_plan(planned, options)
     if not options.is_plan:
-        _require_planned_source(planned, [*folders[0], *folders[1]])
+        # A step that failed leaves an earlier run of what needs it where one of today's should be.
+        sources = {item.path: item.sources for item in planned}
+        infos = {path: read_info(path) for own in folders for path in own}
+        stale = [path for path, info in infos.items() if info and info.sources != sources[path]]
+        require(
+            not stale,
+            given=f"runs of a template that was edited since: {', '.join(stale)}",
+            allowed="runs of the source that the template has now",
+            fix="read above why they were not run again, and run the same command again",
+        )
     return folders, code
-
-
-def _require_planned_source(planned: Sequence[PlannedStep], folders: Sequence[str]) -> None:
-    """Raise `ConfigError` if an earlier run is still where one of the present source should be.
-
-    As after a failure of a step that the run needs: it was not begun, and nothing was moved.
-    """
-    sources = {item.path: item.sources for item in planned}
-    infos = {path: read_info(path) for path in folders}
-    stale = [path for path, info in infos.items() if info and info.sources != sources[path]]
-    require(
-        not stale,
-        given=f"runs of a template that was edited since: {', '.join(stale)}",
-        allowed="runs of the source that the template has now",
-        fix="read above why they were not run again, and run the same command again",
-    )
 
 
 # --- the comparison in the terminal -------------------------------------------------------------

@@ -3,7 +3,6 @@
 import difflib
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -16,7 +15,6 @@ from chomp.cli.output import print_json, print_rows, say, shorten
 from chomp.data import (
     PARTS,
     DocumentPart,
-    Occurrence,
     RowOrigin,
     TokenStore,
     TrainDataset,
@@ -36,72 +34,86 @@ _COMPARED_PARTS = 10_000
 
 def where(asked: DataWhere) -> int:
     """Trace a batch or a document."""
-    given = GivenConfig.of(asked.config, asked)
-    if asked.doc is not None:
-        return where_document(given, asked.doc, is_json=asked.as_json)
-    assert asked.step is not None, "one of the two was given"
-    return where_step(given, asked.step, asked.row, with_text=asked.text, is_json=asked.as_json)
+    run = run_data(GivenConfig.of(asked.config, asked))
+    return (
+        _where_document(run, asked) if asked.step is None else _where_step(run, asked.step, asked)
+    )
 
 
-def where_step(
-    given: GivenConfig, step: int, row: int | None, *, with_text: bool, is_json: bool
-) -> int:
+def _where_step(run: RunData, step: int, asked: DataWhere) -> int:
     """Print the documents behind a step's batch, or behind one row of it."""
-    run = run_data(given)
     require(
         0 <= step < run.total_steps,
         given=f"--step {step} of a run of {run.total_steps:,} steps",
         allowed=f"0 to {run.total_steps - 1}",
         fix="correct --step, or raise train.steps",
     )
-    numbers = range(run.batches.examples(step)) if row is None else [row]
+    numbers = range(run.batches.examples(step)) if asked.row is None else [asked.row]
     require_built(run, ["train"])
-    text_of = _reader_of_texts(run) if with_text else None
+    text_of = _reader_of_texts(run) if asked.text else None
     with closing(run.dataset()) as dataset:
         rows = [each for number in numbers for each in _origin_rows(dataset, step, number, text_of)]
-    if is_json:
+    if asked.as_json:
         print_json({"step": step, "rows": rows})
         return 0
     tense = ""
     if run.completed_steps is not None:
         tense = ", trained on" if step < run.completed_steps else ", to come"
-    shown, before = [], None
+    texts, before = [], None
     for each in rows:
-        is_first, before = each["row"] != before, each["row"]
-        shown.append(_shown_origin(each, is_first=is_first))
-    print_rows(shown, title=f"step {step:,}{tense}", right=("row", "epoch", "tokens", "columns"))
+        shown = {key: "" if value is None else str(value) for key, value in each.items()}
+        if each["row"] == before:  # what all documents of a row share is written once
+            shown |= dict.fromkeys(("row", "component", "epoch"), "")
+        before = each["row"]
+        if each["document"] is None:
+            shown["document"] = "a stream: what it has read is not kept"
+        else:
+            (first, end, length), (column, last) = each["tokens"], each["columns"]
+            shown["tokens"] = f"{first:,} to {end - 1:,} of {length:,}"
+            shown["columns"] = f"{column:,} to {last - 1:,}"
+        texts.append(shown)
+    print_rows(texts, title=f"step {step:,}{tense}", right=("row", "epoch", "tokens", "columns"))
     return 0
 
 
-def where_document(given: GivenConfig, document_id: str, *, is_json: bool) -> int:
+def _where_document(run: RunData, asked: DataWhere) -> int:
     """Print when a document is trained on, or that it never is."""
-    run = run_data(given)
+    document_id = str(asked.doc)
     require_built(run)
     with closing(run.dataset()) as dataset:
         found = occurrences(dataset, document_id, run.total_steps)
-    held_out = _held_out_component(run, document_id) if found is None else None
-    if found is None and held_out is None:
-        raise _unknown_document(run, document_id)
+    held_out = None
+    if found is None:
+        for place in store_places(run.data, ["validation"]):
+            if TokenStore.open(place.path).locations.find(document_id) is not None:
+                held_out = place.component
+                break
+        else:
+            raise _unknown_document(run, document_id)
     rows: list[Row] = []
     for item in found or ():
-        rows.append(
-            {
-                "step": item.step,
-                "row": item.row,
-                "epoch": item.epoch,
-                "component": item.component,
-            }
-        )
+        row: Row = {"step": item.step, "row": item.row}
+        rows.append({**row, "epoch": item.epoch, "component": item.component})
         if run.completed_steps is not None:
             rows[-1]["when"] = "seen" if item.step < run.completed_steps else "to come"
-    if is_json:
+    if asked.as_json:
         print_json({"document": document_id, "held_out": found is None, "rows": rows})
     elif found is None:
         say(f"{document_id} ({held_out}) is held out: never trained on.")
+    elif not found:
+        say(
+            f"{document_id} is in a train store, but none of its tokens are in the rows of "
+            f"{run.total_steps:,} steps."
+        )
     else:
-        say(_summary(run, document_id, found))
-        if rows:
-            print_rows(rows)
+        names = ", ".join(dict.fromkeys(item.component for item in found))
+        rows_text = f"{len(found):,} row{'s' * (len(found) != 1)}"
+        text = f"{document_id} ({names}): in {rows_text} of {run.total_steps:,} steps"
+        if run.completed_steps is not None:
+            seen = sum(item.step < run.completed_steps for item in found)
+            text += f", {seen:,} seen and {len(found) - seen:,} to come"
+        say(f"{text}.")
+        print_rows(rows)
     return 0
 
 
@@ -131,19 +143,6 @@ def _origin_rows(
         }
 
 
-def _shown_origin(row: Row, *, is_first: bool) -> Row:
-    """A line as texts; what all documents of a row share is written once."""
-    shown = {key: "" if value is None else str(value) for key, value in row.items()}
-    if not is_first:
-        shown |= dict.fromkeys(("row", "component", "epoch"), "")
-    if row["document"] is None:
-        return {**shown, "document": "a stream: what it has read is not kept"}
-    (first, end, length), (column, last) = row["tokens"], row["columns"]
-    shown["tokens"] = f"{first:,} to {end - 1:,} of {length:,}"
-    shown["columns"] = f"{column:,} to {last - 1:,}"
-    return shown
-
-
 def _reader_of_texts(run: RunData) -> TextOf:
     """A function that decodes the first tokens of a document in a row."""
     tokenizer = run.data.tokenizer.load()
@@ -164,51 +163,30 @@ def _reader_of_texts(run: RunData) -> TextOf:
     return text_of
 
 
-def _summary(run: RunData, document_id: str, found: list[Occurrence]) -> str:
-    if not found:
-        return (
-            f"{document_id} is in a train store, but none of its tokens are in the rows of "
-            f"{run.total_steps:,} steps."
-        )
-    names = ", ".join(dict.fromkeys(item.component for item in found))
-    rows = f"{len(found):,} row{'s' * (len(found) != 1)}"
-    text = f"{document_id} ({names}): in {rows} of {run.total_steps:,} steps"
-    if run.completed_steps is not None:
-        seen = sum(item.step < run.completed_steps for item in found)
-        text += f", {seen:,} seen and {len(found) - seen:,} to come"
-    return f"{text}."
-
-
-# --- documents that no train store has ----------------------------------------------------------
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Parts:
-    """The parts of a component's source, as a store of it lists them."""
-
-    component: str
-    names: list[str]
-    has_whole_parts: bool
-    example: str  # the id of a document in the store
-
-
-def _held_out_component(run: RunData, document_id: str) -> str | None:
-    """The component that holds a document out; None if none does."""
-    for place in store_places(run.data, ["validation"]):
-        if TokenStore.open(place.path).locations.find(document_id) is not None:
-            return place.component
-    return None
+# --- documents that no store has ----------------------------------------------------------------
 
 
 def _unknown_document(run: RunData, document_id: str) -> DataError:
     """The error for an id that is in none of a run's stores: what ids look like, and near ones."""
-    parts = list(_parts_of(run))
-    forms = [
-        f"{item.component}: {'name' if item.has_whole_parts else 'name:record'}, as {item.example}"
-        for item in parts
-    ]
-    near = [name for name in _nearest(document_id, parts) if name != document_id]
-    if any(document_id in item.names for item in parts if item.has_whole_parts):
+    forms, near, is_named = [], [], False
+    # Both splits of a component list the same parts.
+    stores: dict[str, str] = {}
+    for place in store_places(run.data):
+        stores.setdefault(place.component, place.path)
+    for component, path in stores.items():
+        parts: dict[str, Any] = read_json(join(path, PARTS))
+        names, is_whole = parts["names"], parts["has_whole_parts"]
+        example = TokenStore.open(path).locations.document_id(0)
+        forms.append(f"{component}: {'name' if is_whole else 'name:record'}, as {example}")
+        is_named = is_named or (is_whole and document_id in names)
+        name, _, record = document_id.rpartition(":")
+        if is_whole or not record.isdecimal():
+            # Without a record the whole is a name, and its first record is as good as any.
+            name, record = document_id, "0"
+        found = difflib.get_close_matches(name, names[:_COMPARED_PARTS], n=3)
+        near += [each if is_whole else f"{each}:{record}" for each in found]
+    near = [each for each in near if each != document_id]
+    if is_named:
         fix = "look at the source: the document is empty, or its component is a stream"
     elif near:
         fix = f"choose one of the nearest: {', '.join(near)}"
@@ -219,30 +197,3 @@ def _unknown_document(run: RunData, document_id: str) -> DataError:
         allowed=f"ids of documents in its stores ({'; '.join(forms)})",
         fix=fix,
     )
-
-
-def _parts_of(run: RunData) -> Iterator[_Parts]:
-    """The parts of each component once: both splits list the same."""
-    places = {place.component: place for place in reversed(store_places(run.data))}
-    for name in dict.fromkeys(place.component for place in store_places(run.data)):
-        path = places[name].path
-        content: dict[str, Any] = read_json(join(path, PARTS))
-        yield _Parts(
-            component=name,
-            names=content["names"],
-            has_whole_parts=content["has_whole_parts"],
-            example=TokenStore.open(path).locations.document_id(0),
-        )
-
-
-def _nearest(document_id: str, parts: list[_Parts]) -> list[str]:
-    """The ids that a misspelt one may have meant."""
-    found: list[str] = []
-    for item in parts:
-        name, _, record = document_id.rpartition(":")
-        if item.has_whole_parts or not record.isdecimal():
-            # Without a record the whole is a name, and its first record is as good as any.
-            name, record = document_id, "0"
-        for near in difflib.get_close_matches(name, item.names[:_COMPARED_PARTS], n=3):
-            found.append(near if item.has_whole_parts else f"{near}:{record}")
-    return found

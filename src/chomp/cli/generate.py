@@ -94,8 +94,19 @@ def generate(asked: Generate) -> int:
             except ConfigError as error:
                 print_error(error)
         return 0
-    if texts is None:
-        encoded = [_own_prompt(run, read.found.metadata.step)]
+    if texts is None:  # what the run's own sample of that step went on from
+        held_out = [dataset for dataset in held_out_datasets(run) if dataset.num_rows > 0]
+        if not held_out:
+            _log.warning(
+                "%s holds out no document: the text goes on from a TRAINING document", run.path
+            )
+        ids = prompt_of_step(
+            held_out[0] if held_out else TrainedTexts(run.config.data, run.tokenizer),
+            read.found.metadata.step,
+            num_tokens=_lengths(run).prompt_tokens,
+            every=run.config.samples.every,
+        )
+        encoded = [Prompt(text=run.tokenizer.decode(ids), ids=ids)]
     samples = writer.samples(read, encoded)
     if is_first() and asked.as_json:
         (name,) = read.models
@@ -213,8 +224,12 @@ def given_texts(prompts: Sequence[str], file: str | None) -> list[str] | None:
         return _lines(_stdin_text(), "stdin")
     if prompts:
         return list(prompts)
-    if not _is_stdin_given():
+    try:
+        mode = os.fstat(sys.stdin.fileno()).st_mode
+    except (AttributeError, ValueError, OSError):  # none, no file, or closed
         return None
+    if not (stat.S_ISREG(mode) or stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)):
+        return None  # a terminal or /dev/null
     # Before it is read: a program that starts this one may never close its pipe.
     print(
         "The prompt is read from standard input, to its end (--prompt gives one, < /dev/null none)",
@@ -259,28 +274,6 @@ def _encoded_prompts(run: LoadedRun, texts: Sequence[str]) -> list[Prompt]:
         Prompt(text=text, ids=[prefix, *ids] if bos_id is not None or not ids else list(ids))
         for text, ids in zip(texts, encoded, strict=True)
     ]
-
-
-def _own_prompt(run: LoadedRun, step: int) -> Prompt:
-    """What the run's own sample of a step went on from."""
-    held_out = [dataset for dataset in held_out_datasets(run) if dataset.num_rows > 0]
-    if not held_out:
-        _log.warning(
-            "%s holds out no document: the text goes on from a TRAINING document", run.path
-        )
-    texts = held_out[0] if held_out else TrainedTexts(run.config.data, run.tokenizer)
-    every, num_tokens = run.config.samples.every, _lengths(run).prompt_tokens
-    ids = prompt_of_step(texts, step, num_tokens=num_tokens, every=every)
-    return Prompt(text=run.tokenizer.decode(ids), ids=ids)
-
-
-def _is_stdin_given() -> bool:
-    """Whether standard input is a file or a pipe, and no terminal or /dev/null."""
-    try:
-        mode = os.fstat(sys.stdin.fileno()).st_mode
-    except (AttributeError, ValueError, OSError):  # none, no file, or closed
-        return False
-    return stat.S_ISREG(mode) or stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)
 
 
 def _stdin_text() -> str:

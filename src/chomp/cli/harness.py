@@ -141,23 +141,18 @@ def _config(run: LoadedRun, asked: HarnessTasks) -> HarnessConfig:
 
 def _file_name(run: LoadedRun, about: Mapping[str, Any]) -> str:
     """The loop's own name for results, unless they are others or that file has others."""
-    stem, asked = results_name(about["step"]), _definition(about)
+
+    def definition(content: Mapping[str, Any]) -> list[Any]:
+        return [content["weights"], asked_fields(content["harness"])]
+
+    stem, asked, is_free = results_name(about["step"]), definition(about), True
     there = None if run.folder is None else join(run.folder, ARTIFACTS, f"{stem}.json")
-    is_free = there is None or not exists(there) or _definition_in(there) == asked
+    if there is not None and exists(there):
+        try:
+            is_free = definition(read_json(there)) == asked
+        except (ChompError, LookupError, TypeError, AttributeError):
+            is_free = False  # damaged, or not of this kind
     if is_free and not about["differs_from_run"]:
         return f"{stem}.json"
     more = [about["changed"], about["template_hash"]]
     return f"{stem}-{short_hash([*asked, *more])}.json"
-
-
-def _definition(about: Mapping[str, Any]) -> list[Any]:
-    """What results are of; the loop's files have it too."""
-    return [about["weights"], asked_fields(about["harness"])]
-
-
-def _definition_in(path: str) -> list[Any] | None:
-    """Likewise of a file; None for one that is damaged, or not of this kind."""
-    try:
-        return _definition(read_json(path))
-    except (ChompError, LookupError, TypeError, AttributeError):
-        return None

@@ -127,14 +127,35 @@ class _Trial:
     def run(self) -> "tuple[list[Life], str | None]":
         """The lives of the killed run, and what differs from the unbroken run; prints all of it."""
         counts: Sequence[int | None] = self.asked.device_counts or [None]
-        unbroken, *others = [self._unbroken(count) for count in counts]
+        whole = []
+        for count in counts:
+            # A new process, as a user would start it: Python's hashes have another seed there than
+            # in the forks, and nothing may depend on it.
+            name = "unbroken" if count is None else f"unbroken-{count}"
+            whole.append(self._live(name, count, None, is_fork=False))
+            on = "" if count is None else f" on {count} CPU devices"
+            say(f"unbroken{on}: {self.facts.steps} steps in {whole[-1].seconds:.1f} s")
+        unbroken, *others = whole
         reference = Outcome(unbroken.folder, self.facts)
         allowed = None
         if others:
             outcomes = [Outcome(other.folder, self.facts) for other in others]
             allowed = widest_spread([spread_between(reference, each) for each in outcomes])
         lives = self._killed_lives(unbroken)
-        print_rows(_rows(lives))
+        rows: list[dict[str, str]] = []
+        for life in lives:
+            kill = 1 + sum(each.was_killed for each in lives[: len(rows)])
+            rows.append(
+                {
+                    "run": basename(life.folder),
+                    "kill": str(kill) if life.was_killed else "none",
+                    "devices": "-" if life.devices is None else str(life.devices),
+                    "resumed from": f"step-{life.began_at}" if life.began_at else "scratch",
+                    "lived": f"{life.seconds:.1f} s",
+                    "was then": life.place if life.was_killed else "done",
+                }
+            )
+        print_rows(rows)
         for folder in dict.fromkeys(life.folder for life in lives):
             of_folder = [life for life in lives if life.folder == folder]
             killed = Outcome(folder, self.facts)
@@ -155,17 +176,6 @@ class _Trial:
                 )
         say(_success_message(reference, lives, is_moved=allowed is not None), "bold green")
         return lives, None
-
-    def _unbroken(self, devices: int | None) -> "Life":
-        """A life that is not killed: a new process, as a user would start it.
-
-        Python's hashes have another seed there than in the forks: nothing may depend on it.
-        """
-        name = "unbroken" if devices is None else f"unbroken-{devices}"
-        life = self._live(name, devices, None, is_fork=False)
-        on = "" if devices is None else f" on {devices} CPU devices"
-        say(f"unbroken{on}: {self.facts.steps} steps in {life.seconds:.1f} s")
-        return life
 
     def _killed_lives(self, pace: "Life") -> "list[Life]":
         """The lives of the run, killed as often as was asked and then left to its end."""
@@ -256,24 +266,6 @@ def _environment(counts: Sequence[int], devices: int | None) -> Mapping[str, str
         environment["JAX_PLATFORMS"] = "cpu"
         environment[_DEVICE_COUNT] = str(devices or counts[0])
     return environment
-
-
-def _rows(lives: "Sequence[Life]") -> list[dict[str, str]]:
-    """What became of every process, one line each."""
-    rows, kill = [], 0
-    for life in lives:
-        kill += life.was_killed
-        rows.append(
-            {
-                "run": basename(life.folder),
-                "kill": str(kill) if life.was_killed else "none",
-                "devices": "-" if life.devices is None else str(life.devices),
-                "resumed from": f"step-{life.began_at}" if life.began_at else "scratch",
-                "lived": f"{life.seconds:.1f} s",
-                "was then": life.place if life.was_killed else "done",
-            }
-        )
-    return rows
 
 
 def _success_message(reference: "Outcome", lives: "Sequence[Life]", *, is_moved: bool) -> str:
@@ -658,10 +650,8 @@ def first_difference(
             f"the final checkpoint: step {unbroken.final_step} of the unbroken run, "
             f"step {killed.final_step} of the killed one"
         )
-    return _other_state(unbroken, killed) if allowed is None else _beyond(unbroken, killed, allowed)
-
-
-def _other_state(unbroken: Outcome, killed: Outcome) -> str | None:
+    if allowed is not None:
+        return _beyond(unbroken, killed, allowed)
     names = sorted(unbroken.receipt.keys() | killed.receipt.keys())
     other = [name for name in names if unbroken.receipt.get(name) != killed.receipt.get(name)]
     if not other:
