@@ -1,13 +1,21 @@
 """The command itself: help, version, wrong arguments, and how it ends."""
 
+import inspect
 import resource
 import subprocess
 import sys
+from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
 
 from chomp import __version__
+from chomp.cli import commands
+from chomp.cli.main import app
+from chomp.cli.options import Command
 from tests.cli.conftest import Chomp
 
 
@@ -23,6 +31,38 @@ def test_help_answers_without_the_heavy_imports():
     for words in ("forecast", "--dry-run", "chomp checkpoint export runs/mine --out exported"):
         assert words in found.stdout
     assert found.stdout.splitlines()[-1] == ""
+
+
+def declared_commands() -> list[type[Command]]:
+    """Every command, as the class that its options become."""
+    found = [each for each in vars(commands).values() if isinstance(each, type)]
+    return [each for each in found if issubclass(each, Command) and hasattr(each, "work")]
+
+
+def test_every_command_names_the_function_that_takes_it():
+    assert len(declared_commands()) == 29
+    for each in declared_commands():
+        module, _, name = each.work.partition(":")
+        function = getattr(import_module(f"chomp.cli.{module}"), name)
+        [parameter] = inspect.signature(function).parameters.values()
+        assert parameter.annotation is each
+
+
+def test_every_page_of_help_fits_into_80_columns_and_cuts_nothing(
+    chomp: Chomp, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("COLUMNS", "80")
+
+    def paths(group: Any, path: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+        yield path
+        for name, inner in getattr(group, "commands", {}).items():
+            yield from paths(inner, (*path, name))
+
+    for path in paths(typer.main.get_command(app), ()):
+        told = chomp(*path, "--help")
+        assert max(map(len, told.out.splitlines())) <= 80, path
+        listed = told.out.partition("Commands:")[2].splitlines()
+        assert not any(line.endswith("...") for line in listed), path
 
 
 def test_python_m_chomp_is_the_command():

@@ -350,7 +350,7 @@ class Watch(Command):
     "compare",
     "compare:compare",
     "chomp compare base moe --seeds 3",
-    "chomp compare base base --set-variant optim.lr=1e-3 --seeds 3 -o train.steps=200",
+    "chomp compare base base --set-variant optim.lr=1e-3 --seeds 3",
     "chomp compare 'outputs/grug/base-*' 'outputs/grug/moe-*' --at flops",
     "chomp compare base moe --metric eval/bpb --save",
 )

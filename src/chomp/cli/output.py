@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import Any, Literal
 
 from rich import box
+from rich.cells import cell_len
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
@@ -18,6 +19,7 @@ from chomp.tracking.record import strict_json
 # Wider than any terminal, which then wraps lines itself; rich would cut what does not fit.
 _WIDTH = 4096
 _SHOWN_CHARACTERS = 60
+_GAP = 2  # between columns without borders
 _QUIET_S = 5.0  # work that takes less has no progress bar
 
 
@@ -41,13 +43,26 @@ def print_table(table: Table) -> None:
     # A file or a pipe takes lines of any length.
     is_limited = whole.is_terminal or "COLUMNS" in os.environ
     width = PlainConsole().width if is_limited else _WIDTH
-    if whole.measure(table).maximum > width:
-        table.box, table.show_edge, table.pad_edge = box.SIMPLE_HEAD, False, False
-        table.collapse_padding = True
-        for column in table.columns:
-            column.no_wrap = not any(" " in str(cell) for cell in column.cells)
-    if whole.measure(table).minimum <= width:
-        PlainConsole(width=width).print(table)
+    if whole.measure(table).maximum <= width:
+        whole.print(table)
+        return
+    table.box, table.show_edge, table.pad_edge = box.SIMPLE_HEAD, False, False
+    table.collapse_padding = True
+    # Room for the longest word of each column, and then for more of it, short columns first.
+    longest, room = [], width - _GAP * (len(table.columns) - 1)
+    for column in table.columns:
+        texts = [str(column.header) * table.show_header, *map(str, column.cells)]
+        longest.append(max(map(cell_len, texts)))
+        words = texts if column.no_wrap else [word for text in texts for word in text.split()]
+        column.width = max(map(cell_len, words), default=0)
+        room -= column.width
+    if room >= 0:
+        shortest_first = sorted(zip(longest, table.columns, strict=True), key=lambda each: each[0])
+        for length, column in shortest_first:
+            more = min(length - (column.width or 0), room)
+            column.width = (column.width or 0) + more
+            room -= more
+        whole.print(table)
         return
     if table.title is not None:
         whole.print(table.title)
