@@ -24,6 +24,16 @@ class Told:
 Chomp = Callable[..., Told]
 
 
+def assert_refused(told: Told, *words: str, code: int = 2, out: str | None = "") -> None:
+    """The command ended with that code, printed nothing else, and said all there is to say."""
+    assert told.code == code, told.err
+    assert out is None or told.out == out
+    assert "Error: " in told.err
+    assert "Traceback" not in told.err
+    for word in (*words, "Allowed: ", "Fix: "):
+        assert word in told.err
+
+
 @pytest.fixture(autouse=True)
 def _markers_for_values(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let configs hold markers where their annotations promise what the executor puts there."""

@@ -29,7 +29,7 @@ from chomp.checkpoint.format import move_aside
 from chomp.storage import read_json
 from chomp.tokenize import ByteTokenizer, load_tokenizer, save_tokenizer, train_bpe
 from tests.checkpoint.checkpoint_samples import about
-from tests.cli.conftest import Chomp, Told
+from tests.cli.conftest import Chomp, Told, assert_refused
 
 ROWS, COLUMNS = 512, 256  # 512 KiB: enough for a file of its own and for the hash on devices
 SMALL: dict[str, np.dtype[Any]] = {
@@ -96,14 +96,6 @@ def row(told: Told, name: str) -> list[str]:
     lines = [line.replace("│", " ").split() for line in told.out.splitlines()]
     (cells,) = [cells for cells in lines if cells[:1] == [name]]
     return cells
-
-
-def assert_three_parts(told: Told, fault: str, code: int) -> None:
-    """The command failed, and said all there is to say about it."""
-    assert told.code == code
-    assert "Traceback" not in told.err
-    for words in (fault, "Allowed: ", "Fix: "):
-        assert words in told.err
 
 
 # ---------------------------------------------------------------------------------------------
@@ -280,7 +272,7 @@ def test_verify_finds_the_harm_and_names_what_is_harmed(chomp: Chomp, run: Path,
     do_harm, told_of = HARM[harm]
     do_harm(step(run, 12))
     told = chomp("checkpoint", "verify", str(run), "--all")
-    assert_three_parts(told, f"1 of 2 checkpoints damaged: {step(run, 12)}", 1)
+    assert_refused(told, f"1 of 2 checkpoints damaged: {step(run, 12)}", code=1, out=None)
     assert f"whole: {step(run, 6)}" in told.out
     assert told_of in told.out
     assert len(told.out.splitlines()) <= 4  # and only that
@@ -364,7 +356,7 @@ def test_diff_puts_what_only_one_has_first(chomp: Chomp, run: Path, eight_device
 def test_diff_refuses_to_compare_with_a_damaged_array(chomp: Chomp, run: Path):
     flip(largest_file(step(run, 12)))
     told = chomp("checkpoint", "diff", str(step(run, 6)), str(run))
-    assert_three_parts(told, f"{step(run, 12)} is damaged: params/embed", 1)
+    assert_refused(told, f"{step(run, 12)} is damaged: params/embed", code=1, out=None)
 
 
 @pytest.mark.parametrize("name", ["step-3", "step-007", "step-6.damaged-1", "checkpoints"])
@@ -379,8 +371,10 @@ def test_a_pipe_in_the_place_of_an_array_file_is_not_waited_for(chomp: Chomp, ru
     (array_file, *_) = (step(run, 12) / "state/ocdbt.process_0/d").iterdir()
     array_file.unlink()
     os.mkfifo(array_file)
-    assert_three_parts(chomp("checkpoint", "verify", str(run)), f"{step(run, 12)}", 1)
-    assert_three_parts(chomp("checkpoint", "diff", str(step(run, 6)), str(run)), "pipe", 1)
+    assert_refused(chomp("checkpoint", "verify", str(run)), f"{step(run, 12)}", code=1, out=None)
+    assert_refused(
+        chomp("checkpoint", "diff", str(step(run, 6)), str(run)), "pipe", code=1, out=None
+    )
 
 
 # ---------------------------------------------------------------------------------------------
@@ -448,14 +442,14 @@ def test_an_export_of_a_checkpoint_outside_a_run_says_what_is_missing(
 def test_a_damaged_checkpoint_is_not_exported(chomp: Chomp, run: Path, tmp_path: Path, harm: str):
     HARM[harm][0](step(run, 12))
     told = chomp("checkpoint", "export", str(run), "--out", str(tmp_path / "out"))
-    assert_three_parts(told, str(step(run, 12)), 1)
+    assert_refused(told, str(step(run, 12)), code=1, out=None)
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]
 
 
 def test_an_export_that_fails_half_way_leaves_nothing(chomp: Chomp, run: Path, tmp_path: Path):
     (run / "tokenizer/gone").symlink_to(tmp_path / "nowhere")
     told = chomp("checkpoint", "export", str(run), "--out", str(tmp_path / "out"))
-    assert_three_parts(told, "gone", 1)
+    assert_refused(told, "gone", code=1, out=None)
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]
 
 
@@ -464,13 +458,13 @@ def test_a_tokenizer_that_is_not_the_checkpoints_is_not_exported(
 ):
     save_tokenizer(train_bpe(["some other words"], vocab_size=260), str(run / "tokenizer"))
     told = chomp("checkpoint", "export", str(run), "--out", str(tmp_path / "out"))
-    assert_three_parts(told, f"{run}/tokenizer has the hash ", 1)
+    assert_refused(told, f"{run}/tokenizer has the hash ", code=1, out=None)
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]
 
 
 def test_an_export_never_touches_a_folder_that_is_there(chomp: Chomp, saved: Path, tmp_path: Path):
     told = chomp("checkpoint", "export", str(saved), "--out", str(tmp_path))
-    assert_three_parts(told, f"{tmp_path} already exists", 1)
+    assert_refused(told, f"{tmp_path} already exists", code=1, out=None)
     assert not list(tmp_path.iterdir())
 
 
@@ -484,10 +478,10 @@ def test_weights_too_large_for_a_dtype_are_refused_by_name(
         )
     export = ("checkpoint", "export", path, "--out", str(tmp_path / "out"))
     told = chomp(*export, "--dtype", "float16")
-    assert_three_parts(told, "params/embed has values up to 1e+06", 2)
+    assert_refused(told, "params/embed has values up to 1e+06", code=2, out=None)
     assert not (tmp_path / "out").exists()
     told = chomp(*export, "--weights", "ema")
-    assert_three_parts(told, "has no arrays under ema_params/", 1)
+    assert_refused(told, "has no arrays under ema_params/", code=1, out=None)
     assert chomp(*export, "--dtype", "bfloat16").code == 0
 
 
@@ -510,7 +504,7 @@ def test_a_place_without_checkpoints_is_told_in_three_parts(
         if place.parent == tmp_path and place.name != "nowhere":
             place.mkdir()
         told = chomp("checkpoint", command, str(place), *more)
-        assert_three_parts(told, fault, 2)
+        assert_refused(told, fault, code=2, out=None)
         # What there is instead, or what it has to be called.
         assert ("step-12" in told.err) == ("step-" in place.name)
 
@@ -522,7 +516,7 @@ def test_a_newest_checkpoint_that_cannot_be_read_is_never_passed_over(
     (step(run, 12) / "metadata.json").unlink()
     more = {"diff": [str(step(run, 6))], "export": ["--out", str(tmp_path / "out")]}
     told = chomp("checkpoint", command, str(run), *more.get(command, []))
-    assert_three_parts(told, str(step(run, 12)), 1)
+    assert_refused(told, str(step(run, 12)), code=1, out=None)
 
 
 def test_arrays_are_given_only_as_they_were_saved(run: Path):

@@ -14,7 +14,7 @@ import pytest
 
 from chomp.cli.generate import given_texts
 from chomp.errors import ConfigError
-from tests.cli.conftest import Chomp, Told
+from tests.cli.conftest import Chomp, assert_refused
 
 MARK = "▸"
 ROOT = Path(__file__).parents[2]
@@ -31,13 +31,6 @@ def written(chomp: Chomp, *arguments: str) -> dict[str, Any]:
 def texts(found: dict[str, Any]) -> list[tuple[str, str]]:
     """Prompts and what follows them."""
     return [(sample["prompt"], sample["text"]) for sample in found["samples"]]
-
-
-def refused(told: Told, *words: str) -> None:
-    """The command failed, and said all there is to say about it."""
-    assert (told.code, told.out) == (2, "")
-    for word in (*words, "Allowed: ", "Fix: "):
-        assert word in told.err
 
 
 def test_without_a_prompt_it_writes_the_runs_own_sample_of_that_step(chomp: Chomp, trained: Path):
@@ -143,7 +136,7 @@ def test_a_standard_input_that_nobody_gave_is_no_prompt(
     assert capsys.readouterr().err == ""
 
 
-def test_a_standard_input_that_cannot_be_read_is_refused(
+def test_a_standard_input_that_cannot_be_read_is_assert_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.chdir(tmp_path)
@@ -220,15 +213,15 @@ def test_a_terminal_is_shown_what_it_would_obey_and_a_file_has_it_as_it_is(
         (["a", "--seed", str(2**32)], ["--seed", "4294967295"]),
     ],
 )
-def test_what_cannot_be_written_is_refused(
+def test_what_cannot_be_written_is_assert_refused(
     chomp: Chomp, trained: Path, arguments: list[str], faults: list[str]
 ):
-    refused(chomp("generate", "run", *arguments), *faults)
+    assert_refused(chomp("generate", "run", *arguments), *faults)
 
 
-def test_a_file_without_prompts_is_refused(chomp: Chomp, trained: Path):
+def test_a_file_without_prompts_is_assert_refused(chomp: Chomp, trained: Path):
     Path("empty.txt").write_text("\n\n")
-    refused(chomp("generate", "run", "--file", "empty.txt"), "empty.txt without a prompt")
+    assert_refused(chomp("generate", "run", "--file", "empty.txt"), "empty.txt without a prompt")
 
 
 ONE_TEXT = f"""

@@ -8,7 +8,7 @@ import datasets
 import pytest
 
 from chomp.tracking import read_metrics
-from tests.cli.conftest import Chomp, Told
+from tests.cli.conftest import Chomp, assert_refused
 
 # The first choice is the right one of each; the model has learnt a little of sums.
 QUESTIONS = [
@@ -42,14 +42,6 @@ def write_task(folder: Path, name: str = "doubles") -> Path:
     data.write_text("".join(json.dumps(question) + "\n" for question in QUESTIONS))
     (folder / f"{name}.yaml").write_text(TASK.format(name=name, data=data))
     return folder
-
-
-def refused(told: Told, *words: str) -> None:
-    """The command failed, and said all there is to say about it."""
-    assert (told.code, told.out) == (2, "")
-    assert "Traceback" not in told.err
-    for word in (*words, "Allowed: ", "Fix: "):
-        assert word in told.err
 
 
 def test_results_are_shown_kept_and_logged_at_the_checkpoints_step(chomp: Chomp, trained: Path):
@@ -115,10 +107,10 @@ def test_the_tasks_of_the_runs_own_config_need_not_be_named(chomp: Chomp, traine
     assert "record      left as it is: another num_fewshot" in told.out
     assert read_metrics(trained / "metrics.jsonl") == record
     off = chomp("harness", "run", "-o", "eval.harness=null")
-    refused(off, "eval.harness=None, which has no effect")
+    assert_refused(off, "eval.harness=None, which has no effect")
 
 
-def test_what_cannot_be_run_is_refused(
+def test_what_cannot_be_run_is_assert_refused(
     chomp: Chomp, trained: Path, monkeypatch: pytest.MonkeyPatch
 ):
     tasks = str(write_task(trained.parent / "tasks"))
@@ -134,13 +126,13 @@ def test_what_cannot_be_run_is_refused(
         (["--tasks", "doubles", "--include-path", tasks, "--out", "."], ["is a folder"]),
     ]
     for arguments, faults in asked:
-        refused(chomp("harness", "run", *arguments), *faults)
+        assert_refused(chomp("harness", "run", *arguments), *faults)
     Path(tasks, "doubles.jsonl").write_text("")
     empty = chomp("harness", "run", "--tasks", "doubles", "--include-path", tasks)
-    refused(empty, "its test split is empty", "doubles.jsonl")
+    assert_refused(empty, "its test split is empty", "doubles.jsonl")
     Path(tasks, "doubles.yaml").write_text("task: [doubles")
     broken = chomp("harness", "run", "--tasks", "doubles", "--include-path", tasks)
-    refused(broken, "doubles.yaml could not be read: while parsing", "--include-path")
+    assert_refused(broken, "doubles.yaml could not be read: while parsing", "--include-path")
 
 
 def test_a_task_whose_data_is_on_a_hub_that_cannot_be_reached_is_told(
@@ -153,4 +145,4 @@ def test_a_task_whose_data_is_on_a_hub_that_cannot_be_reached_is_told(
     (tasks / "doubles.yaml").write_text(text)
     logging.getLogger("datasets").setLevel(logging.ERROR)
     told = chomp("harness", "run", "--tasks", "doubles", "--include-path", str(tasks))
-    refused(told, "the data or definition of the task doubles could not be loaded", "a hub")
+    assert_refused(told, "the data or definition of the task doubles could not be loaded", "a hub")

@@ -15,7 +15,7 @@ from chomp.executor import plan_steps
 from chomp.executor.status import LOCK, read_info, read_status
 from chomp.storage import FileLock
 from tests import tiny
-from tests.cli.conftest import Chomp
+from tests.cli.conftest import Chomp, assert_refused
 from tests.cli.small_launch import LAUNCH_FILE
 from tests.forked_commands import ForkedCommands
 
@@ -276,10 +276,7 @@ def test_a_wrong_command_is_told_in_three_parts_and_makes_nothing(
     (training / "wrong.yaml").write_text("template: .\ntrian: {steps: 8}\n")
     (training / "old").mkdir()
     (training / "old/config_resolved.json").write_text("{}")
-    told = chomp("train", *arguments)
-    assert (told.code, told.out) == (2, "")
-    for words in (*faults, "Error: ", "Allowed: ", "Fix: "):
-        assert words in told.err
+    assert_refused(chomp("train", *arguments), *faults)
     assert not (training / "outputs").exists()
     assert not (training / "runs").exists()
 

@@ -23,7 +23,7 @@ from chomp.cli.verify_resume import (
     widest_spread,
 )
 from tests import tiny
-from tests.cli.conftest import Chomp
+from tests.cli.conftest import Chomp, assert_refused
 
 ROOT = Path(__file__).parents[2]
 BASE = ROOT / "experiments/grug/base"
@@ -226,10 +226,7 @@ def test_a_wrong_command_is_told_in_three_parts(
 ):
     (here / "old").mkdir()
     (here / "old/config_resolved.json").write_text("{}")
-    told = chomp("verify-resume", *arguments)
-    assert (told.code, told.out) == (2, "")
-    for words in (fault, "Error: ", "Allowed: ", "Fix: "):
-        assert words in told.err
+    assert_refused(chomp("verify-resume", *arguments), fault)
 
 
 def test_help_has_examples_of_configs_that_exist(chomp: Chomp):
