@@ -228,7 +228,12 @@ ONE_TEXT = f"""
 template: {ROOT}/experiments/grug/base
 model: {{vocab_size: 257, hidden_dim: 32, intermediate_dim: 64, num_layers: 1, num_heads: 2,
          num_kv_heads: 1, max_seq_len: 32}}
-data: {{local_text: "hello to all of you, by heart", tokenizer: {{kind: byte}}}}
+data:
+  tokenizer: {{kind: byte}}
+  validation_fraction: 1e-12
+  components:
+    text: {{source: {{kind: memory, documents: ["hello to all of you, by heart"]}}, stream: {{}}}}
+eval: null
 train: {{steps: 4, batch_size: 8, seq_len: 16, generate_every: 2, generate_input_len: 8}}
 optim: {{warmup_steps: 1}}
 logging: {{wandb: {{enabled: false}}}}
