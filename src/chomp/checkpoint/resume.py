@@ -161,7 +161,18 @@ def restore_latest_or_initialize(
     saved with, as stages may have changed since. `proof` raises for a state that was restored and
     may not be gone on from. Every process calls this, and all get the same or raise.
     """
-    _require_sound(settings)
+    require(
+        settings.load_checkpoint_path is None or settings.load_checkpoint is not False,
+        f"trainer.load_checkpoint=false with load_checkpoint_path={settings.load_checkpoint_path}",
+        allowed="a path to load from, or a fresh start, not both",
+        fix="remove one of the two",
+    )
+    require(
+        settings.initialize_weights == "current" or settings.initialize_from is not None,
+        f"train.initialize_weights={settings.initialize_weights} without train.initialize_from",
+        allowed="a choice of weights where those of another run are loaded",
+        fix="set train.initialize_from to a checkpoint, or remove train.initialize_weights",
+    )
     allowed = allowed_changes(config, settings.allow_changes)
     abstract = jax.eval_shape(initialize)
     targets = targets_of(abstract, mesh)
@@ -175,9 +186,22 @@ def restore_latest_or_initialize(
             now = replace(now, data_fingerprint=past_fingerprint(found.metadata))
         marked = about.config if config is None else config
         require_same_run(found, now, config=marked, allowed=allowed, data_offset_at=data_offset_at)
-        _require_same_state(found, targets)
+        # The same arrays, but for an average that is kept only then or only now.
+        saved, wanted = found.metadata.arrays, readable(found)
+        is_left_out = not within(targets, AVERAGE)
+        require_same_arrays(found.path, without(saved, AVERAGE) if is_left_out else saved, wanted)
+        if is_left_out and within(saved, AVERAGE):
+            _log.warning("the averaged weights of %s are left out", found.path)
+        if len(wanted) < len(targets):
+            _log.warning(
+                "%s has no averaged weights: the average starts at its weights", found.path
+            )
 
-    find = partial(_find_newest, "find checkpoints", check=check, targets=_readable_of(targets))
+    def readable(found: StepFolder) -> Targets:
+        has_average = bool(within(found.metadata.arrays, AVERAGE))
+        return targets if has_average else without(targets, AVERAGE)
+
+    find = partial(_find_newest, "find checkpoints", check=check, targets=readable)
     search, newest, skipped = find(lambda: search_for(folder, settings))
     own_damaged = list(skipped) if search.is_own else []
     if newest is None and search.came_from is not None and settings.allow_fresh_start:
@@ -210,7 +234,12 @@ def restore_latest_or_initialize(
         _log.warning("going back to %s: what is newer is moved aside: %s", found.path, names)
     _put_aside(search.newer, "forked", about.attempt)
     reason = search.reason + (f"; {len(skipped)} damaged ones are passed over" if skipped else "")
-    return Resume(state, found, _lineage(found, folder, settings), reason, skipped)
+    begun = found.metadata.continues or {}
+    handed_on = (ASKED_FOR, WEIGHTS_FROM, WEIGHTS_CHOSEN)
+    continues = described(found) | {key: begun[key] for key in handed_on if key in begun}
+    if settings.load_checkpoint_path is not None:
+        continues[ASKED_FOR] = _recorded_spelling(settings.load_checkpoint_path, folder)
+    return Resume(state, found, continues, reason, skipped)
 
 
 def restore_checkpoint(found: StepFolder, abstract_state: State, *, mesh: Mesh) -> State:
@@ -511,40 +540,6 @@ def _decide_first(name: str, decide: Callable[[], Any]) -> Any:
 # ---- Private helpers -----------------------------------------------------------------------------
 
 
-def _require_sound(settings: LoadSettings) -> None:
-    """Raise `ConfigError` for settings of which one would silently be ignored."""
-    path = settings.load_checkpoint_path
-    require(
-        path is None or settings.load_checkpoint is not False,
-        f"trainer.load_checkpoint=false with load_checkpoint_path={path}",
-        allowed="a path to load from, or a fresh start, not both",
-        fix="remove one of the two",
-    )
-    require(
-        settings.initialize_weights == "current" or settings.initialize_from is not None,
-        f"train.initialize_weights={settings.initialize_weights} without train.initialize_from",
-        allowed="a choice of weights where those of another run are loaded",
-        fix="set train.initialize_from to a checkpoint, or remove train.initialize_weights",
-    )
-
-
-def _require_same_state(found: StepFolder, targets: Targets) -> None:
-    """Names, shapes and dtypes agree, but for an average that is kept only then or only now."""
-    saved, wanted = found.metadata.arrays, _readable_of(targets)(found)
-    is_left_out = not within(targets, AVERAGE)
-    require_same_arrays(found.path, without(saved, AVERAGE) if is_left_out else saved, wanted)
-    if is_left_out and within(saved, AVERAGE):
-        _log.warning("the averaged weights of %s are left out", found.path)
-    if len(wanted) < len(targets):
-        _log.warning("%s has no averaged weights: the average starts at its weights", found.path)
-
-
-def _readable_of(targets: Targets) -> _TargetsOf:
-    """What is read of a state: all of it, less an average that a checkpoint does not have."""
-    without_average = without(targets, AVERAGE)
-    return lambda found: targets if within(found.metadata.arrays, AVERAGE) else without_average
-
-
 def _require_fresh_start_allowed(
     search: Search, skipped: Mapping[str, str], settings: LoadSettings
 ) -> None:
@@ -615,16 +610,6 @@ def _fresh(
     _log.warning("%s weights from %s; step and optimizer are fresh", chosen, found.path)
     continues = described(found) | {WEIGHTS_FROM: found.path, WEIGHTS_CHOSEN: chosen}
     return Resume(state, None, continues, f"{chosen} weights of {found.path}", skipped)
-
-
-def _lineage(found: StepFolder, folder: str, settings: LoadSettings) -> dict[str, Any]:
-    """What the checkpoints of an attempt that goes on from `found` say in `continues`."""
-    begun = found.metadata.continues or {}
-    handed_on = (ASKED_FOR, WEIGHTS_FROM, WEIGHTS_CHOSEN)
-    kept = {key: begun[key] for key in handed_on if key in begun}
-    if settings.load_checkpoint_path is not None:
-        kept[ASKED_FOR] = _recorded_spelling(settings.load_checkpoint_path, folder)
-    return described(found) | kept
 
 
 def _require_same_weights(

@@ -191,7 +191,12 @@ def start_save(
             require_space(path, num_bytes)  # Orbax's threads fail late and noisily
     # A writer with a bound copies after its `save` has returned. So the bound goes to it only
     # where it is needed, and there the save is waited for.
-    is_in_parts = max_staged_bytes is not None and _local_bytes(leaves) > max_staged_bytes
+    distinct = {  # what this process's devices hold alike is copied once
+        (name, str(shard.index)): shard.data.nbytes
+        for name, leaf in leaves.items()
+        for shard in leaf.addressable_shards
+    }
+    is_in_parts = max_staged_bytes is not None and sum(distinct.values()) > max_staged_bytes
     try:
         writer = writer_for(leaves, max_staged_bytes=max_staged_bytes if is_in_parts else None)
         writer.save(state_path(unfinished), args=ocp.args.PyTreeSave(leaves))
@@ -213,7 +218,20 @@ def finish_save(
         try:
             save.writer.close()  # waits, and raises what went wrong in Orbax's threads
             if is_first():
-                _make_complete(save, next_batches)
+                unfinished = save.path + UNFINISHED
+                sizes = state_file_sizes(unfinished)
+                metadata = dataclasses.replace(save.metadata, state_files=sizes)
+                if next_batches is not None:
+                    metadata = dataclasses.replace(metadata, next_batches=list(next_batches()))
+                write_metadata(unfinished, metadata)
+                # Orbax has returned without an error and without a manifest before: where nothing
+                # of what it wrote is found again, it warns and goes on.
+                problem = problem_with_arrays(StepFolder(unfinished, metadata))
+                if problem is not None:
+                    raise OSError(f"what was written cannot be read back: {problem}")
+                if is_local(unfinished):
+                    sync_tree(unfinished)  # TensorStore has synced its own files, Orbax has not
+                rename_folder(unfinished, save.path)
         except Exception as error:
             raise _not_written(save.path, error) from error
     return save.path
@@ -239,22 +257,6 @@ def require_space(path: str, num_bytes: int) -> int | None:
     return free
 
 
-def _make_complete(save: UnfinishedSave, next_batches: Callable[[], Sequence[str]] | None) -> None:
-    unfinished = save.path + UNFINISHED
-    metadata = dataclasses.replace(save.metadata, state_files=state_file_sizes(unfinished))
-    if next_batches is not None:
-        metadata = dataclasses.replace(metadata, next_batches=list(next_batches()))
-    write_metadata(unfinished, metadata)
-    # Orbax has returned without an error and without a manifest before: where nothing of what it
-    # wrote is found again, it warns and goes on.
-    problem = problem_with_arrays(StepFolder(unfinished, metadata))
-    if problem is not None:
-        raise OSError(f"what was written cannot be read back: {problem}")
-    if is_local(unfinished):
-        sync_tree(unfinished)  # TensorStore has synced its own files, Orbax has not
-    rename_folder(unfinished, save.path)
-
-
 def _require_inside(path: str) -> None:
     """Raise `StorageError` if a link leads a checkpoint out of its run, or of its own folder."""
     folder = parent_of(path)
@@ -278,13 +280,3 @@ def _not_written(path: str, error: Exception) -> ChompError:
         allowed="a writable folder with space for the state",
         fix=f"{remedy}; earlier checkpoints are untouched and the same command continues",
     )
-
-
-def _local_bytes(leaves: dict[str, jax.Array]) -> int:
-    """Bytes that this process copies to its host: of what its devices hold alike, one copy."""
-    distinct = {
-        (name, str(shard.index)): shard.data.nbytes
-        for name, leaf in leaves.items()
-        for shard in leaf.addressable_shards
-    }
-    return sum(distinct.values())

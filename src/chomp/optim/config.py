@@ -82,7 +82,26 @@ class GrugOptimizerConfig(Config):
         require_duration("optim.warmup_steps", self.warmup_steps, least=0)
         if self.decay_steps is not None:
             require_duration("optim.decay_steps", self.decay_steps, least=1)
-        self._refuse_unused()
+        # Nothing would read these fields.
+        by_schedule, by_name = f"optim.lr_schedule={self.lr_schedule}", f"optim.name={self.name}"
+        endless = self.lr_schedule not in ENDING_SHAPES
+        uses: tuple[tuple[str, Any, bool, str], ...] = (
+            ("decay_steps", None, not endless, by_schedule),
+            ("cycles", 1, not endless, by_schedule),
+            ("min_lr_ratio", 0.0, self.lr_schedule != "constant", by_schedule),
+            *(
+                (f"muon.{f.name}", f.default, self.name == "muon", by_name)
+                for f in fields(MuonConfig)
+            ),
+        )
+        for name, default, is_used, chosen in uses:
+            value = attrgetter(name)(self)
+            require(
+                is_used or value == default,
+                f"optim.{name}={value} with {chosen}, which does not use it",
+                allowed=f"the default, {default}",
+                fix=f"leave out optim.{name}, or choose another {chosen.partition('=')[0]}",
+            )
 
     def schedule(self, num_steps: int) -> LearningRate:
         """The learning rate of a run of `num_steps`; its lengths are in steps."""
@@ -142,37 +161,43 @@ class GrugOptimizerConfig(Config):
             rules = {"adamw": optax.chain(*by_adam), "none": optax.set_to_zero()}
             if self.name == "muon":
                 rules["muon"] = optax.chain(*muon(self.muon, schedule, **decay))
+
+            def rules_of(params: Any) -> Any:
+                weights = grouped_weights(params, param_groups)
+                names = [self.updated_by(weight.group, len(weight.shape)) for weight in weights]
+                for weight, name in zip(weights, names, strict=True):
+                    require(
+                        name != "muon" or len(weight.shape) >= 2,
+                        f"{weight.path} of shape {list(weight.shape)} in the group "
+                        f"{weight.group!r}",
+                        allowed="weights with two axes or more under Muon",
+                        fix="label it 'vector' in the model's param_groups()",
+                    )
+                require(
+                    self.name != "muon" or "muon" in names,
+                    f"optim.name='muon' with no weight for it among {len(weights)}, whose groups "
+                    f"are {sorted({weight.group for weight in weights})}",
+                    allowed="a model with weights in the group 'matrix'",
+                    fix="label them in the model's param_groups(), or set optim.name=adamw",
+                )
+                return jax.tree.unflatten(jax.tree.structure(params), names)
+
             # As a function: a tree of labels may be a model, which optax would take for one.
-            rule = optax.chain(
-                clip, optax.partition(rules, lambda params: self._rules(params, param_groups))
-            )
-        return optax.GradientTransformation(rule.init, _with_standard_promotion(rule.update))
+            rule = optax.chain(clip, optax.partition(rules, rules_of))
+
+        def update(updates: Any, state: Any, params: Any = None) -> Any:
+            # JAX's usual dtype rules: optax raises floats to the power of int32 counts, which the
+            # strict rules of our tests refuse.
+            with jax.numpy_dtype_promotion("standard"):
+                return rule.update(updates, state, params)
+
+        return optax.GradientTransformation(rule.init, update)
 
     def updated_by(self, group: Group, num_axes: int) -> Literal["adamw", "muon", "none"]:
         """The optimizer that updates a weight of a group with so many axes."""
         if group == "state":
             return "none"
         return "muon" if self.name == "muon" and self.muon.takes(group, num_axes) else "adamw"
-
-    def _rules(self, params: Any, param_groups: Any) -> Any:
-        """The optimizer of every weight, as a tree shaped like the parameters."""
-        weights = grouped_weights(params, param_groups)
-        rules = [self.updated_by(weight.group, len(weight.shape)) for weight in weights]
-        for weight, rule in zip(weights, rules, strict=True):
-            require(
-                rule != "muon" or len(weight.shape) >= 2,
-                f"{weight.path} of shape {list(weight.shape)} in the group {weight.group!r}",
-                allowed="weights with two axes or more under Muon",
-                fix="label it 'vector' in the model's param_groups()",
-            )
-        require(
-            self.name != "muon" or "muon" in rules,
-            f"optim.name='muon' with no weight for it among {len(weights)}, whose groups are "
-            f"{sorted({weight.group for weight in weights})}",
-            allowed="a model with weights in the group 'matrix'",
-            fix="label them in the model's param_groups(), or set optim.name=adamw",
-        )
-        return jax.tree.unflatten(jax.tree.structure(params), rules)
 
     def _cycle(self, num_steps: int, rest: int, whole: str) -> tuple[int | float, int | float]:
         """Steps of one decay and of the stable part before it, `rest` steps after the warmup."""
@@ -198,28 +223,6 @@ class GrugOptimizerConfig(Config):
             fix="lower optim.decay_steps, optim.cycles or optim.warmup_steps",
         )
         return decay, length - decay if is_wsd else 0
-
-    def _refuse_unused(self) -> None:
-        """Raise `ConfigError` for a field that nothing would read."""
-        by_schedule, by_name = f"optim.lr_schedule={self.lr_schedule}", f"optim.name={self.name}"
-        endless = self.lr_schedule not in ENDING_SHAPES
-        uses: tuple[tuple[str, Any, bool, str], ...] = (
-            ("decay_steps", None, not endless, by_schedule),
-            ("cycles", 1, not endless, by_schedule),
-            ("min_lr_ratio", 0.0, self.lr_schedule != "constant", by_schedule),
-            *(
-                (f"muon.{f.name}", f.default, self.name == "muon", by_name)
-                for f in fields(MuonConfig)
-            ),
-        )
-        for name, default, is_used, chosen in uses:
-            value = attrgetter(name)(self)
-            require(
-                is_used or value == default,
-                f"optim.{name}={value} with {chosen}, which does not use it",
-                allowed=f"the default, {default}",
-                fix=f"leave out optim.{name}, or choose another {chosen.partition('=')[0]}",
-            )
 
 
 def group_table(params: Any, param_groups: Any, config: GrugOptimizerConfig) -> str:
@@ -277,15 +280,3 @@ def clip_by_norm(max_norm: float) -> optax.GradientTransformation:
         )
 
     return optax.stateless(clipped)
-
-
-def _with_standard_promotion(update: Callable[..., Any]) -> Callable[..., Any]:
-    """`update` under JAX's usual dtype rules: optax raises floats to the power of int32 counts,
-    which the strict rules of our tests refuse.
-    """
-
-    def updated(updates: Any, state: Any, params: Any = None) -> Any:
-        with jax.numpy_dtype_promotion("standard"):
-            return update(updates, state, params)
-
-    return updated

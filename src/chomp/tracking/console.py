@@ -14,7 +14,7 @@ import os
 import sys
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from datetime import timedelta
 from os import PathLike
 from typing import Any, TextIO, TypeAlias
@@ -108,7 +108,19 @@ class TrainingBar:
         )
         before = (sys.stdout, sys.stderr)
         self._progress.start()
-        self._moved_handlers = _moved_log_handlers(before, (sys.stdout, sys.stderr))
+        # A handler keeps the stream it was made with, so replacing `sys.stderr` alone does not
+        # reach one made earlier, and its warning would land in the middle of the bar.
+        self._moved_handlers: list[tuple[_StreamHandler, TextIO]] = []
+        replaced = list(zip(before, (sys.stdout, sys.stderr), strict=True))
+        for logger in [logging.getLogger(), *logging.getLogger().manager.loggerDict.values()]:
+            # The rest are placeholders for names nobody asked for.
+            for handler in logger.handlers if isinstance(logger, logging.Logger) else ():
+                if not isinstance(handler, logging.StreamHandler):
+                    continue
+                for old, new in replaced:
+                    if old is not new and handler.stream is old:
+                        handler.setStream(new)
+                        self._moved_handlers.append((handler, old))
         # A run that dies without `stop` would leave the terminal without a cursor.
         atexit.register(self.stop)
 
@@ -128,31 +140,6 @@ class TrainingBar:
 
 def _is_terminal(stream: TextIO | None) -> bool:
     return stream is not None and stream.isatty()
-
-
-def _moved_log_handlers(
-    before: tuple[TextIO, TextIO], after: tuple[TextIO, TextIO]
-) -> list[tuple[_StreamHandler, TextIO]]:
-    """Point log handlers at the streams that replaced theirs; each with the stream it had.
-
-    A handler keeps the stream it was made with, so replacing `sys.stderr` alone does not reach one
-    made earlier, and its warning would land in the middle of the bar.
-    """
-    moved: list[tuple[_StreamHandler, TextIO]] = []
-    for handler in _stream_handlers():
-        for old, new in zip(before, after, strict=True):
-            if old is not new and handler.stream is old:
-                handler.setStream(new)
-                moved.append((handler, old))
-    return moved
-
-
-def _stream_handlers() -> Iterator[_StreamHandler]:
-    loggers = [logging.getLogger(), *logging.getLogger().manager.loggerDict.values()]
-    for logger in loggers:
-        # The rest are placeholders for names nobody asked for.
-        if isinstance(logger, logging.Logger):
-            yield from (h for h in logger.handlers if isinstance(h, logging.StreamHandler))
 
 
 class ConsoleTracker:
@@ -178,7 +165,8 @@ class ConsoleTracker:
         self._printed_s = -math.inf
         self._bar: TrainingBar | None = None
         # Under CI a terminal is often faked, and a redrawn bar fills the job's log.
-        if has_bar and self._console.is_interactive and not _is_ci():
+        is_ci = os.environ.get("CI", "").lower() not in ("", "0", "false")
+        if has_bar and self._console.is_interactive and not is_ci:
             self._bar = TrainingBar(
                 self._console, total_steps=total_steps, completed_steps=start_step
             )
@@ -193,11 +181,23 @@ class ConsoleTracker:
         self._pace.observe(completed_steps, now_s)
         texts = self._texts(metrics)
         if self._bar is not None:
-            self._bar.show(completed_steps=completed_steps, **_bar_fields(texts))
+            # What a row lacks stays as it was.
+            fields = {"loss": "loss", "tokens_per_second": "tokens/s", "eta": "ETA"}
+            shown = {field: texts[label] for field, label in fields.items() if label in texts}
+            self._bar.show(completed_steps=completed_steps, **shown)
         is_due = self._bar is None or now_s - self._printed_s >= _LINE_GAP_S
-        if is_due or _is_evaluation(texts) or completed_steps >= self._total_steps:
-            self._printed_s = now_s
-            self._print_line(completed_steps, texts)
+        is_evaluation = any(label.startswith("eval loss") for label in texts)
+        if not (is_due or is_evaluation or completed_steps >= self._total_steps):
+            return
+        self._printed_s = now_s
+        # A row of other things, such as watched norms, is not worth a line of its own.
+        if "loss" in texts or is_evaluation:
+            parts = [f"step {completed_steps}/{self._total_steps}"]
+            parts += [
+                f"{text} {label}" if label == "tokens/s" else f"{label} {text}"
+                for label, text in texts.items()
+            ]
+            self._print(Text(" | ".join(parts)))
 
     def log_summary(self, metrics: Mapping[str, MetricValue]) -> None:
         """Nothing is shown."""
@@ -248,17 +248,6 @@ class ConsoleTracker:
         }
         return {**texts, "ETA": clock(self._pace.seconds_left(step_time))}
 
-    def _print_line(self, completed_steps: int, texts: Mapping[str, str]) -> None:
-        # A row of other things, such as watched norms, is not worth a line of its own.
-        if "loss" not in texts and not _is_evaluation(texts):
-            return
-        parts = [f"step {completed_steps}/{self._total_steps}"]
-        parts += [
-            f"{text} {label}" if label == "tokens/s" else f"{label} {text}"
-            for label, text in texts.items()
-        ]
-        self._print(Text(" | ".join(parts)))
-
     def _print(self, shown: RenderableType) -> None:
         try:
             # Only a frame is fitted to the width; lines stay whole, for whoever searches them.
@@ -287,16 +276,6 @@ def clock(seconds: float | None) -> str:
     return str(timedelta(seconds=round(seconds)))
 
 
-def _is_evaluation(texts: Mapping[str, str]) -> bool:
-    return any(label.startswith("eval loss") for label in texts)
-
-
-def _bar_fields(texts: Mapping[str, str]) -> dict[str, str]:
-    """The texts the bar shows, by its field names; what a row lacks stays as it was."""
-    fields = {"loss": "loss", "tokens_per_second": "tokens/s", "eta": "ETA"}
-    return {field: texts[label] for field, label in fields.items() if label in texts}
-
-
 def _number(metrics: Mapping[str, MetricValue], *keys: str) -> float | None:
     """The first of `keys` that holds a number, NaN included; None where none does."""
     for key in keys:
@@ -309,7 +288,3 @@ def _number(metrics: Mapping[str, MetricValue], *keys: str) -> float | None:
         except (TypeError, ValueError, OverflowError):
             continue
     return None
-
-
-def _is_ci() -> bool:
-    return os.environ.get("CI", "").lower() not in ("", "0", "false")

@@ -19,7 +19,6 @@ import os
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache
 from os import PathLike
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn, TypeAlias, cast
@@ -45,6 +44,7 @@ _MAX_LINES_NAMED = 5
 _PATIENCE_S = 0.5
 _LOOK_EVERY_S = 0.05
 _HISTOGRAM_MARK = "/hist/"
+_told_unreadable: set[tuple[object, ...]] = set()  # files and lines of which the log was told
 
 
 def json_line(row: Mapping[str, PlainValue]) -> bytes:
@@ -301,17 +301,16 @@ def _readable_rows(path: Path, *, is_torn_told: bool = False) -> Iterator[Row]:
         unreadable.pop()
         if is_torn_told:
             _logger.warning("%s: line %d, the last, is torn and was left out", path, number)
-    if unreadable:
-        _tell_unreadable(path, len(unreadable), tuple(unreadable[:_MAX_LINES_NAMED]))
-
-
-@cache  # once: a run reads its record when it begins and when it ends
-def _tell_unreadable(path: Path, count: int, first: tuple[int, ...]) -> None:
-    _logger.warning(
-        "%s: %d damaged line%s left out, and all others used: line %s%s. `sed -n %dp %s` shows one",
-        *(path, count, "" if count == 1 else "s", ", ".join(map(str, first))),
-        *("" if count == len(first) else ", …", first[0], path),
-    )
+    # Once: a run reads its record when it begins and when it ends.
+    if unreadable and (told := (str(path), *unreadable)) not in _told_unreadable:
+        _told_unreadable.add(told)
+        count, first = len(unreadable), unreadable[:_MAX_LINES_NAMED]
+        _logger.warning(
+            "%s: %d damaged line%s left out, and all others used: line %s%s. `sed -n %dp %s` shows "
+            "one",
+            *(path, count, "" if count == 1 else "s", ", ".join(map(str, first))),
+            *("" if count == len(first) else ", …", first[0], path),
+        )
 
 
 def _numbered_rows(path: Path) -> Iterator[tuple[int, Row | None]]:
