@@ -45,7 +45,7 @@ from experiments.grug.base.model import Transformer
 from experiments.grug.base.train import initial_state
 
 BLOCKED_GOAL = 0.15  # of a plain save
-RESTORE_GOAL = 1.2  # of a plain restore
+RESTORE_GOAL = 1.0  # of a plain restore
 MEMORY_GOAL = 1.3  # of the state
 LEFT_GOAL = 0.05  # of the state, after many saves
 ROUNDS, QUICK_ROUNDS = 4, 2

@@ -215,7 +215,11 @@ def replay_metrics(asked: MetricsReplay) -> int:
         log=REPLAY_LOG,
     )
     assert sidecar is not None, "one of the two is given"
-    sidecar.finish()
+    try:
+        sidecar.finish()
+    except KeyboardInterrupt:
+        sidecar.stop()
+        raise
     if sidecar.failures:
         raise LaunchError(
             f"{path} could not be sent to {where}: {'; '.join(sidecar.failures)}",

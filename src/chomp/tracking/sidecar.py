@@ -106,10 +106,16 @@ class Sidecar:
             _logger.warning("waiting up to %.0f s for %s to take the last rows", timeout_s, titles)
         self._thread.join(None if deadline is None else max(0.0, deadline - time.monotonic()))
         if self._thread.is_alive():
-            with self._lock:
-                self._is_given_up.set()
-                self._kill()
+            self.stop()
             self._fail(f"did not finish within {timeout_s:.0f} s and is left behind")
+
+    def stop(self) -> None:
+        """Kill the process at once; the next one on this record goes on where it stopped."""
+        with self._lock:
+            self._is_given_up.set()
+            if self._process is not None and self._process.returncode is None:
+                with suppress(ProcessLookupError):
+                    os.killpg(self._process.pid, signal.SIGKILL)  # with W&B's own process
 
     def _watch(self) -> None:
         """Keep one process running until the run ends, and hear what it says."""
@@ -204,11 +210,6 @@ class Sidecar:
     def _close_pipe(self) -> None:
         if self._process is not None and self._process.stdin is not None:
             self._process.stdin.close()
-
-    def _kill(self) -> None:
-        if self._process is not None:
-            with suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)  # with W&B's own process
 
 
 def start_sidecar(
