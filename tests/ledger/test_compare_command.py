@@ -113,6 +113,18 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Checkout:
 
 
 @pytest.fixture
+def grug(checkout: Checkout) -> Path:
+    """The folder of runs among the outputs of the checkout."""
+    return checkout.root / "outputs/grug"
+
+
+def make_sides(grug: Path, base: dict[int, float], mine: dict[int, float]) -> None:
+    """Runs of base and of mine, with the ends of each by seed."""
+    make_side(grug, "base", base)
+    make_side(grug, "mine", mine)
+
+
+@pytest.fixture
 def launches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Two launch files, of which the second ends 1 % lower."""
     for name, gain in (("plain", 0.0), ("tuned", 0.04)):
@@ -300,10 +312,8 @@ def test_runs_of_older_code_that_cannot_be_made_again_are_refused(folders, chomp
     assert all(name in told.err for name in before if name.startswith("tuned"))
 
 
-def test_a_name_means_runs_of_the_code_that_is_there(checkout, chomp):
-    grug = checkout.root / "outputs/grug"
-    make_side(grug, "base", {0: 4.0})
-    make_side(grug, "mine", {0: 3.96})
+def test_a_name_means_runs_of_the_code_that_is_there(checkout, chomp, grug):
+    make_sides(grug, base={0: 4.0}, mine={0: 3.96})
     assert chomp("compare", "base", "mine", "--save").code == 0
     model = checkout.root / "experiments/grug/base/model.py"
     old = model.read_text()
@@ -325,8 +335,7 @@ def test_a_name_means_runs_of_the_code_that_is_there(checkout, chomp):
     assert json.loads(Path("told.json").read_text())["seeds"][0]["base_run"] == "base-0000"
 
 
-def test_a_kept_look_at_older_code_is_no_look_at_these_runs(checkout, chomp):
-    grug = checkout.root / "outputs/grug"
+def test_a_kept_look_at_older_code_is_no_look_at_these_runs(checkout, chomp, grug):
     make_side(grug, "base", {0: 4.0, 1: 4.1})
     make_side(grug, "mine", {0: 3.96, 1: 4.0}, sources={"model.py": "before"})
     chomp("compare", "base", "mine", "--metric", "eval/bpb", "--save")
@@ -346,10 +355,8 @@ def test_options_for_runs_need_seeds_to_run(launches, chomp, option):
     assert f"{option[0]} without --seeds" in told.err
 
 
-def test_a_result_is_kept_and_the_ledger_is_made_from_it(checkout, chomp, tmp_path):
-    grug = checkout.root / "outputs/grug"
-    make_side(grug, "base", {0: 4.0, 1: 4.1, 2: 3.9})
-    make_side(grug, "mine", {0: 3.960, 1: 4.058, 2: 3.861})
+def test_a_result_is_kept_and_the_ledger_is_made_from_it(checkout, chomp, tmp_path, grug):
+    make_sides(grug, base={0: 4.0, 1: 4.1, 2: 3.9}, mine={0: 3.960, 1: 4.058, 2: 3.861})
     for name, text in (("base", "a = 1\ndef train_base(): ...\n"), ("mine", MINE)):
         (grug / f"{name}-0000/template").mkdir()
         (grug / f"{name}-0000/template/launch.py").write_text(text)
@@ -385,8 +392,7 @@ def test_a_result_is_kept_and_the_ledger_is_made_from_it(checkout, chomp, tmp_pa
     assert "docs/reports/ledger.md not as docs/reports/results makes it" in stale.err
 
 
-def test_a_run_that_told_no_commit_is_not_given_one(checkout, chomp):
-    grug = checkout.root / "outputs/grug"
+def test_a_run_that_told_no_commit_is_not_given_one(checkout, chomp, grug):
     make_side(grug, "base", {0: 4.0})
     [run] = make_side(grug, "mine", {0: 3.9}).values()
     record = run / "metrics.jsonl"
@@ -396,25 +402,20 @@ def test_a_run_that_told_no_commit_is_not_given_one(checkout, chomp):
     assert result.commit is None
 
 
-def test_seeds_that_were_looked_at_before_are_not_looked_at_again_in_silence(checkout, chomp):
-    grug = checkout.root / "outputs/grug"
-    make_side(grug, "base", {0: 4.0, 1: 4.1})
-    make_side(grug, "mine", {0: 3.96, 1: 4.058})
+def test_seeds_that_were_looked_at_before_are_not_looked_at_again_in_silence(checkout, chomp, grug):
+    make_sides(grug, base={0: 4.0, 1: 4.1}, mine={0: 3.96, 1: 4.058})
     assert "looked at before" not in chomp("compare", "base", "mine", "--save").out
     # The very same comparison is no second look.
     assert "looked at before" not in chomp("compare", "base", "mine").out
-    make_side(grug, "base", {2: 3.9})
-    make_side(grug, "mine", {2: 3.861})
+    make_sides(grug, base={2: 3.9}, mine={2: 3.861})
     told = chomp("compare", "base", "mine", "--save")
     assert "looked at before with 2 of these 3 seeds" in told.out
     newest = [result for result in read_results(checkout.root) if len(result.seeds) == 3]
     assert "looked at before" in newest[0].notes[-1]
 
 
-def test_another_question_of_the_same_runs_is_a_second_look(checkout, chomp):
-    grug = checkout.root / "outputs/grug"
-    make_side(grug, "base", {0: 4.0, 1: 4.1, 2: 3.9})
-    make_side(grug, "mine", {0: 3.96, 1: 4.158, 2: 3.861})
+def test_another_question_of_the_same_runs_is_a_second_look(checkout, chomp, grug):
+    make_sides(grug, base={0: 4.0, 1: 4.1, 2: 3.9}, mine={0: 3.96, 1: 4.158, 2: 3.861})
     chomp("compare", "base", "mine", "--save")
     told = chomp("compare", "base", "mine", "--metric", "eval/bpb", "--at", "flops", "--save")
     words = "looked at before with these 3 seeds, eval/loss at equal tokens: cannot tell"
@@ -461,9 +462,10 @@ def test_a_run_id_does_not_lead_out_of_the_folder_of_results(checkout, chomp, tm
     assert re.fullmatch(r"base--x-b---\w{8}\.json", made.name)
 
 
-def test_what_is_kept_has_no_place_of_this_machine_and_no_secret(checkout, chomp, monkeypatch):
+def test_what_is_kept_has_no_place_of_this_machine_and_no_secret(
+    checkout, chomp, monkeypatch, grug
+):
     monkeypatch.setenv("HF_TOKEN", "hf_planted0123456789")
-    grug = checkout.root / "outputs/grug"
     for variant, name in (("base", "a"), ("mine", "b")):
         source = {
             "kind": "text",
@@ -496,10 +498,8 @@ def test_a_result_that_cannot_be_kept_is_refused_before_anything_runs(launches, 
 
 
 @pytest.mark.parametrize("content", ["{}", '{"format": '])
-def test_a_result_that_cannot_be_read_is_a_note_of_a_comparison(checkout, chomp, content):
-    grug = checkout.root / "outputs/grug"
-    make_side(grug, "base", {0: 4.0})
-    make_side(grug, "mine", {0: 3.9})
+def test_a_result_that_cannot_be_read_is_a_note_of_a_comparison(checkout, chomp, content, grug):
+    make_sides(grug, base={0: 4.0}, mine={0: 3.9})
     checkout.write(f"{RESULTS}/odd.json", content)
     told = chomp("compare", "base", "mine", "--save")
     assert told.code == 0, told.err
@@ -514,18 +514,14 @@ def test_a_metric_of_unknown_direction_is_refused_before_anything_runs(launches,
     assert not (launches / "outputs").exists()
 
 
-def test_which_value_is_best_is_said(checkout, chomp):
-    grug = checkout.root / "outputs/grug"
-    make_side(grug, "base", {0: 4.0})
-    make_side(grug, "mine", {0: 3.9})
+def test_which_value_is_best_is_said(checkout, chomp, grug):
+    make_sides(grug, base={0: 4.0}, mine={0: 3.9})
     assert "eval/loss, lowest is best" in chomp("compare", "base", "mine").out
     assert "highest is best" in chomp("compare", "base", "mine", "--best", "highest").out
 
 
-def test_results_of_one_day_are_in_the_order_they_were_made(checkout, chomp):
-    grug = checkout.root / "outputs/grug"
-    make_side(grug, "base", {0: 4.0, 1: 4.0})
-    make_side(grug, "mine", {0: 3.9, 1: 3.9})
+def test_results_of_one_day_are_in_the_order_they_were_made(checkout, chomp, grug):
+    make_sides(grug, base={0: 4.0, 1: 4.0}, mine={0: 3.9, 1: 3.9})
     chomp("compare", str(grug / "base-0000"), str(grug / "mine-0000"), "--save")
     chomp("compare", str(grug / "base-0001"), str(grug / "mine-0001"), "--save")
     # The command tells the second; whole hours apart here, the last by its name made last.
@@ -558,10 +554,8 @@ def test_a_file_that_is_no_result_is_an_error_with_its_name(checkout, chomp):
     assert "odd.json, which is no result of format 1" in told.err
 
 
-def test_a_template_that_changed_since_is_named(checkout, chomp):
-    grug = checkout.root / "outputs/grug"
-    make_side(grug, "base", {0: 4.0})
-    make_side(grug, "mine", {0: 3.9})
+def test_a_template_that_changed_since_is_named(checkout, chomp, grug):
+    make_sides(grug, base={0: 4.0}, mine={0: 3.9})
     chomp("compare", "base", "mine", "--save")
     told = "experiments/grug/base has changed since it was measured"
     assert told not in chomp("variant", "ledger").out
@@ -569,9 +563,8 @@ def test_a_template_that_changed_since_is_named(checkout, chomp):
     assert told in chomp("variant", "ledger").out
 
 
-def test_a_template_against_itself_is_a_row_that_shows_the_fields(checkout, chomp):
+def test_a_template_against_itself_is_a_row_that_shows_the_fields(checkout, chomp, grug):
     """A shorter run of one recipe: no verdict, where each was, and what was set."""
-    grug = checkout.root / "outputs/grug"
     for name, steps in (("long", 100), ("short", 70)):
         for seed in (0, 1, 2):
             config = config_of(seed, trainer__steps=steps)
@@ -593,8 +586,7 @@ def test_a_template_against_itself_is_a_row_that_shows_the_fields(checkout, chom
 
 
 @pytest.fixture
-def ledger_page(checkout: Checkout, chomp: Chomp) -> Iterator[ChromiumPage]:
-    grug = checkout.root / "outputs/grug"
+def ledger_page(checkout: Checkout, chomp: Chomp, grug) -> Iterator[ChromiumPage]:
     make_side(grug, "base", {0: 4.0, 1: 4.1, 2: 3.9})
     make_side(grug, "low", {0: 3.960, 1: 4.058, 2: 3.861})
     make_side(grug, "high", {0: 4.04, 1: 4.138, 2: 3.941})

@@ -13,6 +13,7 @@ import yaml
 
 from chomp.errors import ConfigError
 from chomp.variants.ci_report import MARKER, change_reports, comment_markdown
+from tests.variants.small_checkout import quiet_git
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "scripts" / "ci" / "grug_variant_diff_ci.py"
@@ -30,11 +31,9 @@ class Repository:
 
     def git(self, *arguments: str) -> str:
         """What git says, by nobody's settings."""
-        kept = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
-        env = kept | {"GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_NOSYSTEM": "1"}
         command = ["git", "-c", "user.name=test", "-c", "user.email=test@localhost", *arguments]
         done = subprocess.run(
-            command, cwd=self.root, env=env, check=True, capture_output=True, text=True
+            command, cwd=self.root, env=quiet_git(), check=True, capture_output=True, text=True
         )
         return done.stdout.strip()
 
