@@ -111,13 +111,25 @@ metric: eval_loss
 environment: GRUG_RUN_ID
 environment: FERRY_DATE
 environment: LEVANTER_LOG_TENSORSTORE_METRICS_EVERY
+name: chomp.checkpoint.restore_latest_or_initialize
+name: chomp.checkpoint.save_step_checkpoint
+name: chomp.checkpoint.save_temporary_checkpoint
 name: chomp.data.GrugLmExample
+name: chomp.data.LmDataConfig
+name: chomp.data.build_train_dataset
+name: chomp.data.build_train_loader
 name: chomp.data.iter_from_step
+name: chomp.evaluation.TaggedEvaluator
 name: chomp.executor.ExecutorStep
-name: chomp.executor.versioned
+name: chomp.executor.output_path_of
 name: chomp.executor.this_output_path
+name: chomp.executor.versioned
+name: chomp.kernels.attention.AttentionMask
+name: chomp.launch.executor_main
 name: chomp.mesh.create_mesh
 name: chomp.optim.GrugOptimizerConfig
+name: chomp.training.build_tagged_eval_callback
+name: chomp.training.open_run
 """.strip().splitlines()
 
 
