@@ -30,8 +30,7 @@ from benchmarks.step_process import StepProcess, clean_environment
 from benchmarks.timing import note
 from chomp.errors import ConfigError
 from chomp.mesh import MeshConfig, create_mesh, prepare_cpu_steps
-from experiments.grug.megalodon.model import GrugModelConfig
-from experiments.grug.megalodon.presets import MEGA_200M
+from experiments.grug.megalodon.config import MEGA_200M, GrugModelConfig
 
 OURS, PEER = "benchmarks.megalodon_step", "benchmarks.peers.megalodon_jax_step"
 SPEED_GOAL, COMPILE_GOAL = 1.5, 0.5

@@ -23,9 +23,13 @@ from chomp.kernels.attention import AttentionMask
 from chomp.kernels.precision import Precision
 from chomp.mesh import BATCH_AXES, MeshConfig, create_mesh
 from chomp.optim import GrugOptimizerConfig
-from experiments.grug.megalodon.chunks import chunk_attention, chunk_mask, dropped_attention
+from experiments.grug.megalodon.attention import (
+    attention_with_dropout,
+    chunk_attention,
+    chunk_mask,
+)
+from experiments.grug.megalodon.config import PRESETS
 from experiments.grug.megalodon.model import GrugModelConfig, Transformer
-from experiments.grug.megalodon.presets import PRESETS
 
 LENGTH, ROWS = 37, 2  # no multiple of a chunk
 CONFIG = GrugModelConfig(
@@ -330,7 +334,7 @@ def test_attention_that_could_drop_is_attention_where_nothing_is_dropped(
     @jax.jit
     @partial(jax.vmap, in_axes=(0, None))
     def dropped(key: Array, rate: Array) -> Array:
-        return dropped_attention(q, k, v, places % 8, 8, rate=rate, mode=mode, key=key)
+        return attention_with_dropout(q, k, v, places % 8, 8, rate=rate, mode=mode, key=key)
 
     keys = jax.random.split(jax.random.key(2), 300)
     np.testing.assert_allclose(dropped(keys[:1], 0.0)[0], expected, atol=1e-5)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from experiments.grug.megalodon.norm import BLOCK, RunningSums, TimestepNorm, layer_norm
+from experiments.grug.megalodon.layers import BLOCK, RunningSums, TimestepNorm, layer_norm
 
 WIDTH, GROUPS, EPS = 12, 3, 1e-5
 LENGTH = 2 * BLOCK + 9  # ends inside a block
@@ -38,7 +38,7 @@ def places_of(lengths: list[int], length: int) -> np.ndarray:
 
 
 whole = jax.jit(lambda norm, x, places: norm(x, RunningSums.of(places)))
-continued = jax.jit(lambda norm, x, state, count: norm.continued(x, state, count))
+continued = jax.jit(lambda norm, x, state, count: norm.decode(x, state, count))
 
 
 @settings(max_examples=25, deadline=None)

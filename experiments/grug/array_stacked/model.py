@@ -3,8 +3,9 @@
 A scan applies it, so one layer is compiled however many there are. Weights and results are base's.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 from zlib import crc32
 
 import equinox as eqx
@@ -25,13 +26,13 @@ from chomp.kernels.layers import (
     embed,
     projection,
     projections,
+    remat,
     require_pairs,
     rms_norm,
     rotary_angles,
     rotate,
 )
 from chomp.mesh import BATCH_AXES, abstract_mesh
-from experiments.grug.array_stacked.scanned import scanned
 
 # Axes: L layers, B batch, S sequence, D model width, H query heads, G key-value heads, K head
 # width, W an inner width (HK, GK or F), F MLP width, V vocabulary. A block sees no L.
@@ -238,6 +239,66 @@ class Block(eqx.Module):
         return x, cache
 
 
+# ---- The scan -----------------------------------------------------------------------------------
+#
+# Derived, the backward pass of a scan keeps the weights of all layers and fills a second stack with
+# their gradients. Here, where blocks are recomputed, a layer's gradient takes the place of its
+# weights, which nobody needs any more: one stack less in the dtype that is computed in.
+
+
+def _scan_layers(
+    apply: Callable[[Hidden, Any], tuple[Hidden, Any]], x: Hidden, layers: Any, policy: Remat
+) -> tuple[Hidden, Any]:
+    """`x` after all layers, and what each gave besides, stacked.
+
+    `apply(x, layer)` is one of them; every array of `layers` has them in front. With `block` remat
+    layers are floating point and give nothing besides.
+    """
+    if policy == "block":
+        return _scan_with_grads_in_place(lambda x, layer: apply(x, layer)[0], x, layers), None
+    return jax.lax.scan(remat(apply, policy), x, layers)
+
+
+def _scan_with_grads_in_place(
+    apply: Callable[[Hidden, Any], Hidden], x: Hidden, layers: Any
+) -> Hidden:
+    """`x` after all layers, of which only each one's input is kept for the backward pass."""
+
+    @jax.custom_vjp
+    def result(x: Hidden, layers: Any) -> Hidden:
+        return jax.lax.scan(lambda x, layer: (apply(x, layer), None), x, layers)[0]
+
+    def forward(x: Hidden, layers: Any) -> tuple[Hidden, Any]:
+        out, inputs = jax.lax.scan(lambda x, layer: (apply(x, layer), x), x, layers)
+        return out, (inputs, layers)
+
+    def backward(kept: Any, grad: Hidden) -> tuple[Hidden, Any]:
+        inputs, layers = kept
+
+        def one_layer(carry: tuple[Hidden, Any], own: Any) -> tuple[tuple[Hidden, Any], None]:
+            (grad, stacks), (index, x) = carry, own
+            layer = jax.tree.map(lambda stack: _at(stack, index), stacks)
+            grad, layer_grad = jax.vjp(apply, x, layer)[1](grad)
+            # From here on this place of the stack is a gradient: layers come in reverse, once.
+            put = jax.lax.dynamic_update_index_in_dim
+            stacks = jax.tree.map(lambda stack, own: put(stack, own, index, 0), stacks, layer_grad)
+            return (grad, stacks), None
+
+        indices = jnp.arange(len(inputs))
+        last, _ = jax.lax.scan(one_layer, (grad, layers), (indices, inputs), reverse=True)
+        return last
+
+    result.defvjp(forward, backward)
+    return result(x, layers)
+
+
+def _at(stack: Array, index: Array) -> Array:
+    return jax.lax.dynamic_index_in_dim(stack, index, keepdims=False)
+
+
+# ---- The model ----------------------------------------------------------------------------------
+
+
 class Transformer(eqx.Module):
     """Token ids to hidden states to logits."""
 
@@ -288,7 +349,7 @@ class Transformer(eqx.Module):
             return block(x, mask, angles, layer_cache)
 
         policy = cfg.remat if cache is None else "none"
-        x, new_cache = scanned(apply_block, x, (self.blocks, cache), policy)
+        x, new_cache = _scan_layers(apply_block, x, (self.blocks, cache), policy)
         return rms_norm(x, self.final_norm, cfg.layer_norm_eps), new_cache
 
     def __call__(

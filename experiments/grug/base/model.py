@@ -276,7 +276,8 @@ class Transformer(eqx.Module):
         apply_block = remat(Block.__call__, cfg.remat)
         new_cache = []
         for i, block in enumerate(self.blocks):  # each is compiled; array_stacked scans instead
-            x, layer_cache = apply_block(block, x, mask, angles, cache and cache[i])
+            layer_cache = None if cache is None else cache[i]
+            x, layer_cache = apply_block(block, x, mask, angles, layer_cache)
             new_cache.append(layer_cache)
         x = rms_norm(x, self.final_norm, cfg.layer_norm_eps)
         return x, None if cache is None else tuple(new_cache)

@@ -1,20 +1,20 @@
-"""Shape of a Megalodon, what it may not be, and what it costs."""
+"""Shape of a Megalodon, what it costs, and the shapes that were published."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from chomp.config import Config, setting
 from chomp.errors import require, require_divides
 from chomp.kernels.attention import Backend
 from chomp.kernels.layers import Remat
-from experiments.grug.megalodon.chunks import DropoutMode
 
+DropoutMode = Literal["post_softmax", "dropkey"]
 InitMode = Literal["he", "xavier", "bert", "gaussian", "none"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class GrugModelConfig(Config):
-    """Shape of the model; the defaults are those of the 200M one (`presets.py`)."""
+    """Shape of the model; the defaults are those of the 200M one (`PRESETS`)."""
 
     # Upper bounds are far above any real model: they catch slips, which would otherwise end as a
     # lack of memory or of time. A tokenizer has fewer than 2**24 ids, a row at most 2**20 tokens.
@@ -48,7 +48,7 @@ class GrugModelConfig(Config):
     attention_dropout_mode: DropoutMode = "post_softmax"
     hidden_dropout: float = setting(default=0.0, ge=0, lt=1)  # of averages, and inside the FFN
     init_mode: InitMode = "he"
-    remat: Remat = setting(default="none", mark="schedule")  # what the backward pass makes again
+    remat: Remat = setting(default="none", mark="schedule")  # what the backward pass recomputes
     attention: Backend = setting(default="auto", mark="schedule")  # which kernel
 
     def __post_init__(self) -> None:
@@ -108,7 +108,7 @@ class GrugModelConfig(Config):
 
     @property
     def max_seq_len(self) -> int:
-        """Any length, as far as places are counted: nothing in the model ends with a position."""
+        """Any length that can be counted: nothing in the model ends with a position."""
         return 2**31 - 1
 
     @property
@@ -128,3 +128,49 @@ class GrugModelConfig(Config):
         average = 6 * d * self.cema_ndim  # a complex factor, and the real part of another one
         ffn = (3 if self.swiglu else 2) * d * self.ffn_hidden_dim
         return 2.0 * (self.num_layers * (attention + average + ffn) + d * self.num_logits)
+
+
+# Shapes that Megalodons have been given, with the weights they have at 32,000 ids. The released 7B
+# has FFNs of 11,264; the paper tells of 8,192 with a gate, and of chunks of 4,096.
+VOCAB_SIZE = 32_000
+
+MEGA_200M = GrugModelConfig(vocab_size=VOCAB_SIZE)  # 220,627,968
+
+MEGA_1_3B = replace(  # 1,342,832,640
+    MEGA_200M,
+    num_layers=24,
+    model_dim=2048,
+    num_heads=2,
+    z_dim=512,
+    value_dim=4096,
+    ffn_hidden_dim=4864,
+    norm_num_groups=64,
+)
+
+MEGA_1_3B_PG19 = replace(  # 1,327,628,288
+    MEGA_1_3B, ffn_hidden_dim=3584, swiglu=True, share_emb=True, scale_emb=True
+)
+
+MEGA_7_1B = replace(  # 7,117,381,632
+    MEGA_200M,
+    num_layers=32,
+    model_dim=4096,
+    num_heads=4,
+    z_dim=1024,
+    value_dim=8192,
+    ffn_hidden_dim=11_264,
+    norm_num_groups=64,
+)
+
+MEGA_7_3B = replace(MEGA_7_1B, ffn_hidden_dim=8192, swiglu=True)  # 7,385,817,088
+
+PAPER_7B = replace(MEGA_7_3B, chunk_size=4096, rope_base=100_000.0)  # 7,385,817,088
+
+PRESETS = {
+    "mega200m": MEGA_200M,
+    "mega1_3b": MEGA_1_3B,
+    "mega1_3b_pg19": MEGA_1_3B_PG19,
+    "mega7_1b": MEGA_7_1B,
+    "mega7_3b": MEGA_7_3B,
+    "paper_7b": PAPER_7B,
+}

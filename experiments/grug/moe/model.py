@@ -265,7 +265,7 @@ class Experts(eqx.Module):
     def __call__(
         self, x: Hidden, bias: Float[Array, " E"], is_real: IsReal, *, may_drop: bool
     ) -> tuple[Hidden, moe.RouterSums]:
-        """What the experts make of each token, and how they were chosen."""
+        """The experts' output for each token, and sums over their routing."""
         logits = moe.router_logits(x, self.w_router)
         routing = moe.route(logits, bias, top_k=self.cfg.experts_per_token, is_real=is_real)
         weights = moe.ExpertWeights(self.w_up, self.w_gate, self.w_down)
@@ -387,9 +387,10 @@ class Transformer(eqx.Module):
         apply_block = remat(partial(Block.__call__, may_drop=may_drop), cfg.remat)
         outs: list[LayerOut] = []
         for i, block in enumerate(self.blocks):
-            bias = self.router_bias[i]
-            outs.append(apply_block(block, x, mask, angles, cache and cache[i], bias, is_real))
-            x = outs[-1].x
+            layer_cache = None if cache is None else cache[i]
+            out = apply_block(block, x, mask, angles, layer_cache, self.router_bias[i], is_real)
+            outs.append(out)
+            x = out.x
         routing = jax.tree.map(lambda *each: jnp.stack(each), *(out.routing for out in outs))
         x = rms_norm(x, self.final_norm, cfg.layer_norm_eps)
         new_cache = None if cache is None else tuple(out.cache for out in outs)
@@ -484,7 +485,7 @@ class Transformer(eqx.Module):
     def init_cache(self, batch_size: int, max_len: int) -> Cache:
         """An empty cache for `batch_size` generations of at most `max_len` tokens."""
         shape = (batch_size, max_len, self.cfg.num_kv_heads, self.cfg.inferred_head_dim)
-        # One array for all layers: nobody writes into it, `extended` makes new ones.
+        # One array for all layers: it is never written to, `extended` makes new ones.
         empty = jax.reshard(jnp.zeros(shape, self.lm_head.dtype), HEADS)
         return (KeyValueCache(empty, empty, jnp.int32(0)),) * len(self.blocks)
 

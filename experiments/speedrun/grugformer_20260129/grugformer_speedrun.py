@@ -39,11 +39,16 @@ from chomp.storage import (
     write_json_atomic,
 )
 from chomp.tracking import Row, latest_rows, metrics, read_metrics, summary_of
-from chomp.training import GrugEvalConfig, SamplesConfig, derived_values, environment
+from chomp.training import (
+    GrugEvalConfig,
+    GrugTrainerConfig,
+    SamplesConfig,
+    derived_values,
+    environment,
+)
 from chomp.variants.checkout import head_commit, uncommitted
 from experiments.grug.base import launch as base
 from experiments.grug.base.model import GrugModelConfig
-from experiments.grug.base.train import GrugTrainerConfig
 
 RESULT = "result.json"  # in the run's folder
 TRACK = "SPEEDRUN_TRACK"  # the environment variable; a track is a whole config, too much for -o
@@ -191,8 +196,8 @@ def steps(config: SpeedrunConfig) -> list[ExecutorStep]:
         eval=versioned(config.eval),
         entry=versioned(entry),
     )
-    name, told = f"speedrun/{config.run_id}", "train to the target loss"
-    return [replace(step, name=name, description=told, fn=race, config=raced)]
+    name, description = f"speedrun/{config.run_id}", "train to the target loss"
+    return [replace(step, name=name, description=description, fn=race, config=raced)]
 
 
 def race(config: SpeedrunConfig) -> None:
@@ -274,7 +279,7 @@ def _commit() -> str | None:
     return f"{commit}-dirty" if commit and is_changed else commit
 
 
-# ---- What is told ---------------------------------------------------------------------------
+# ---- What is shown --------------------------------------------------------------------------
 
 
 def report(path: str) -> None:

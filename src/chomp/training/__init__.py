@@ -1,5 +1,6 @@
 """The run around a template's loop: open it, log, evaluate, save, stop, finish. See `run.Run`."""
 
+from chomp.training.config import GrugTrainerConfig
 from chomp.training.dry_run import check_run, dry_run
 from chomp.training.evaluation import (
     EvalCallback,
@@ -28,6 +29,7 @@ __all__ = [
     "TRAINED_TOKENS",
     "EvalCallback",
     "GrugEvalConfig",
+    "GrugTrainerConfig",
     "HarnessConfig",
     "Hook",
     "LoopClock",
