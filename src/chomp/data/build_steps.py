@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from itertools import chain, islice
 
-from chomp.config import Config
+from chomp.config import Config, setting
 from chomp.data.config import LmComponentConfig, LmDataConfig, TokenizerConfig
 from chomp.data.documents import Document, Split, documents_of_split
 from chomp.data.formats import Format
@@ -142,7 +142,7 @@ class TokenizerBuildConfig(Config):
     sources: tuple[Source, ...] = ()
     formats: tuple[Format, ...] = ()
     source_fingerprints: tuple[str, ...] = ()  # content of each source when the build was planned
-    validation_fraction: float = 0.05
+    validation_fraction: float = setting(default=0.05, ge=0, lt=1)
 
 
 def build_tokenizer(config: TokenizerBuildConfig) -> None:

@@ -114,12 +114,13 @@ class StoreBuildConfig(Config):
     source_fingerprint: str  # its content when the build was planned
     format: Format = field(default_factory=TextFormat)
     split: Split
-    validation_fraction: float
-    max_documents: int | None = None  # only the first so many of the split; None: all
+    validation_fraction: float = setting(ge=0, le=1)
+    # Only the first so many of the split; None: all.
+    max_documents: int | None = setting(default=None, ge=0)
     tokenizer_path: str
     # Its content when the build was planned; None: a step of the same plan builds it.
     tokenizer_hash: str | None = None
-    processes: int | None = None  # that tokenize; None: one per core
+    processes: int | None = setting(default=None, ge=1)  # that tokenize; None: one per core
     # Of a train split: also write the held-out documents, for the step of the validation split.
     with_held_out: bool = setting(default=True, is_added=True)
 
