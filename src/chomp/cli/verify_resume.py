@@ -142,9 +142,9 @@ class _Trial:
             outcomes = [Outcome(other.folder, self.facts) for other in others]
             allowed = widest_spread([spread_between(reference, each) for each in outcomes])
         lives = self._killed_lives(unbroken)
-        rows: list[dict[str, str]] = []
+        rows, kill = [], 0
         for life in lives:
-            kill = 1 + sum(each.was_killed for each in lives[: len(rows)])
+            kill += life.was_killed
             rows.append(
                 {
                     "run": basename(life.folder),
@@ -224,8 +224,15 @@ class _Trial:
         words = ["train", self.given.path, "--run-dir", folder, "--prefix", self.given.outputs]
         words += [part for override in self.given.overrides for part in ("-o", override)]
         words += [] if self.given.template is None else ["--template", self.given.template]
-        environment = _environment(self.asked.device_counts, devices)
-        process = _start(words, log, environment, is_fork=is_fork)
+        # No run of a trial is worth a page of its own on the web.
+        environment = {"WANDB_API_KEY": "", "WANDB_MODE": "disabled"}
+        if devices is not None:
+            environment |= {"JAX_PLATFORMS": "cpu", _DEVICE_COUNT: str(devices)}
+        # A fork is sound because the server that forks does nothing else: JAX has looked for no
+        # device there, and has no thread that a fork could lose.
+        make = get_context("forkserver").Process if is_fork else get_context("spawn").Process
+        process = make(target=_become, args=(words, log, environment))
+        process.start()
         try:
             life = live(process, folder, self.facts, instant, devices)
         except BaseException:
@@ -259,29 +266,17 @@ def _with_saves(given: GivenConfig, facts: "RunFacts") -> GivenConfig:
     return replace(given, overrides=(*given.overrides, *added))
 
 
-def _environment(counts: Sequence[int], devices: int | None) -> Mapping[str, str]:
-    # No run of a trial is worth a page of its own on the web.
-    environment = {"WANDB_API_KEY": "", "WANDB_MODE": "disabled"}
-    if counts:
-        environment["JAX_PLATFORMS"] = "cpu"
-        environment[_DEVICE_COUNT] = str(devices or counts[0])
-    return environment
-
-
 def _success_message(reference: "Outcome", lives: "Sequence[Life]", *, is_moved: bool) -> str:
     """The verdict on a run without a fault, and how much it is worth."""
     steps, arrays = reference.facts.steps, len(reference.receipt)
     kills = sum(life.was_killed for life in lives)
-    if is_moved:
-        verdict = (
-            f"Equal: killed and moved {kills} times, the run was the same bit for bit until it was "
-            f"first moved, and within the bound in all of its {steps} steps and {arrays} arrays."
-        )
-    else:
-        verdict = (
-            f"Equal: killed {kills} times, the run logged the same losses in all of its {steps} "
-            f"steps and ended with the same {arrays} arrays, bit for bit."
-        )
+    verdict = (
+        f"Equal: killed and moved {kills} times, the run was the same bit for bit until it was "
+        f"first moved, and within the bound in all of its {steps} steps and {arrays} arrays."
+        if is_moved
+        else f"Equal: killed {kills} times, the run logged the same losses in all of its {steps} "
+        f"steps and ended with the same {arrays} arrays, bit for bit."
+    )
     resumed = sum(0 < life.began_at < steps for life in lives)
     if not resumed:
         return (
@@ -323,20 +318,6 @@ def _facts(given: GivenConfig) -> RunFacts:
         has_keep_policies=bool(getattr(saving, "keep", ())),
         record=getattr(getattr(config, "logging", None), "metrics_file", METRICS_FILE),
     )
-
-
-def _start(
-    words: Sequence[str], log: str, environment: Mapping[str, str], *, is_fork: bool
-) -> BaseProcess:
-    """Start `chomp WORDS...`; its output goes to a file.
-
-    A fork is sound because the server that forks does nothing else: JAX has looked for no device
-    there, and has no thread that a fork could lose.
-    """
-    make = get_context("forkserver").Process if is_fork else get_context("spawn").Process
-    process = make(target=_become, args=(words, log, environment))
-    process.start()
-    return process
 
 
 def _become(words: Sequence[str], log: str, environment: Mapping[str, str]) -> None:
