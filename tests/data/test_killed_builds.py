@@ -6,6 +6,7 @@ which imports nothing again and so costs a fraction of a second.
 
 import itertools
 import json
+import logging
 import mmap
 import os
 import random
@@ -31,6 +32,7 @@ from chomp.data import (
     build_store,
     source_fingerprint,
 )
+from chomp.data.contamination import CONTAMINATION, ValidationSet, sets_fingerprint
 from chomp.data.store import build
 from chomp.data.store.array import FlatArrayWriter
 from chomp.errors import DataError
@@ -116,6 +118,7 @@ def build_in_a_fork(config: StoreBuildConfig, order: dict[str, Any]) -> dict[str
 def serve_builds() -> None:
     config = config_from_mapping(StoreBuildConfig, json.loads(sys.argv[1]))
     shrink()
+    logging.getLogger("chomp.data.contamination").setLevel(logging.ERROR)  # stderr is for faults
     print("ready", flush=True)
     for line in sys.stdin:
         print(json.dumps(build_in_a_fork(config, json.loads(line))), flush=True)
@@ -188,6 +191,18 @@ def builds(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Builds]:
     for part in range(2):
         (tmp_path / f"{part}.jsonl").write_text("".join(lines[15 * part :][:15]))
     source = JsonlSource(paths=(str(tmp_path / "*.jsonl"),))
+    # Some of the documents are in a validation set too: left out, and listed beside the tokens.
+    (tmp_path / "shared").mkdir()
+    (tmp_path / "shared" / "set.jsonl").write_text("".join(lines[1::7]))
+    shared = JsonlSource(paths=(str(tmp_path / "shared" / "*.jsonl"),))
+    sets = (
+        ValidationSet(
+            name="shared",
+            source=shared,
+            source_fingerprint=source_fingerprint(shared),
+            format=ChatFormat(),
+        ),
+    )
     config = StoreBuildConfig(
         output_path="told for each build",
         name="chat",
@@ -198,6 +213,8 @@ def builds(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Builds]:
         validation_fraction=0.1,
         tokenizer_path=str(tmp_path / "tokenizer"),
         with_held_out=False,
+        validation_sets=sets,
+        kept_out=sets_fingerprint(sets, allow_contamination=False),
     )
     tests = Path(__file__).parent.parent
     process = subprocess.Popen(
@@ -227,7 +244,9 @@ def assert_killed_then_finished(builds: Builds, kill_at: int, test: str) -> None
 
 
 def test_a_build_killed_anywhere_goes_on_to_the_same_store(builds: Builds):
-    assert len([name for name in builds.files("undisturbed") if "tokens/c/" in name]) > 10
+    undisturbed = builds.files("undisturbed")
+    assert len([name for name in undisturbed if "tokens/c/" in name]) > 10
+    assert len(json.loads(undisturbed[CONTAMINATION])["documents"]["shared"]) >= 3
     events = builds.events
     # All along, and around every one of the last writes: where a store comes to look finished.
     for kill_at in [*range(1, events - 10, events // 5), *range(events - 9, events, 2)]:

@@ -32,6 +32,7 @@ from chomp.data import (
     TokenStore,
     TrainDataset,
     build_train_dataset,
+    contamination_summary,
     forecast_table,
     read_manifest,
     verify_store,
@@ -455,6 +456,7 @@ def _facts(store: TokenStore) -> dict[str, str]:
         "shards": f"{len(manifest.checksums['tokens']):,} of tokens",
         "tokenizer": identity.tokenizer_hash[:12],
         "source": identity.source_fingerprint[:12],
+        **({"contamination": found} if (found := contamination_summary(store.path)) else {}),
         "format": f"{identity.format_fingerprint[:12]}, store format {manifest.format_version}",
     }
 

@@ -148,7 +148,7 @@ def _datasets(run: LoadedRun, folders: Mapping[str, str]) -> list[EvalDataset]:
         return held_out_datasets(run, limits)
     parts = {name: LmComponentConfig(validation_store=path) for name, path in folders.items()}
     # Stages name the run's own components, and say nothing about evaluation.
-    data = replace(run.config.data, components=parts, stages=())
+    data = replace(run.config.data, components=parts, validation={}, stages=())
     stores = {
         name: TokenStore.open(path, tokenizer_hash=run.tokenizer.content_hash)
         for name, path in folders.items()

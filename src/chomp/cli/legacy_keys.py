@@ -31,7 +31,7 @@ HINTS: dict[str, str] = {
     "data.hf_dataset": "use data.components.NAME.source.path",
     "data.hf_name": "use data.components.NAME.source.name",
     "data.hf_split": "use data.components.NAME.source.split",
-    "data.hf_eval_split": "use data.validation_fraction; another split is another component",
+    "data.hf_eval_split": "use data.validation: {NAME: {source: {kind: hf, split: validation}}}",
     "data.text_key": "use data.components.NAME.format.text_key",
     "data.local_text": "use data.components.NAME.source={kind: memory, documents: [...]}",
     "data.repeat": "use data.stop_strategy: restart or all_exhausted",

@@ -276,7 +276,11 @@ def is_of_one_start(field: "dataclasses.Field[Any]") -> bool:
 
 def is_unset_addition(field: "dataclasses.Field[Any]", value: Any) -> bool:
     """Whether a field that was added later has its default, which is what runs had before it."""
-    return _setting_of(field).is_added and bool(value == field.default)
+    if not _setting_of(field).is_added:
+        return False
+    factory = field.default_factory
+    default = field.default if factory is dataclasses.MISSING else factory()
+    return bool(value == default)
 
 
 @cache  # resolving string annotations evaluates them, which is slow

@@ -10,12 +10,14 @@ from chomp.data.build_steps import (
 from chomp.data.config import (
     LmComponentConfig,
     LmDataConfig,
+    LmValidationConfig,
     MixtureStage,
     PackingConfig,
     PackingMode,
     StreamConfig,
     TokenizerConfig,
 )
+from chomp.data.contamination import contamination_summary
 from chomp.data.dataset import (
     EvalDataset,
     EvalRows,
@@ -114,6 +116,7 @@ __all__ = [
     "JsonlSource",
     "LmComponentConfig",
     "LmDataConfig",
+    "LmValidationConfig",
     "LocatedDocument",
     "MemorySource",
     "Mixture",
@@ -154,6 +157,7 @@ __all__ = [
     "build_tokenizer",
     "build_train_dataset",
     "build_train_loader",
+    "contamination_summary",
     "cut_documents",
     "document_id",
     "documents_of_split",

@@ -5,14 +5,22 @@ anything is built.
 """
 
 import hashlib
+import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import chain, islice
+from typing import Any
 
 from chomp.config import Config, setting
 from chomp.data.config import LmComponentConfig, LmDataConfig, TokenizerConfig
-from chomp.data.documents import Document, Split, documents_of_split
+from chomp.data.contamination import (
+    ValidationSet,
+    keys_of_sets,
+    sets_fingerprint,
+    validation_sets,
+)
+from chomp.data.documents import Document, Split, content_key, documents_of_split
 from chomp.data.formats import Format
 from chomp.data.huggingface import HuggingFaceSource
 from chomp.data.progress import progress_bar
@@ -25,7 +33,7 @@ from chomp.data.sources import (
 )
 from chomp.data.store.build import StoreBuildConfig, build_store, encode_documents
 from chomp.data.store.store import MANIFEST
-from chomp.errors import DataError, StorageError
+from chomp.errors import DataError, StorageError, require
 from chomp.executor import ExecutorStep, Resources, output_path_of, this_output_path, versioned
 from chomp.storage import exists, join, read_bytes
 from chomp.tokenize import (
@@ -40,6 +48,8 @@ from chomp.tokenize import (
 )
 
 Fingerprint = Callable[[str, Source], str]
+
+log = logging.getLogger(__name__)
 
 # What a GPU would do nothing for must not keep one from a step that trains.
 _RESOURCES = Resources(gpus=0)
@@ -58,8 +68,9 @@ def with_data_steps(data: LmDataConfig) -> LmDataConfig:
     def fingerprint_of(name: str, source: Source) -> str:
         return source_fingerprint(source, component=name)
 
-    tokenizer = data.tokenizer.path or output_path_of(_tokenizer_step(data, fingerprint_of))
     weights = data.weights
+    _require_sets_apart(data, fingerprint_of)
+    tokenizer = data.tokenizer.path or output_path_of(_tokenizer_step(data, fingerprint_of))
 
     def with_stores(name: str, component: LmComponentConfig) -> LmComponentConfig:
         def store(split: Split) -> str:
@@ -67,11 +78,36 @@ def with_data_steps(data: LmDataConfig) -> LmDataConfig:
 
         needs_train_store = weights[name] > 0 and component.stream is None
         train = component.train_store or (store("train") if needs_train_store else None)
-        validation = component.validation_store or store("validation")
+        validation = component.validation_store
+        if validation is None and data.held_out_fraction(name) > 0:
+            validation = store("validation")
         return replace(component, train_store=train, validation_store=validation)
 
     components = {name: with_stores(name, part) for name, part in data.components.items()}
     return replace(data, tokenizer=replace(data.tokenizer, path=tokenizer), components=components)
+
+
+def _require_sets_apart(data: LmDataConfig, fingerprint_of: Fingerprint) -> None:
+    """Refuse a validation set that is a training source, and name what cannot be compared."""
+    sets = {each.source_fingerprint: each.name for each in validation_sets(data, fingerprint_of)}
+    for name, component in data.components.items():
+        if not sets or data.weights[name] == 0:
+            continue
+        if component.train_store is not None:
+            log.warning(
+                "data.components.%s.train_store is given: its documents are NOT COMPARED with "
+                "those of data.validation",
+                name,
+            )
+        elif component.source is not None:
+            same = sets.get(fingerprint_of(name, component.source))
+            require(
+                same is None or data.allow_contamination,
+                f"data.validation.{same} with the same content as data.components.{name}",
+                allowed="a validation set that is not the training data",
+                fix="correct one of the paths, or hold out a part of the component with "
+                "data.validation_fraction",
+            )
 
 
 def _tokenizer_step(data: LmDataConfig, fingerprint_of: Fingerprint) -> ExecutorStep:
@@ -94,6 +130,7 @@ def _tokenizer_step(data: LmDataConfig, fingerprint_of: Fingerprint) -> Executor
             formats=versioned(tuple(data.components[name].format for name in names)),
             source_fingerprints=versioned(tuple(map(fingerprint_of, names, sources))),
             validation_fraction=versioned(data.validation_fraction),
+            **_kept_out(data, fingerprint_of if names else None),
         ),
     )
 
@@ -127,9 +164,23 @@ def _store_step(
             max_documents=versioned(most),
             tokenizer_path=tokenizer_path,
             tokenizer_hash=versioned(tokenizer_hash),
-            with_held_out=component.validation_store is None,
+            with_held_out=component.validation_store is None and data.held_out_fraction(name) > 0,
+            **_kept_out(data, fingerprint_of if split == "train" else None),
         ),
     )
+
+
+def _kept_out(data: LmDataConfig, fingerprint_of: Fingerprint | None) -> dict[str, Any]:
+    """The fields of a build that say which documents training must not see."""
+    sets = () if fingerprint_of is None else validation_sets(data, fingerprint_of)
+    if not sets:
+        return {}
+    allow = data.allow_contamination
+    return {
+        "validation_sets": sets,  # where they are does not count, what they hold does
+        "allow_contamination": allow,
+        "kept_out": versioned(sets_fingerprint(sets, allow_contamination=allow)),
+    }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,6 +194,10 @@ class TokenizerBuildConfig(Config):
     formats: tuple[Format, ...] = ()
     source_fingerprints: tuple[str, ...] = ()  # content of each source when the build was planned
     validation_fraction: float = setting(default=0.05, ge=0, lt=1)
+    # As in `StoreBuildConfig`: a BPE learns nothing from validation sets either.
+    validation_sets: tuple[ValidationSet, ...] = setting(default=(), is_added=True)
+    allow_contamination: bool = setting(default=False, is_added=True)
+    kept_out: str | None = setting(default=None, is_added=True)
 
 
 def build_tokenizer(config: TokenizerBuildConfig) -> None:
@@ -183,10 +238,15 @@ def _untrained_tokenizer(config: TokenizerConfig, *, is_patient: bool = True) ->
 
 
 def _training_texts(config: TokenizerBuildConfig, advance: Callable[[int], None]) -> Iterator[str]:
+    keys = {} if config.allow_contamination else keys_of_sets(config.validation_sets)
     documents: Iterator[Document] = chain.from_iterable(
         islice(
-            documents_of_split(
-                source_documents(source, format), "train", config.validation_fraction
+            (
+                document
+                for document in documents_of_split(
+                    source_documents(source, format), "train", config.validation_fraction
+                )
+                if not keys or content_key(document) not in keys
             ),
             config.tokenizer.training_documents,
         )

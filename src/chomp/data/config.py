@@ -3,7 +3,7 @@
 Until the executor has run, a path here may be a marker: "the output of that step".
 """
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from itertools import pairwise
 from typing import Literal
 
@@ -152,6 +152,18 @@ class LmComponentConfig(Config):
 
 
 @dataclass(frozen=True, kw_only=True)
+class LmValidationConfig(Config):
+    """A named set of documents that is evaluated whole and never trained on."""
+
+    source: Source | None = None  # may be left out where the store is given
+    format: Format = field(default_factory=TextFormat)
+    # Groups it is also evaluated under, such as "paloma/c4".
+    tags: tuple[str, ...] = setting(default=(), mark="cosmetic")
+    # Its tokens, once built; filled in by the launch file that builds them.
+    store: str | None = setting(default=None, mark="cosmetic", is_versioned=True)
+
+
+@dataclass(frozen=True, kw_only=True)
 class MixtureStage(Config):
     """Weights that hold from a step on, until the next stage."""
 
@@ -185,8 +197,13 @@ class LmDataConfig(Config):
     shuffle: bool | BlockShuffleConfig = True  # rows of stores, anew every epoch
     packing_mode: PackingMode = "concat"  # windows over the line of documents, or whole documents
     packing: PackingConfig | None = None  # of packed rows; None: its defaults
-    # Of the documents of every component that is trained on, by hash.
-    validation_fraction: float = setting(default=0.05, gt=0, lt=1)
+    # Of the documents of every component that is trained on, by hash; 0: none.
+    validation_fraction: float = setting(default=0.05, ge=0, lt=1)
+    # Sets that are evaluated whole, by name. Each is also a component of weight 0, and training
+    # documents that are in one are left out.
+    validation: dict[str, LmValidationConfig] = setting(default_factory=dict, is_added=True)
+    # Train on documents that are in a validation set too; they are reported all the same.
+    allow_contamination: bool = setting(default=False, is_added=True)
     mask_boundary_loss: bool = True  # a document's end does not predict the next document
     train_on_eos: bool = True  # the end of a document is something to predict
     stream_semantics: bool = False  # attention goes on over the documents of a row
@@ -200,6 +217,7 @@ class LmDataConfig(Config):
             allowed="data.packing with data.packing_mode=packed",
             fix="set data.packing_mode=packed, or remove data.packing",
         )
+        self._add_validation_sets()
         require(
             "ema" not in self.components,
             "a component named 'ema'",
@@ -229,9 +247,40 @@ class LmDataConfig(Config):
             fix="set a weight above 0 for the components to train on",
         )
 
+    def _add_validation_sets(self) -> None:
+        """Add each validation set to the components, with weight 0."""
+        components = dict(self.components)
+        for name, part in self.validation.items():
+            require(
+                part.source is not None or self.allow_contamination,
+                f"data.validation.{name} without a source",
+                allowed="a source, whose documents are compared with those that are trained on",
+                fix=f"set data.validation.{name}.source; with a store alone also set "
+                "data.allow_contamination=true",
+            )
+            own = components.get(name)
+            store = part.store if own is None else part.store or own.validation_store
+            component = LmComponentConfig(
+                source=part.source,
+                format=part.format,
+                weight=0.0,
+                tags=part.tags,
+                validation_store=store,
+            )
+            require(
+                own is None or replace(own, validation_store=store) == component,
+                f"{name!r} in data.components and in data.validation",
+                allowed="a name of its own for each: it is part of the names of metrics",
+                fix="rename one of them",
+            )
+            components[name] = component
+        if self.validation:
+            object.__setattr__(self, "components", components)
+
     def _check_stages(self) -> None:
         """An unknown name is a typing error; one that is left out would vanish without a word."""
-        listed = f"a weight for each of the components {', '.join(sorted(self.components))}"
+        trained = sorted(self.components.keys() - self.validation.keys())
+        listed = f"a weight for each of the components {', '.join(trained)}"
         for number, stage in enumerate(self.stages):
             given = f"data.stages[{number}].weights"
             for name in stage.weights:
@@ -241,7 +290,13 @@ class LmDataConfig(Config):
                     allowed=listed,
                     fix="correct the name, or add the component to data.components",
                 )
-            for name in self.components:
+                require(
+                    name not in self.validation,
+                    f"{given} with the validation set {name!r}",
+                    allowed=f"{listed}; a validation set is never trained on",
+                    fix=f"remove {name}",
+                )
+            for name in trained:
                 require(
                     name in stage.weights,
                     f"{given} without {name!r}",
@@ -267,7 +322,8 @@ class LmDataConfig(Config):
         """The largest weight of each component in any stage: 0 if it is never trained on."""
         if not self.stages:
             return {name: component.weight for name, component in self.components.items()}
-        return {name: max(stage.weights[name] for stage in self.stages) for name in self.components}
+        stages = [stage.weights for stage in self.stages]
+        return {name: max(each.get(name, 0.0) for each in stages) for name in self.components}
 
     def held_out_fraction(self, name: str) -> float:
         """The part of a component's documents that is evaluated: all, if it is never trained on."""

@@ -18,6 +18,7 @@ from jaxtyping import Bool, Int
 
 from chomp.config import fingerprint
 from chomp.data.config import LmDataConfig, PackingConfig
+from chomp.data.contamination import keys_of_sets, sets_fingerprint, validation_sets
 from chomp.data.documents import Document, Split, documents_of_split
 from chomp.data.examples import GrugLmExample, RowLimits
 from chomp.data.forecast import Forecast, forecast
@@ -361,6 +362,9 @@ def open_component(
     packing = config.packing or PackingConfig()
     if component.stream is not None:
         source = component.required_source(name)
+        sets = validation_sets(
+            config, lambda name, source: source_fingerprint(source, component=name)
+        )
         rows = StreamRows(
             source,
             component.format,
@@ -372,11 +376,14 @@ def open_component(
             max_documents_per_row=packing.documents_per_row(seq_len),
             long_documents=packing.long_documents,
             validation_fraction=config.validation_fraction,
+            kept_out={} if config.allow_contamination else keys_of_sets(sets),
             config=component.stream,
         )
-        parts = [source_fingerprint(source), tokenizer.content_hash, component.format]
-        windows = [component.stream.window_documents, component.stream.shuffle]
-        return StreamComponent(rows, fingerprint([*parts, *windows]))
+        parts: list[Any] = [source_fingerprint(source), tokenizer.content_hash, component.format]
+        parts += [component.stream.window_documents, component.stream.shuffle]
+        if sets:
+            parts.append(sets_fingerprint(sets, allow_contamination=config.allow_contamination))
+        return StreamComponent(rows, fingerprint(parts))
     store = open_store(name, config, "train", tokenizer)
     if not store.has_counted_tokens():
         raise DataError(
@@ -534,10 +541,11 @@ class EvalDataset:
 def build_eval_datasets(
     config: LmDataConfig, tokenizer: Tokenizer, *, seq_len: int, limits: RowLimits | None = None
 ) -> list[EvalDataset]:
-    """The held-out part of every component, in the order of names."""
+    """The held-out part of every component that has one, and validation sets, in name order."""
     return [
         EvalDataset(name, config, tokenizer, seq_len=seq_len, limits=limits)
-        for name in sorted(config.components)
+        for name, component in sorted(config.components.items())
+        if component.validation_store is not None or config.held_out_fraction(name) > 0
     ]
 
 

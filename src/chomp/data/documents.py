@@ -109,13 +109,20 @@ def is_held_out(document: Document, validation_fraction: float) -> bool:
     documents with one key (equal contents, unless they have keys of their own) are on one side.
     """
     key = document.split_key
-    if key is None and document.ids is not None:
-        # One width, so that the same ids from files of different widths are on one side.
-        content = document.ids.astype("<u4").tobytes()
-    else:
-        content = (document.full_text if key is None else key).encode("utf-8", "surrogatepass")
-    digest = hashlib.sha256(content).digest()
+    digest = content_key(document) if key is None else _digest(key.encode("utf-8", "surrogatepass"))
     return int.from_bytes(digest[:8], "big") < validation_fraction * 2**64
+
+
+def content_key(document: Document) -> bytes:
+    """A hash of the content alone: equal for equal documents, whatever they are called."""
+    if document.ids is not None:
+        # One width, so that the same ids from files of different widths are equal.
+        return _digest(document.ids.astype("<u4").tobytes())
+    return _digest(document.full_text.encode("utf-8", "surrogatepass"))
+
+
+def _digest(content: bytes) -> bytes:
+    return hashlib.sha256(content).digest()[:16]
 
 
 def documents_of_split(

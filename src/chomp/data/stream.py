@@ -18,7 +18,13 @@ from typing import Any, Literal
 import numpy as np
 
 from chomp.data.config import StreamConfig
-from chomp.data.documents import Document, LocatedDocument, Position, is_held_out
+from chomp.data.documents import (
+    Document,
+    LocatedDocument,
+    Position,
+    content_key,
+    is_held_out,
+)
 from chomp.data.formats import Format
 from chomp.data.order import Permutation
 from chomp.data.packing import LongDocuments, pack_documents
@@ -134,7 +140,9 @@ class StreamRows:
         long_documents: LongDocuments,
         validation_fraction: float,
         config: StreamConfig,
+        kept_out: Mapping[bytes, str] | None = None,
     ) -> None:
+        """`kept_out` has the content keys of documents to leave out, with their validation set."""
         require_row_len(seq_len)
         self.name = name
         self.seq_len = seq_len
@@ -157,7 +165,7 @@ class StreamRows:
             max_retries=config.max_retries,
             retry_delay_s=config.retry_delay_s,
         )
-        self._windows = WindowMaker(self._documents, tokenizer, self._settings)
+        self._windows = WindowMaker(self._documents, tokenizer, self._settings, kept_out or {})
         self._worker = ThreadPoolExecutor(1, thread_name_prefix=f"stream-{name}")
         self._cursor = Cursor()  # of the window that is served
         self._served = 0  # rows of it
@@ -390,11 +398,17 @@ class WindowMaker:
     """Makes windows from documents; quickest in the order of the stream."""
 
     def __init__(
-        self, documents: RetriedDocuments, tokenizer: Tokenizer, settings: StreamSettings
+        self,
+        documents: RetriedDocuments,
+        tokenizer: Tokenizer,
+        settings: StreamSettings,
+        kept_out: Mapping[bytes, str],
     ) -> None:
         self._reader = documents
         self._tokenizer = tokenizer
         self._settings = settings
+        self._kept_out = kept_out
+        self._warned: set[str] = set()  # of contamination, by validation set
 
     def window(self, cursor: Cursor) -> Window:
         """The window at a cursor. The last of an epoch may be short or even empty.
@@ -471,11 +485,24 @@ class WindowMaker:
         for _, document in self._reader:
             if is_held_out(document, self._settings.validation_fraction):
                 continue
+            if self._kept_out and (name := self._kept_out.get(content_key(document))) is not None:
+                self._warn_of_contamination(document.id, name)
+                continue
             found.append(document)
             size += document.size
             if len(found) == self._settings.window_documents or size >= WINDOW_CHARACTERS:
                 return found, False
         return found, True
+
+    def _warn_of_contamination(self, document_id: str, validation_set: str) -> None:
+        """Say once for each validation set that its documents are in the stream."""
+        if validation_set not in self._warned:
+            self._warned.add(validation_set)
+            log.warning(
+                "component %r: document %s is also in the validation set %r. Such documents are "
+                "left out of training; only the first is reported.",
+                *(self._settings.name, document_id, validation_set),
+            )
 
 
 def join_batches(batches: Sequence[EncodedBatch]) -> EncodedBatch:

@@ -91,6 +91,12 @@ def require_consistent(config: Any) -> None:
     config.optimizer.schedule(trainer.steps)  # refuses a warmup longer than the run
     batches = BatchSchedule(trainer.batch_size, trainer.grad_accum)
     data.mixture_of(config.data, batches, total_steps=trainer.steps)  # refuses unused weights
+    require(
+        config.eval is None or any(map(config.data.held_out_fraction, config.data.components)),
+        "an evaluation with data.validation_fraction=0 and without data.validation",
+        allowed="eval where documents are held out, or where there are validation sets",
+        fix="set data.validation_fraction or data.validation, or eval=null to evaluate nothing",
+    )
 
 
 def require_vocabulary(vocab_size: int | None, model: Any) -> None:

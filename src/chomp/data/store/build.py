@@ -21,7 +21,20 @@ import numpy as np
 from jaxtyping import Bool, Float32, Int, Integer, Num, UInt32
 
 from chomp.config import Config, fingerprint, setting
-from chomp.data.documents import Document, LocatedDocument, Position, Split, is_held_out
+from chomp.data.contamination import (
+    CONTAMINATION,
+    ValidationSet,
+    keys_of_sets,
+    write_contamination,
+)
+from chomp.data.documents import (
+    Document,
+    LocatedDocument,
+    Position,
+    Split,
+    content_key,
+    is_held_out,
+)
 from chomp.data.formats import Format, TextFormat
 from chomp.data.progress import progress_bar
 from chomp.data.sources import (
@@ -93,7 +106,7 @@ _TAKEN = "held_out_taken"
 # All of a store. What makes it look finished, or half done, goes first where it is begun anew.
 _WRITTEN = (
     MANIFEST, PROGRESS, PARTS, PACKING,
-    TOKENS, LOSS_WEIGHTS, DOCUMENT_ENDS, DOCUMENT_MARKS, LOCATIONS,
+    TOKENS, LOSS_WEIGHTS, DOCUMENT_ENDS, DOCUMENT_MARKS, LOCATIONS, CONTAMINATION,
 )  # fmt: skip
 # A batch is some tenths of a second of work, so that handing it over costs nothing beside it.
 _BATCH_DOCUMENTS = 1024
@@ -123,14 +136,22 @@ class StoreBuildConfig(Config):
     processes: int | None = setting(default=None, ge=1)  # that tokenize; None: one per core
     # Of a train split: also write the held-out documents, for the step of the validation split.
     with_held_out: bool = setting(default=True, is_added=True)
+    # Of a train split: validation sets, whose documents are left out unless contamination is
+    # allowed, and the hash of both.
+    validation_sets: tuple[ValidationSet, ...] = setting(default=(), is_added=True)
+    allow_contamination: bool = setting(default=False, is_added=True)
+    kept_out: str | None = setting(default=None, is_added=True)
 
     def identity(self, tokenizer: Tokenizer, split: Split) -> StoreIdentity:
         """What the store of a split is made from."""
+        source = self.source_fingerprint
+        if split == "train" and self.kept_out is not None:
+            source = fingerprint([source, self.kept_out])
         return StoreIdentity(
             name=self.name,
             split=split,
             validation_fraction=self.validation_fraction,
-            source_fingerprint=self.source_fingerprint,
+            source_fingerprint=source,
             format_fingerprint=fingerprint(self.format),
             tokenizer_hash=tokenizer.content_hash,
             max_documents=self.max_documents,
@@ -280,7 +301,7 @@ def _write_stores(config: StoreBuildConfig, tokenizer: Tokenizer) -> None:
             shown = now
     for split, each in writers.items():
         if each.num_documents == 0:
-            _refuse_nothing(config, split)
+            _refuse_nothing(config, split, num_contaminated=len(writer.contaminated))
     # A file that is gone raises here, and the progress stays: it may come back as it was.
     if source_fingerprint(config.source) != config.source_fingerprint:
         # Some of what was read may be of the other content, and nobody can tell which.
@@ -289,6 +310,13 @@ def _write_stores(config: StoreBuildConfig, tokenizer: Tokenizer) -> None:
         refuse_changed_source(config.source, config.source_fingerprint)
     # Where documents came from, for people: no password in an address is kept.
     names = tuple(map(redactor(), parts))
+    if writer.contaminated:
+        found: dict[str, list[str]] = {}
+        for _, name, document_id in writer.contaminated:
+            found.setdefault(name, []).append(document_id)
+        write_contamination(
+            config.output_path, config.name, found, is_left_out=not config.allow_contamination
+        )
     for each in reversed(writers.values()):  # the build's own store last
         each.finish(names, has_whole_parts=config.source.has_whole_parts)
 
@@ -306,9 +334,18 @@ def _documents(
         config.source, config.format, start=writer.next_position, parts=parts
     )
 
+    keys = keys_of_sets(config.validation_sets)
+
     def chosen() -> Iterator[LocatedDocument]:
         for item in documents:
             is_validation = is_held_out(item.document, config.validation_fraction)
+            if keys and not is_validation:
+                validation_set = keys.get(content_key(item.document))
+                if validation_set is not None:
+                    place = location_of(item.position)
+                    writer.contaminated.append((place, validation_set, item.document.id))
+                    if not config.allow_contamination:
+                        continue
             if ("validation" if is_validation else "train") in writers:
                 held_out.append(is_validation)
                 yield item
@@ -316,7 +353,7 @@ def _documents(
     return islice(chosen(), left)
 
 
-def _refuse_nothing(config: StoreBuildConfig, split: Split) -> None:
+def _refuse_nothing(config: StoreBuildConfig, split: Split, *, num_contaminated: int) -> None:
     """Raise `DataError` for an empty split; only a held-out part of the documents may be empty."""
     if split == "validation" and config.validation_fraction < 1.0:
         log.warning(
@@ -328,6 +365,8 @@ def _refuse_nothing(config: StoreBuildConfig, split: Split) -> None:
     is_whole = split == "validation"
     where = f"{config.source}"[:500] if is_whole else "the train split"
     other = "remove it" if is_whole else "a smaller validation_fraction"
+    if num_contaminated and not config.allow_contamination:
+        where += f": {num_contaminated} documents are in data.validation too and were left out"
     raise DataError(
         f"no document in {where}",
         allowed="at least one document with text other than white space",
@@ -534,6 +573,10 @@ class StoreWriter:
             found = {"num_tokens": 0, "num_documents": 0, "next": 0, "checksums": {}}
         self.num_documents: int = found["num_documents"]  # all that were appended
         self.next_position: Position = position_of(found["next"])
+        # Documents that are in a validation set too: where, the set, and the id.
+        self.contaminated: list[tuple[int, str, str]] = [
+            (place, name, document_id) for place, name, document_id in found.get("contaminated", [])
+        ]
         self._num_tokens: int = found["num_tokens"]  # on disk
         self._num_ends: int = found["num_documents"]  # on disk
         self._checksums: dict[str, list[str]] = {}
@@ -577,13 +620,17 @@ class StoreWriter:
             return
         self._write(whole)
         waiting = self._pending_locations
+        next_location = int(waiting[0] if len(waiting) else locations[-1] + 1)
         progress = {
             **self._made_from(),
             "num_tokens": self._num_tokens,
             "num_documents": self._num_ends,
-            "next": int(waiting[0] if len(waiting) else locations[-1] + 1),
+            "next": next_location,
             "checksums": self._checksums,
         }
+        contaminated = [each for each in self.contaminated if each[0] < next_location]
+        if contaminated:
+            progress["contaminated"] = contaminated
         progress["own_hash"] = fingerprint(progress)
         write_json_atomic(join(self._path, PROGRESS), progress, indent=None)
 
