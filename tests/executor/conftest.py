@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from executor_samples import run_here
 
 from chomp.executor import ExecutorStep, PlannedStep, StepFailure, plan_steps, run_plan
 
@@ -32,7 +33,7 @@ def ran(prefix: str) -> Callable[..., list[StepFailure]]:
 
     def run(*steps: ExecutorStep, force: tuple[str, ...] = ()) -> list[StepFailure]:
         plan = plan_steps(steps, prefix=prefix, force=force)
-        return run_plan(plan, lambda item: item.step.fn(item.config))
+        return run_plan(plan, run_here)
 
     return run
 

@@ -4,7 +4,14 @@ from collections.abc import Callable
 from typing import Any
 
 from chomp import storage
-from chomp.executor import ExecutorStep, this_output_path, versioned
+from chomp.executor import (
+    ExecutorStep,
+    PlannedStep,
+    StepStatus,
+    read_status,
+    this_output_path,
+    versioned,
+)
 
 
 def work(config: dict[str, Any]) -> None:
@@ -26,3 +33,15 @@ def calling(name: str, fn: Callable[[str], Any], **settings: Any) -> ExecutorSte
     return ExecutorStep(
         name, lambda config: fn(config["out"]), {"out": this_output_path()}, **settings
     )
+
+
+def run_here(item: PlannedStep) -> None:
+    """The runner of most tests: calls the step's function."""
+    item.step.fn(item.config)
+
+
+def status_of(path: Any) -> StepStatus:
+    """What a folder says of its step, which was begun."""
+    status = read_status(str(path))
+    assert status is not None
+    return status

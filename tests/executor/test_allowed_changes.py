@@ -6,14 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from executor_samples import step
+from executor_samples import run_here, status_of, step
 
 from chomp import storage
 from chomp.config import setting
 from chomp.executor import (
     ExecutorStep,
     plan_steps,
-    read_status,
     run_plan,
     this_output_path,
 )
@@ -29,20 +28,18 @@ def there(prefix: str, version: Any, *, name: str = "own") -> ExecutorStep:
 def ran(prefix: str, one: ExecutorStep, *, allow: tuple[str, ...] = ()) -> str:
     """Runs a step; gives the reason that the plan had."""
     plan = plan_steps([one], prefix=prefix, allow=allow)
-    assert run_plan(plan, lambda item: item.step.fn(item.config)) == []
+    assert run_plan(plan, run_here) == []
     return plan[-1].reason
 
 
 def test_an_allowed_change_goes_on_in_the_folder_and_makes_it_the_new_run(prefix: str):
     ran(prefix, there(prefix, {"a": 1, "b": 2}))
-    before = read_status(f"{prefix}/there")
-    assert before is not None
+    before = status_of(f"{prefix}/there")
     reason = ran(prefix, there(prefix, {"a": 5, "b": 2}), allow=("version.a",))
     assert reason == f"continues {before.identity} with version.a: 1 -> 5, which is allowed"
     assert storage.read_text(f"{prefix}/there/runs") == "ran\nran\n"
     assert os.listdir(prefix) == ["there"]
-    status = read_status(f"{prefix}/there")
-    assert status is not None
+    status = status_of(f"{prefix}/there")
     assert (status.attempt, status.state) == (2, "SUCCESS")
     [plan] = plan_steps([there(prefix, {"a": 5, "b": 2})], prefix=prefix)
     assert plan.action == "skip"

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from executor_samples import calling, step
+from executor_samples import calling, run_here, step
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -32,10 +32,6 @@ Planned = Callable[..., list[PlannedStep]]
 LONG_S = 60.0
 
 
-def called(item: PlannedStep) -> None:
-    item.step.fn(item.config)
-
-
 def state_of(item: PlannedStep) -> str | None:
     status = read_status(item.path)
     return None if status is None else status.state
@@ -44,7 +40,7 @@ def state_of(item: PlannedStep) -> str | None:
 def test_steps_that_need_not_wait_for_each_other_run_at_the_same_time(planned: Planned):
     meeting = threading.Barrier(3, timeout=LONG_S)  # broken unless all three come
     plan = planned(*(calling(name, lambda out: meeting.wait()) for name in "abc"))
-    assert run_plan(plan, called, max_concurrent=3) == []
+    assert run_plan(plan, run_here, max_concurrent=3) == []
 
 
 def test_no_more_run_at_once_than_may(planned: Planned):
@@ -61,7 +57,7 @@ def test_no_more_run_at_once_than_may(planned: Planned):
             running.remove(out)
 
     plan = planned(*(calling(f"s{i}", work) for i in range(12)))
-    assert run_plan(plan, called, max_concurrent=2) == []
+    assert run_plan(plan, run_here, max_concurrent=2) == []
     assert max(most) <= 2
     assert len(most) == 12
 
@@ -89,7 +85,7 @@ def test_every_step_runs_once_and_after_what_it_needs(seed: int, at_once: int, c
         )
     with tempfile.TemporaryDirectory() as prefix:
         plan = plan_steps(order.sample(steps, count), prefix=prefix)
-        assert run_plan(plan, called, max_concurrent=at_once) == []
+        assert run_plan(plan, run_here, max_concurrent=at_once) == []
     assert sorted(begun) == sorted(item.path for item in plan)
 
 
@@ -105,7 +101,7 @@ def test_a_failure_stays_in_its_branch_while_others_run_beside_it(planned: Plann
         failed.set()
 
     plan = planned(top, above)
-    failures = run_plan(plan, called, max_concurrent=2, on_failure=on_failure)
+    failures = run_plan(plan, run_here, max_concurrent=2, on_failure=on_failure)
     assert told == ["bad", "middle", "top"]
     assert [type(failure.error) for failure in failures] == [ValueError, type(None), type(None)]
     states = {item.step.name: state_of(item) for item in plan}
@@ -135,7 +131,7 @@ def test_an_interruption_is_told_to_the_others_and_waits_for_their_end(
 
     plan = planned(calling("first", interrupted), calling("other", other), step("later"))
     with pytest.raises(type(stop)) as raised:
-        run_plan(plan, called, max_concurrent=2, ask_to_stop=is_told.set)
+        run_plan(plan, run_here, max_concurrent=2, ask_to_stop=is_told.set)
     assert raised.value is stop
     assert [state_of(item) for item in plan] == ["INTERRUPTED", "INTERRUPTED", None]
 
@@ -153,7 +149,7 @@ def test_who_waits_for_another_process_stops_when_the_run_is_interrupted(planned
         FileLock.acquire(f"{plan[0].path}/.executor_lock", timeout_s=0),
         pytest.raises(RunInterrupted, match="saved"),
     ):
-        run_plan(plan, called, max_concurrent=2, on_wait=lambda item, holder: waits.set())
+        run_plan(plan, run_here, max_concurrent=2, on_wait=lambda item, holder: waits.set())
     assert state_of(plan[0]) is None
 
 
@@ -169,7 +165,7 @@ def test_what_another_process_runs_is_left_for_later_while_there_is_other_work(
     begun: list[str] = []
     failures = run_plan(
         plan,
-        called,
+        run_here,
         max_concurrent=at_once,
         on_start=lambda item: begun.append(item.step.name),
     )
@@ -203,7 +199,7 @@ class Room:
 
 def test_who_waits_for_room_leaves_the_step_to_another_process(planned: Planned):
     others = planned(step("own"))
-    room = Room(lambda: run_plan(others, called))
+    room = Room(lambda: run_plan(others, run_here))
     [mine] = planned(step("own"))
     assert run_plan([mine], pytest.fail, room=room) == []
     assert room.notes == ["enters", "leaves"]
@@ -221,7 +217,7 @@ def test_who_waits_for_another_process_takes_no_room(planned: Planned, is_done: 
         room.notes.append("waits")
         lock.release()
         if is_done:
-            run_plan([other], called)
+            run_plan([other], run_here)
 
     assert run_plan([mine], room.run, room=room, on_wait=on_wait) == []
     assert room.notes == ["waits", *([] if is_done else ["enters", "runs", "leaves"])]
@@ -254,10 +250,10 @@ def test_what_gets_room_after_an_interruption_does_not_begin(planned: Planned):
 
     plan = planned(calling("own", interrupted), step("later"))
     with pytest.raises(RunInterrupted, match="saved"):
-        run_plan(plan, called, max_concurrent=2, room=room, ask_to_stop=is_told.set)
+        run_plan(plan, run_here, max_concurrent=2, room=room, ask_to_stop=is_told.set)
     assert [state_of(item) for item in plan] == ["INTERRUPTED", None]
 
 
 def test_no_steps_at_once_are_refused(planned: Planned):
     with pytest.raises(ConfigError, match="max_concurrent=0"):
-        run_plan(planned(step("own")), called, max_concurrent=0)
+        run_plan(planned(step("own")), run_here, max_concurrent=0)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
-from executor_samples import step, work
+from executor_samples import run_here, step, work
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -95,7 +95,7 @@ def test_a_cosmetic_field_keeps_the_result_and_is_listed_on_reuse(
 
 def test_what_was_asked_of_one_start_is_not_listed_when_a_run_continues(planned: Planned):
     failing = replace(own(Trainer()), fn=lambda config: 1 / 0)
-    assert len(run_plan(planned(failing), lambda item: item.step.fn(item.config))) == 1
+    assert len(run_plan(planned(failing), run_here)) == 1
     [plan] = planned(replace(failing, config=own(Trainer(load="there", log_every=20)).config))
     assert plan.action == "run"
     assert plan.differences == ("trainer.log_every: recorded 10, now 20",)
@@ -140,7 +140,7 @@ def test_a_change_moves_the_folder_exactly_if_it_is_versioned_and_the_plan_names
     changed[name] = data.draw(SCALARS.filter(lambda value: repr(value) != repr(changed[name])))
     with tempfile.TemporaryDirectory() as prefix:
         before = plan_steps([one(counted, others)], prefix=prefix)
-        assert run_plan(before, lambda item: item.step.fn(item.config)) == []
+        assert run_plan(before, run_here) == []
         after = one(changed, others) if is_versioned else one(counted, changed)
         [plan] = plan_steps([after], prefix=prefix)
     assert (plan.path != before[0].path) == is_versioned

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from executor_samples import step, work
+from executor_samples import run_here, status_of, step, work
 
 from chomp import storage
 from chomp.errors import ConfigError, LaunchError, StorageError
@@ -22,7 +22,6 @@ from chomp.executor import (
     StepFailure,
     output_path_of,
     plan_steps,
-    read_status,
     run_plan,
     this_output_path,
     versioned,
@@ -297,7 +296,7 @@ def test_where_outputs_lie_is_no_difference(tmp_path: Path):
         own = step("own", a=this_output_path("x"), b=[step("other") / "y"], c=versioned([1]))
         return plan_steps([own], prefix=str(tmp_path / where))
 
-    run_plan(moved("here"), lambda item: item.step.fn(item.config))
+    run_plan(moved("here"), run_here)
     (tmp_path / "here").rename(tmp_path / "there")
     assert [(item.action, item.differences) for item in moved("there")] == [("skip", ())]
 
@@ -307,7 +306,7 @@ def test_where_outputs_lie_is_no_difference_in_a_config_that_is_a_list_either(tm
         own = ExecutorStep("own", repr, [this_output_path(), {"a": step("other") / "x"}, 1])
         return plan_steps([own], prefix=str(tmp_path / where))
 
-    run_plan(moved("here"), lambda item: item.step.fn(item.config))
+    run_plan(moved("here"), run_here)
     (tmp_path / "here").rename(tmp_path / "there")
     assert [(item.action, item.differences) for item in moved("there")] == [("skip", ())]
 
@@ -337,7 +336,7 @@ def test_an_edited_template_is_listed_and_hashed_when_the_plan_is_made(
     # The code is loaded by now, so this edit is not part of the run.
     (template / "model.py").write_text("def train(config): return 1\n")
     (template / "layers.py").write_text("")
-    assert run_plan(plan, lambda item: item.step.fn(item.config)) == []
+    assert run_plan(plan, run_here) == []
     assert planned(own)[0].differences == (
         "template source layers.py: added or removed since the recorded run",
         "template source model.py: edited since the recorded run",
@@ -362,8 +361,7 @@ def test_a_folder_chosen_by_hand_that_holds_another_version_is_run_anew(
     )
     assert ran(there(2)) == []
     assert planned(there(2))[0].action == "skip"
-    status = read_status(f"{prefix}/there")
-    assert status is not None
+    status = status_of(f"{prefix}/there")
     assert status.attempt == 1
     [aside] = [name for name in os.listdir(prefix) if name.startswith("there.replaced-")]
     assert storage.read_text(f"{prefix}/{aside}/runs") == "ran\n"

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from executor_samples import step
+from executor_samples import run_here, step
 
 from chomp import storage
 from chomp.executor import (
@@ -36,7 +36,7 @@ def story(prefix: str) -> list[Any]:
     def go(*steps: ExecutorStep, at_once: int = 1, **options: Any) -> None:
         plan = plan_steps(steps, prefix=prefix, **options)
         told.append([(item.title, item.action, item.reason, item.differences) for item in plan])
-        failures = run_plan(plan, lambda item: item.step.fn(item.config), max_concurrent=at_once)
+        failures = run_plan(plan, run_here, max_concurrent=at_once)
         told.append([(item.planned.title, str(item.error)) for item in failures])
         statuses = [read_status(item.path) for item in plan]
         told.append([(each.state, each.attempt) for each in statuses if each is not None])

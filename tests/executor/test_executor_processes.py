@@ -7,8 +7,10 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
+from executor_samples import run_here, status_of
+
 from chomp import storage
-from chomp.executor import ExecutorStep, plan_steps, read_status, run_plan
+from chomp.executor import ExecutorStep, plan_steps, run_plan
 
 Start = Callable[..., subprocess.Popen[str]]
 
@@ -100,8 +102,7 @@ def test_who_waits_for_a_step_succeeds_its_killed_holder(tmp_path: Path, start: 
     waiter.stdin.flush()
     assert line_from(waiter) == "[]"
     [path] = tmp_path.glob("own-*")
-    status = read_status(str(path))
-    assert status is not None
+    status = status_of(path)
     assert (status.state, status.attempt, status.pid) == ("SUCCESS", 2, waiter.pid)
     assert storage.read_text(path / "runs") == "first\nfirst\n"
 
@@ -125,9 +126,8 @@ def test_a_step_whose_process_was_killed_is_continued(tmp_path: Path, start: Sta
     plan = plan_steps([own], prefix=prefix)
     assert (plan[0].path, plan[0].action) == (path, "run")
     assert plan[0].reason == "attempt 1 was killed; it continues"
-    assert run_plan(plan, lambda item: item.step.fn(item.config)) == []
-    status = read_status(path)
-    assert status is not None
+    assert run_plan(plan, run_here) == []
+    status = status_of(path)
     assert (status.state, status.attempt, status.pid) == ("SUCCESS", 2, os.getpid())
     assert storage.read_text(f"{path}/runs") == "first\nsecond\n"
     assert not storage.exists(f"{path}/.executor_lock")

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from executor_samples import calling, step
+from executor_samples import calling, run_here, status_of, step
 
 from chomp import storage
 from chomp.errors import LaunchError, RunInterrupted
@@ -16,7 +16,6 @@ from chomp.executor import (
     ExecutorStep,
     PlannedStep,
     StepFailure,
-    StepStatus,
     output_path_of,
     plan_steps,
     read_status,
@@ -27,12 +26,6 @@ from chomp.storage import FileLock, LockHolder
 
 Planned = Callable[..., list[PlannedStep]]
 Ran = Callable[..., list[StepFailure]]
-
-
-def status_of(path: str) -> StepStatus:
-    status = read_status(path)
-    assert status is not None
-    return status
 
 
 def runs_in(path: str) -> int:
@@ -135,7 +128,7 @@ def test_failures_are_told_as_they_happen(planned: Planned):
     plan = planned(step("bad", error="no"), step("fine"))
     run_plan(
         plan,
-        lambda item: item.step.fn(item.config),
+        run_here,
         on_start=lambda item: told.append(item.step.name),
         on_failure=lambda failure: told.append(f"{failure.planned.step.name} failed"),
     )
@@ -231,7 +224,7 @@ def test_a_held_step_is_waited_for_and_the_holder_is_told_once(planned: Planned)
         assert read_status(item.path) is None, "nothing is written without the lock"
         lock.release()
 
-    assert run_plan(plan, lambda item: item.step.fn(item.config), on_wait=on_wait) == []
+    assert run_plan(plan, run_here, on_wait=on_wait) == []
     [holder] = told
     assert holder is not None
     assert holder.pid == os.getpid()
@@ -243,7 +236,7 @@ def test_a_dependant_that_another_process_holds_keeps_its_status(planned: Planne
     plan = planned(step("top", data=bad / ""))
     with FileLock.acquire(f"{plan[1].path}/.executor_lock", timeout_s=0):
         before = status_of(plan[1].path)
-        assert len(run_plan(plan, lambda item: item.step.fn(item.config))) == 2
+        assert len(run_plan(plan, run_here)) == 2
         assert status_of(plan[1].path) == before
 
 
@@ -293,7 +286,7 @@ def test_a_step_is_done_only_after_its_outputs_are_on_disk(prefix: str, monkeypa
 
     [plan] = plan_steps([ExecutorStep("own", work, {"out": this_output_path()})], prefix=prefix)
     monkeypatch.setattr(os, "fsync", noted)
-    assert run_plan([plan], lambda item: item.step.fn(item.config)) == []
+    assert run_plan([plan], run_here) == []
     made = [index for index, path in enumerate(synced) if path.endswith("below/made")]
     status = [index for index, path in enumerate(synced) if ".executor_status" in path]
     assert made

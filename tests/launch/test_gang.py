@@ -3,8 +3,9 @@
 import json
 import os
 import signal
+import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,10 +16,11 @@ from chomp.checkpoint import CheckpointConfig
 from chomp.config import config_to_mapping
 from chomp.errors import DataError, LaunchError, RunInterrupted
 from chomp.executor import ExecutorStep, PlannedStep, Resources, plan_steps, read_status, run_plan
-from chomp.launch.gang import GangEnd, Member, member_environment, run_gang
+from chomp.launch.gang import GangEnd, Member, free_port, member_environment, run_gang
 from chomp.launch.process import ProcessRunner
 from chomp.launch.signals import StopRequest
 from chomp.launch.step_result import Outcome, outcome_of
+from chomp.mesh import join_processes
 from chomp.mesh.distributed import CoordinatorAddressTaken
 from tests import tiny
 from tests.launch.sent_steps import step, wait_until
@@ -226,6 +228,48 @@ def test_an_error_in_one_process_is_the_error_of_all(tmp_path):
     error = ran(plan)
     assert (type(error), str(error)) == (DataError, "no documents")
     assert (Path(plan[0].path) / "starts").read_text().split().count("1") == 1
+
+
+# ---- Ports at which they are to meet ----------------------------------------------------------
+
+
+@pytest.fixture
+def taken() -> Iterator[int]:
+    """A port that somebody listens at."""
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        listening.listen()
+        yield listening.getsockname()[1]
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+def test_a_free_port_can_be_listened_on(host):
+    if ":" in host and not socket.has_ipv6:
+        pytest.skip("this machine has no IPv6")
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as listening:
+        listening.bind((host, free_port(host)))
+        listening.listen()
+
+
+def test_an_address_of_no_interface_is_refused():
+    with pytest.raises(LaunchError) as raised:
+        free_port("192.0.2.1")  # kept for documentation: nobody has it
+    assert "192.0.2.1" in raised.value.given
+    assert "ip addr" in raised.value.fix
+
+
+@pytest.mark.parametrize("is_bound", [True, False])
+def test_process_0_says_that_its_address_is_taken_before_jax_falls_over_it(taken, is_bound):
+    address = f"127.0.0.1:{taken}"
+    given = {
+        "JAX_COORDINATOR_ADDRESS": address,
+        "JAX_NUM_PROCESSES": "2",
+        "JAX_PROCESS_ID": "0",
+        # Without, JAX would listen to all addresses of the machine.
+        **({"JAX_COORDINATOR_BIND_ADDRESS": address} if is_bound else {}),
+    }
+    with pytest.raises(CoordinatorAddressTaken, match=rf":{taken}, and another program listens"):
+        join_processes(given)
 
 
 # ---- Base, trained by real processes of two devices each -------------------------------------

@@ -176,7 +176,7 @@ def executor_main(
                         allowed="a sweep by --sweep or by --sweep-file, planned or run",
                         fix="leave it out, or launch that run by itself with -o",
                     )
-                points = points_in_file(sweep_file) if sweep_file else grid_of(sweep or [])
+                points = grid_of(sweep or []) if sweep_file is None else points_in_file(sweep_file)
                 with planning_only(plan), read_files_again(verify_sources):
                     runs = sweep_of(steps_of, changed, points)
                 return _sweep(runs, options, only, force, by=sweep_by, best=sweep_best)

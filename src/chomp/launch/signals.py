@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType, TracebackType
@@ -25,6 +26,7 @@ from chomp.launch.step_result import INTERRUPTED_EXIT_CODE, PREEMPTED_EXIT_CODE
 _PATIENCE = "Asked to stop: waiting for the processes to save. A third signal kills them.\n"
 _EXIT_CODES = {signal.SIGINT: INTERRUPTED_EXIT_CODE, signal.SIGTERM: PREEMPTED_EXIT_CODE}
 OPTION = "--restarts"
+_POLL_S = 0.05
 
 
 class StopRequest:
@@ -121,7 +123,11 @@ def run_with_restarts(command: Sequence[str], restarts: int) -> int:
             # From here on the handler does this. Each signal once: a second one means at once.
             for number in early:
                 running[0].send_signal(number)
-            code = running[0].wait()
+            # Polled: Python would handle a signal that comes just before `wait` blocks only once
+            # the process has ended.
+            while running[0].poll() is None:
+                time.sleep(_POLL_S)
+            code = running[0].returncode
             running.clear()
             if code != PREEMPTED_EXIT_CODE or received or attempt == restarts:
                 break
