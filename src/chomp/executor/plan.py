@@ -463,7 +463,9 @@ def record_differences(
     # As `plain_differences` writes the places of a config that is not a mapping.
     root: KeyPath = () if isinstance(config, dict) else ("config",)
     covered, not_covered = ([(*root, *each) for each in some] for some in (marked, unversioned))
-    differences = plain_differences(*map(without_secrets, (info.config, config)))
+    differences = plain_differences(info.config, config)
+    if differences:  # looking for secrets takes longer than the rest
+        differences = plain_differences(*map(without_secrets, (info.config, config)))
     # A record from before classes, or modules, were written down says nothing of them.
     silent = [key for key in (CLASS, MODULE) if differences and not _has_key(info.config, key)]
     found = []
