@@ -21,6 +21,7 @@ from tests.well_compiled import QUICK_FUSIONS, well_compiled_environment
 # Real processes started by tests inherit all of these.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
+os.environ.pop("COLUMNS", None)  # xdist sets it: tables would be those of a narrow terminal
 os.environ.pop("WANDB_API_KEY", None)  # with somebody's key, every run of a test would be sent
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A shell starts its background jobs deaf to Ctrl-C, and so would be all that they start.

@@ -35,6 +35,7 @@ RIGHT: dict[str, tuple[Any, ...]] = {
     "MemorySource.documents": ([""],),  # an empty document
     "MixtureStage.weights": ({}, {"": 0}),  # compared with the components where these are known
     "LmDataConfig.components": ({},),  # filled in by a launch file
+    "LmDataConfig.validation": ({},),  # no set of one's own
     "Resources.custom": ({},),
 }
 
