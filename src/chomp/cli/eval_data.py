@@ -43,7 +43,7 @@ from chomp.storage import (
     normalise,
     require_writable_folder,
 )
-from chomp.tracking.run_files import DERIVED, resolved_config
+from chomp.tracking.run_files import DERIVED, RESOLVED_CONFIG, resolved_config
 
 _JSONL = (".jsonl", ".jsonl.gz", ".jsonl.zst")
 _PARQUET = ".parquet"
@@ -64,8 +64,9 @@ def held_out_datasets(run: LoadedRun, limits: RowLimits | None = None) -> list[E
             continue
         is_relative = is_local(path) and not os.path.isabs(path)
         where = ", seen from the folder that the run was started in" if is_relative else ""
+        by = "" if run.folder is None else f", by {join(run.folder, RESOLVED_CONFIG)}"
         raise DataError(
-            f"component {name!r}, whose held-out store is at {path}{where}: there is none"
+            f"component {name!r}, whose held-out store is at {path}{where}{by}: there is none"
             + (" from here" if is_relative else ""),
             allowed="a run whose stores are where they were, or the place they are at now",
             fix=("run the command in that folder, or " if is_relative else "")
