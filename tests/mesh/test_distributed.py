@@ -18,7 +18,7 @@ from chomp.mesh import (
 from tests.process_gang import Gang
 
 TALK = """
-import json, jax
+import json, time, jax
 from chomp.errors import DataError, LaunchError
 from chomp.mesh import (
     all_gather, broadcast, is_first, join_processes, post, raise_together, read_posts, wait_for_all
@@ -28,7 +28,15 @@ assert join_processes()
 index = jax.process_index()
 both = [all_gather("value", {"i": index}), all_gather("value", [index])]
 said = {"first": is_first(), "both": both}
-said["told"] = [broadcast("word", [use, index]) for use in range(200)]
+def told(use):
+    if index == 0 and use == 150:
+        post("ahead", use)
+    return broadcast("word", [use, index])
+# Process 2 comes late: by then process 0 would be far ahead, if nothing kept it.
+late = time.monotonic() + 0.5
+while index == 2 and not read_posts("ahead") and time.monotonic() < late:
+    pass
+said["told"] = [told(use) for use in range(200)]
 post("note", index)
 wait_for_all("posts")
 said["posted"] = sorted(read_posts("note").items())

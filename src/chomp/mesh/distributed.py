@@ -226,12 +226,16 @@ def wait_for_all(name: str, *, timeout_s: float = TIMEOUT_S) -> None:
 def broadcast(name: str, value: Any, *, timeout_s: float = TIMEOUT_S) -> Any:
     """Process 0's `value` (plain, as JSON has it), in every process.
 
-    Process 0 waits for nobody; the others raise `LaunchError` after `timeout_s` without an answer.
+    Process 0 waits for the others at every 64th use of a name only; they raise `LaunchError` after
+    `timeout_s` without an answer.
     """
     text = json.dumps(value)
     if jax.process_count() > 1:
         folder = _next_use(name)
         key = f"{folder}/{_ANSWER}"
+        if int(folder.rpartition("/")[2]) % _KEPT_USES == 0:
+            # Process 0 forgets what is that many uses ago: by then all must have read it.
+            wait_for_all(f"{name}, in step", timeout_s=timeout_s)
         if is_first():
             _client().key_value_set(key, text)
             _forget(folder, _KEPT_USES)
