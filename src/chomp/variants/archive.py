@@ -41,7 +41,7 @@ What became of every variant under `experiments/grug`. Code is deleted when it i
 not work; its entry stays, and a name is used once.
 
 This page is generated from [archive.yaml](archive.yaml); edit that file, then run
-`infra/pre-commit.py --only grug-archive --fix`. `chomp variant new` adds an entry and
+`infra/pre-commit.py --only records --fix`. `chomp variant new` adds an entry and
 `chomp variant retire` changes it. The check fails if a folder has no active entry, an active entry
 no folder, or an entry lacks a field.
 
