@@ -9,6 +9,7 @@ import pytest
 
 from benchmarks.record import README as BENCHMARKS
 from benchmarks.record import overview
+from scripts.drawings import DRAWINGS, require_defined
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "experiments/grug/README.md", *(ROOT / "docs").rglob("*.md")]
@@ -158,3 +159,16 @@ def test_links_in_the_pages_lead_somewhere():
 
 def test_the_benchmark_overview_is_made_from_the_results():
     assert BENCHMARKS.read_text() == overview()
+
+
+def test_files_and_functions_that_the_tour_names_are_there():
+    named = re.findall(r"`([\w/]+\.py)` `([\w.]+)`", (ROOT / "docs/tour.md").read_text())
+    assert len(named) > 20
+    for file, name in named:
+        require_defined(ROOT, file, name)
+
+
+@pytest.mark.parametrize("name", DRAWINGS)
+def test_a_drawing_is_what_the_source_draws(name: str):
+    drawn = (ROOT / "docs/images" / name).read_text()
+    assert drawn == DRAWINGS[name](), "run: python scripts/drawings.py"

@@ -275,6 +275,17 @@ def drawer_names(root: Path) -> list[str]:
     ]
 
 
+def room_imports(root: Path) -> tuple[dict[str, set[str]], set[str]]:
+    """The rooms that each room imports, and the rooms that import JAX; for drawings."""
+    graph: dict[str, set[str]] = {}
+    uses_jax = set()
+    for module in _library(root):
+        graph.setdefault(module.room, set()).update(room for _, room in _room_imports(module))
+        if any(entry.target.split(".")[0] in ("jax", "equinox") for entry in module.imports):
+            uses_jax.add(module.room)
+    return graph, uses_jax
+
+
 RULES = (
     upward_imports,
     import_cycles,
