@@ -16,16 +16,11 @@ from chomp.config import Mark
 from chomp.config.fields import (
     MARKS,
     Setting,
-    allows_none,
-    entry_types,
-    item_type,
     kinds_of,
-    list_member,
-    mapping_member,
     mark_of,
-    members,
     sections,
     settings_of,
+    type_info,
 )
 from chomp.config.messages import describe_type
 from chomp.config.parse import plain_value
@@ -137,10 +132,11 @@ def _sections(cls: type, place: str, mark: Mark, default: Any = None) -> Iterato
 def _held(declared: Any) -> Iterator[tuple[str, Any]]:
     """A type itself, the items of its list and the entries of its mapping, each with its place."""
     yield "", declared
-    if (items := list_member(declared)) is not None:
-        yield ".0", item_type(items, 0)
-    if (entries := mapping_member(declared)) is not None:
-        yield ".NAME", entry_types(entries)[1]
+    info = type_info(declared)
+    if info.list_type is not None:
+        yield ".0", info.item_type(0)
+    if info.entry_types is not None:
+        yield ".NAME", info.entry_types[1]
 
 
 def _kind(section: type, among: tuple[type, ...]) -> str:
@@ -189,9 +185,10 @@ def _name(item: Setting) -> str:
 
 
 def _type(declared: Any) -> str:
-    if sections(declared):
-        others = [part for part in members(declared) if part not in sections(declared)]
-        words = ["a section", *map(describe_type, others), *["null"] * allows_none(declared)]
+    info = type_info(declared)
+    if info.sections:
+        others = [part for part in info.members if part not in info.sections]
+        words = ["a section", *map(describe_type, others), *["null"] * info.allows_none]
         return " or ".join(words)
     for place, inner in _held(declared):
         if place and sections(inner):

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chomp.config.files import parse_yaml
-from chomp.config.variables import replace_variables
+from chomp.config.files import parse_yaml, replace_variables
 from chomp.errors import ConfigError
 
 scalars = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text("ab ")

@@ -31,10 +31,9 @@ from chomp.config import (
     config_to_mapping,
 )
 from chomp.config.fields import MARKS, mark_of, settings_of
-from chomp.config.files import to_yaml
+from chomp.config.files import VARIABLES, to_yaml
 from chomp.config.overrides import resolve_also
 from chomp.config.schema import field_schema, section_schema, sections_at
-from chomp.config.variables import SECTION
 from chomp.errors import ConfigError
 from chomp.storage import exists, join, read_json
 from chomp.tracking import redacted, without_secrets
@@ -185,7 +184,7 @@ def file_schema(cls: type[Any]) -> Schema:
             _add_key(schema, cls, name, of_field if meanings is None else {"type": "boolean"})
     parts = {name: _with_references(part) for name, part in schema.get("$defs", {}).items()}
     schema = _with_references(schema)
-    own = {"template": _TEXT_OR_NULL, SECTION: {"type": ["object", "null"]}}
+    own = {"template": _TEXT_OR_NULL, VARIABLES: {"type": ["object", "null"]}}
     reference = {
         "type": "string",
         "pattern": r"^\$variables\.[\w.-]+$",

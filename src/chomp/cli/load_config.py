@@ -19,10 +19,9 @@ from chomp.cli.options import ConfigOptions
 from chomp.cli.templates import GRUG, LAUNCH_FILE, known_template
 from chomp.config import apply_overrides, config_from_mapping
 from chomp.config.fields import dotted, fields_at, settings_by_spelling
-from chomp.config.files import MAX_YAML_BYTES, parse_yaml
+from chomp.config.files import MAX_YAML_BYTES, VARIABLES, parse_yaml, replace_variables
 from chomp.config.messages import did_you_mean, nearest
 from chomp.config.overrides import resolve_also, split_override
-from chomp.config.variables import SECTION, replace_variables
 from chomp.data import MANIFEST, TOKENS, LmDataConfig, MemorySource, is_held_out, source_documents
 from chomp.errors import ConfigError, require
 from chomp.executor import ExecutorStep
@@ -62,7 +61,7 @@ NULL_IS_DEFAULT = "train.generate_temperature"
 # What a YAML file has beside the config of its template, and what to do instead of an override.
 _OF_FILES = {
     _TEMPLATE_KEY: "use --template NAME",
-    SECTION: "change the fields that are made from it, or the file",
+    VARIABLES: "change the fields that are made from it, or the file",
 }
 
 
@@ -212,7 +211,7 @@ def load_launch(given: GivenConfig) -> Launch:
     launch_file = given.path
     if is_yaml:
         named = content.pop(_TEMPLATE_KEY, None)
-        part = {SECTION: content.get(SECTION), _TEMPLATE_KEY: named}
+        part = {VARIABLES: content.get(VARIABLES), _TEMPLATE_KEY: named}
         named = replace_variables(part, source=given.path)[_TEMPLATE_KEY]
         require(
             named is None or isinstance(named, str),

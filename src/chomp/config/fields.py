@@ -20,7 +20,6 @@ from typing import (
     Literal,
     NamedTuple,
     Protocol,
-    TypeGuard,
     TypeVar,
     Union,
     cast,
@@ -52,10 +51,6 @@ T = TypeVar("T")
 
 # pydantic hands known metadata keys on to its own Field and leaves the others alone.
 _METADATA_KEY = "chomp.setting"
-_SCALARS = (bool, int, float, str)
-# Sets are left out: they have no order, so no one text and no fingerprint.
-_LISTS = (list, tuple, Sequence)
-_MAPPINGS = (dict, Mapping)
 
 
 def dotted(path: Iterable[str | int]) -> str:
@@ -178,11 +173,11 @@ class Setting:
     def out_of_bounds(self, path: KeyPath, number: float) -> ConfigError:
         """The error for a number at a path that is not within the bounds."""
         usual = self.default()
+        example = f", such as {usual}" if isinstance(usual, int | float) else ""
         return ConfigError(
             f"{dotted(path)}={number}",
-            allowed=f"{self.bounds}" + (", or null" if allows_none(self.declared) else ""),
-            fix=f"set {dotted(path)} to a number in that range"
-            + (f", such as {usual}" if isinstance(usual, int | float) else ""),
+            allowed=f"{self.bounds}" + ", or null" * type_info(self.declared).allows_none,
+            fix=f"set {dotted(path)} to a number in that range{example}",
         )
 
 
@@ -239,7 +234,6 @@ def setting(
             raise TypeError(f"{name}={value!r} is one string; write {name}=({value!r},)")
     if any("." not in name for name in also):
         raise TypeError(f"also={also!r} holds a name of this section; that is an alias")
-    # pydantic puts the second into the JSON schema.
     metadata: dict[str, Any] = {
         _METADATA_KEY: Setting(
             aliases=aliases,
@@ -250,12 +244,19 @@ def setting(
             is_added=is_added,
             bounds=Bounds(gt, ge, lt, le),
         ),
-        "json_schema_extra": {**{key: list(value) for key, value in names.items()}, "mark": mark},
+        # pydantic puts this into the JSON schema.
+        "json_schema_extra": {"aliases": list(aliases), "also": list(also), "mark": mark},
     }
-    made: Any = dataclasses.field(
-        default=default, default_factory=default_factory, metadata=metadata
-    )  # type: ignore[call-overload]
-    return cast(T, made)
+    return dataclasses.field(default=default, default_factory=default_factory, metadata=metadata)  # type: ignore[call-overload]
+
+
+# ---- Fields of a class -----------------------------------------------------------------------
+
+
+def _setting_of(field: "dataclasses.Field[Any]") -> Setting:
+    """What `setting` was given for a field; the defaults of `setting` for a plain one."""
+    found: Setting = field.metadata.get(_METADATA_KEY, _PLAIN)
+    return found
 
 
 def mark_of(field: "dataclasses.Field[Any]") -> Mark:
@@ -276,11 +277,22 @@ def is_of_one_start(field: "dataclasses.Field[Any]") -> bool:
 
 def is_unset_addition(field: "dataclasses.Field[Any]", value: Any) -> bool:
     """Whether a field that was added later has its default, which is what runs had before it."""
-    if not _setting_of(field).is_added:
-        return False
-    factory = field.default_factory
-    default = field.default if factory is dataclasses.MISSING else factory()
-    return bool(value == default)
+    found = _setting_of(field)
+    return found.is_added and bool(value == replace(found, field=field).default())
+
+
+def is_config(value: object) -> bool:
+    """Whether a value is a dataclass instance (not a dataclass type)."""
+    return dataclasses.is_dataclass(value) and not isinstance(value, type)
+
+
+@cache
+def _bounded(cls: Any) -> tuple[Setting, ...]:
+    """The fields of a config class that have bounds."""
+    # Annotations are resolved only for these: nothing else needs them where an instance is made.
+    if all(_setting_of(field).bounds == Bounds() for field in dataclasses.fields(cls)):
+        return ()
+    return tuple(item for item in settings_of(cls) if item.bounds != Bounds())
 
 
 @cache  # resolving string annotations evaluates them, which is slow
@@ -305,20 +317,25 @@ def settings_of(cls: type) -> tuple[Setting, ...]:
                     f"{cls.__name__}: {name!r} means both {owner[name]} and {item.name}"
                 )
             owner[name] = item.name
-        if item.bounds != Bounds():
-            require(
-                _holds_numbers(item.declared),
-                f"{cls.__name__}.{item.name} is {item.declared} with bounds: {item.bounds}",
-                allowed="bounds of numbers, and of lists and mappings of numbers",
-                fix="leave the bounds out",
-            )
-            require(
-                not any(item.bounds.outside(item.default())),
-                f"{cls.__name__}.{item.name} has the default {item.default()}",
-                allowed=f"a default in its bounds: {item.bounds}",
-                fix="change the default or the bounds",
-            )
+        if item.bounds == Bounds():
+            continue
+        require(
+            _holds_numbers(item.declared),
+            f"{cls.__name__}.{item.name} is {item.declared} with bounds: {item.bounds}",
+            allowed="bounds of numbers, and of lists and mappings of numbers",
+            fix="leave the bounds out",
+        )
+        require(
+            not any(item.bounds.outside(item.default())),
+            f"{cls.__name__}.{item.name} has the default {item.default()}",
+            allowed=f"a default in its bounds: {item.bounds}",
+            fix="change the default or the bounds",
+        )
     return tuple(settings)
+
+
+def _holds_numbers(declared: Any) -> bool:
+    return declared in (int, float) or any(map(_holds_numbers, get_args(declared)))
 
 
 @cache
@@ -372,99 +389,150 @@ def also_names(cls: type) -> tuple[AlsoName, ...]:
     `TypeError` for a name that is a field's own, or that two fields claim.
     """
     found: dict[tuple[tuple[str, ...], str], AlsoName] = {}
-    for name, field, item in _declared_also(cls):
-        path = _section_path(cls, name)
-        if path is None:
-            continue
-        section = tuple(each.name for each in path)
-        other = found.get((section, name[-1]))
-        # The members of a union may share a field, and its other name with it.
-        if other is not None and other.field != field:
-            both = f"{dotted(other.field)} and {dotted(field)}"
-            raise TypeError(f"{cls.__name__}: {dotted(name)!r} means both {both}")
-        found[section, name[-1]] = AlsoName(
-            name=name,
-            route=(*(frozenset(each.spellings) for each in path), frozenset({name[-1]})),
-            section=section,
-            field=field,
-            zero_is_null=item.zero_is_null,
-        )
+
+    def visit(classes: tuple[type, ...], path: tuple[str, ...]) -> None:
+        """Look at the last of these classes, each inside the one before, and at all below it.
+
+        Lists and mappings are not entered: their items have no one path.
+        """
+        for item in settings_of(classes[-1]):
+            field = (*path, item.name)
+            for name in (tuple(name.split(".")) for name in item.also):
+                inner = any(_section_path(each, name) is not None for each in classes[1:])
+                route = None if inner else _section_path(cls, name)
+                if route is None:
+                    continue
+                section = tuple(each.name for each in route)
+                other = found.get((section, name[-1]))
+                # The members of a union may share a field, and its other name with it.
+                if other is not None and other.field != field:
+                    both = f"{dotted(other.field)} and {dotted(field)}"
+                    raise TypeError(f"{cls.__name__}: {dotted(name)!r} means both {both}")
+                found[section, name[-1]] = AlsoName(
+                    name=name,
+                    route=(*(frozenset(each.spellings) for each in route), frozenset({name[-1]})),
+                    section=section,
+                    field=field,
+                    zero_is_null=item.zero_is_null,
+                )
+            for section_cls in sections(item.declared):
+                if section_cls not in classes:  # else a config that may hold its like
+                    visit((*classes, section_cls), field)
+
+    visit((cls,), ())
     return tuple(found.values())
-
-
-def _declared_also(
-    cls: type, around: frozenset[type] = frozenset()
-) -> Iterator[tuple[tuple[str, ...], tuple[str, ...], Setting]]:
-    """Every `also` name of a field in or below a class that starts no lower than that class.
-
-    With the path of the field. Lists and mappings are not entered: their items have no one path.
-    """
-    around |= {cls}
-    for item in settings_of(cls):
-        for name in item.also:
-            yield tuple(name.split(".")), (item.name,), item
-        for section in sections(item.declared):
-            if section in around:  # a config that may hold its like
-                continue
-            for parts, field, inner in _declared_also(section, around):
-                if _section_path(section, parts) is None:
-                    yield parts, (item.name, *field), inner
 
 
 def _section_path(cls: type, name: tuple[str, ...]) -> list[Setting] | None:
     """The fields that lead from a class to the section of a name; None if it has none."""
-    path = []
-    for end in range(1, len(name)):
-        found = fields_at(cls, name[:end])
-        if not found:
-            return None
-        path.append(found[0][1])
+    path = [fields_at(cls, name[:end]) for end in range(1, len(name))]
+    if not all(path):
+        return None
     for owner, _ in fields_at(cls, name):
         raise TypeError(f"{cls.__name__}: {dotted(name)!r} is a field of {owner.__name__}")
-    return path
+    return [found[0][1] for found in path]
 
 
 # ---- Declared types --------------------------------------------------------------------------
 
 
-def is_config(value: object) -> bool:
-    """Whether a value is a dataclass instance (not a dataclass type)."""
-    return dataclasses.is_dataclass(value) and not isinstance(value, type)
+@dataclass(frozen=True, kw_only=True)
+class TypeInfo:
+    """A declared type taken apart: its alternatives, without `Annotated`, and what fills them."""
+
+    members: tuple[Any, ...]  # the alternatives, null left out
+    allows_none: bool
+    sections: tuple[type, ...]  # config classes, which a mapping of field names fills
+    choices: tuple[Any, ...]  # what literals and enums list, as it is written in a file
+    list_type: Any  # the alternative that a list fills; None if there is none
+    item_types: tuple[Any, ...]  # of that list: one for each item if its length is fixed
+    fixed_length: int | None
+    entry_types: tuple[Any, Any] | None  # of a mapping with free keys: its keys and values
+    scalars: frozenset[type] | None  # of bool, int, float, str; None: it may let in anything
+
+    def item_type(self, index: int) -> Any:
+        """The type of a list's item; `Any` where the list does not say."""
+        if self.fixed_length is None:
+            return self.item_types[0] if self.item_types else Any
+        # An item too many is refused as the list's length, not as an item.
+        return self.item_types[index] if index < self.fixed_length else Any
+
+    @property
+    def is_text(self) -> bool:
+        """Whether every alternative but null is written as one piece of text."""
+        has_inside = self.sections or self.list_type or self.entry_types
+        return not has_inside and self.scalars == frozenset({str})
 
 
 @cache
-def members(declared: Any) -> tuple[Any, ...]:
-    """The alternatives of a type, None left out; one for a type that is no union."""
-    return tuple(each for each in _alternatives(declared) if each not in (None, type(None)))
+def type_info(declared: Any) -> TypeInfo:
+    """What a declared type lets in."""
+    left, members = [declared], list[Any]()
+    while left:
+        member = left.pop(0)
+        if get_origin(member) is Annotated:
+            left.insert(0, get_args(member)[0])
+        # `A | B` and Union[A, B] are different objects until Python 3.14.
+        elif get_origin(member) in (Union, types.UnionType):
+            left[:0] = get_args(member)
+        else:
+            members.append(member)
+    allows_none = any(member in (None, type(None), Any, object) for member in members)
+    members = [member for member in members if member not in (None, type(None))]
+    configs: list[type] = []
+    choices: list[Any] = []
+    list_type, entry_types = None, None
+    scalars: set[type] = set()
+    takes_anything = False  # or a type unknown here, which pydantic may well know
+    for member in members:
+        origin = get_origin(member) or member
+        cls = member if isinstance(member, type) else type(None)
+        if origin is Literal or issubclass(cls, Enum):
+            listed: Iterable[Any] = cls if issubclass(cls, Enum) else get_args(member)
+            listed = [each.value if isinstance(each, Enum) else each for each in listed]
+            choices += listed
+            scalars |= set(map(type, listed))
+        elif dataclasses.is_dataclass(cls):
+            configs.append(cls)
+        # Sets are left out: they have no order, so no one text and no fingerprint.
+        elif origin in (list, tuple, Sequence):
+            list_type = list_type or member
+        elif origin in (dict, Mapping):
+            entry_types = entry_types or get_args(member) or (Any, Any)
+        elif member in (bool, int, float, str) or issubclass(cls, PurePath):
+            scalars.add(str if issubclass(cls, PurePath) else member)
+        else:
+            takes_anything = True
+    items = get_args(list_type)
+    is_fixed = get_origin(list_type) is tuple and items[-1:] != (Ellipsis,)
+    return TypeInfo(
+        members=tuple(members),
+        allows_none=allows_none,
+        sections=tuple(configs),
+        choices=tuple(choices),
+        list_type=list_type,
+        item_types=items,
+        fixed_length=len(items) if is_fixed else None,
+        entry_types=cast(tuple[Any, Any] | None, entry_types),
+        scalars=None if takes_anything else frozenset(scalars),
+    )
 
 
-@cache
-def allows_none(declared: Any) -> bool:
-    """Whether null is among the alternatives of a type."""
-    return any(each in (None, type(None), Any, object) for each in _alternatives(declared))
-
-
-def is_section(member: Any) -> TypeGuard[type]:
-    """Whether a type is a config class, which a mapping of field names fills."""
-    return isinstance(member, type) and dataclasses.is_dataclass(member)
-
-
-@cache
 def sections(declared: Any) -> tuple[type, ...]:
     """The config classes among the alternatives of a type."""
-    return tuple(member for member in members(declared) if is_section(member))
+    return type_info(declared).sections
 
 
 def kinds_of(section: type) -> tuple[Any, ...]:
     """The values of a config class's `kind: Literal[...]`; a union of configs needs that field."""
     item = settings_by_spelling(section).get(KIND)
-    kinds = () if item is None else members(item.declared)
-    if len(kinds) != 1 or get_origin(kinds[0]) is not Literal:
+    members = () if item is None else type_info(item.declared).members
+    if len(members) != 1 or get_origin(members[0]) is not Literal:
         raise TypeError(
             f"{section.__name__} is one of several configs a field may hold, so it needs a field "
             f"{KIND}: Literal[...] that tells it from the others"
         )
-    return get_args(kinds[0])
+    return get_args(members[0])
 
 
 def section_for(declared: Any, value: Mapping[Any, Any]) -> type | None:
@@ -475,104 +543,3 @@ def section_for(declared: Any, value: Mapping[Any, Any]) -> type | None:
     # A default kind does not decide: every member has one, and a wrong guess would drop fields.
     kind = value.get(KIND)
     return next((section for section in candidates if kind in kinds_of(section)), None)
-
-
-@cache
-def list_member(declared: Any) -> Any | None:
-    """The alternative that a list fills, if there is one."""
-    return next((each for each in members(declared) if (get_origin(each) or each) in _LISTS), None)
-
-
-@cache
-def mapping_member(declared: Any) -> Any | None:
-    """The alternative that a mapping with free keys fills, if there is one."""
-    return next(
-        (each for each in members(declared) if (get_origin(each) or each) in _MAPPINGS), None
-    )
-
-
-def fixed_length(member: Any) -> int | None:
-    """The number of items a list must have: `tuple[float, float]`; None if any will do."""
-    is_fixed = get_origin(member) is tuple and get_args(member)[-1:] != (Ellipsis,)
-    return len(get_args(member)) if is_fixed else None
-
-
-def item_type(member: Any, index: int) -> Any:
-    """The type of a list's item; `Any` where the list does not say."""
-    arguments = get_args(member)
-    if fixed_length(member) is not None:
-        # An item too many is refused as the list's length, not as an item.
-        return arguments[index] if index < len(arguments) else Any
-    return arguments[0] if arguments else Any
-
-
-def entry_types(member: Any) -> tuple[Any, Any]:
-    """The types of a mapping's keys and values; `Any` where the mapping does not say."""
-    arguments = get_args(member)
-    return (arguments[0], arguments[1]) if arguments else (Any, Any)
-
-
-def choices_of(member: Any) -> tuple[Any, ...]:
-    """The values a `Literal` or an enum lists, as they are written in a file; else nothing."""
-    listed: Iterable[Any] = get_args(member) if get_origin(member) is Literal else ()
-    if isinstance(member, type) and issubclass(member, Enum):
-        listed = member
-    return tuple(choice.value if isinstance(choice, Enum) else choice for choice in listed)
-
-
-@cache
-def scalar_types(declared: Any) -> frozenset[type] | None:
-    """Which of bool, int, float and str a type lets in; None if it may let in anything.
-
-    A `Literal` or an enum counts as the types of its values, a path as str.
-    """
-    accepted: set[type] = set()
-    for member in members(declared):
-        if choices := choices_of(member):
-            accepted |= {type(choice) for choice in choices}
-        elif isinstance(member, type) and issubclass(member, PurePath):
-            accepted.add(str)
-        elif member in _SCALARS:
-            accepted.add(member)
-        elif not is_section(member) and (get_origin(member) or member) not in _LISTS + _MAPPINGS:
-            return None  # a type unknown here, which pydantic may well know
-    return frozenset(accepted)
-
-
-@cache
-def is_text(declared: Any) -> bool:
-    """Whether every alternative but null is written as one piece of text."""
-    has_inside = sections(declared) or list_member(declared) or mapping_member(declared)
-    return not has_inside and scalar_types(declared) == frozenset({str})
-
-
-def _alternatives(declared: Any) -> list[Any]:
-    """The members of a union, at any depth and without `Annotated`; None among them."""
-    while get_origin(declared) is Annotated:
-        declared = get_args(declared)[0]
-    # `A | B` and Union[A, B] are different objects until Python 3.14.
-    if get_origin(declared) in (Union, types.UnionType):
-        return [inner for part in get_args(declared) for inner in _alternatives(part)]
-    return [declared]
-
-
-def _holds_numbers(declared: Any) -> bool:
-    return declared in (int, float) or any(map(_holds_numbers, get_args(declared)))
-
-
-# ---- Settings of fields ----------------------------------------------------------------------
-
-
-def _setting_of(field: "dataclasses.Field[Any]") -> Setting:
-    """What `setting` was given for a field; the defaults of `setting` for a plain one."""
-    found: Setting = field.metadata.get(_METADATA_KEY, _PLAIN)
-    return found
-
-
-@cache
-def _bounded(cls: Any) -> tuple[Setting, ...]:
-    """The fields of a config class that have bounds."""
-    # Annotations are resolved only for these: nothing else needs them where an instance is made.
-    if all(_setting_of(field).bounds == Bounds() for field in dataclasses.fields(cls)):
-        return ()
-    return tuple(item for item in settings_of(cls) if item.bounds != Bounds())

@@ -60,13 +60,7 @@ def canonical_json(value: Any) -> str:
     config that passed `validated` has them as declared. Raises `ConfigError` naming the path and
     type of anything else, and for NaN and infinity.
     """
-    return json.dumps(
-        plain_value(value),
-        sort_keys=True,
-        separators=(",", ":"),
-        ensure_ascii=True,
-        allow_nan=False,
-    )
+    return json.dumps(plain_value(value), sort_keys=True, separators=(",", ":"), allow_nan=False)
 
 
 def fingerprint(value: Any) -> str:
@@ -79,8 +73,23 @@ def config_hash(config: ConfigClass) -> str:
 
     A field with another mark is left out together with everything inside it.
     """
+
+    def identity(value: Any) -> Any:
+        if is_config(value):
+            fields = {field: getattr(value, field.name) for field in dataclasses.fields(value)}
+            return {
+                field.name: identity(item)
+                for field, item in fields.items()
+                if field.init
+                and mark_of(field) == "identity"
+                and not is_unset_addition(field, item)
+            }
+        if isinstance(value, Mapping):
+            return {key: identity(item) for key, item in value.items()}
+        return [identity(item) for item in value] if isinstance(value, list | tuple) else value
+
     # Validated first, or lr=1 and lr=1.0 would be two runs.
-    return fingerprint(_identity(validated(config)))
+    return fingerprint(identity(validated(config)))
 
 
 def config_difference(
@@ -97,39 +106,29 @@ def config_difference(
     marks = {path: mark_of(field) for path, field, _ in fields if mark_of(field) != MARKS[0]}
     added = {path for path, field, value in fields if is_unset_addition(field, value)}
     found: list[Difference] = []
-    for path, old, new in _differing(plain_value(before), plain_value(after), ()):
-        if MISSING in (old, new) and path in added:
-            continue
-        # The loosest mark on the way.
-        on_the_way = [marks[path[:end]] for end in range(1, len(path) + 1) if path[:end] in marks]
-        mark = max(on_the_way, key=MARKS.index, default=MARKS[0])
-        found.append(Difference(path=dotted(path), before=old, after=new, mark=mark))
+
+    def compare(old: Any, new: Any, path: KeyPath) -> None:
+        if isinstance(old, dict) and isinstance(new, dict):
+            for key in dict.fromkeys([*old, *new]):
+                compare(old.get(key, MISSING), new.get(key, MISSING), (*path, key))
+        elif isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
+            for index, (old_item, new_item) in enumerate(zip(old, new, strict=True)):
+                compare(old_item, new_item, (*path, index))
+        # In Python true equals 1; in a config it does not.
+        elif old != new or isinstance(old, bool) != isinstance(new, bool):
+            on_the_way = (marks.get(path[:end], MARKS[0]) for end in range(len(path) + 1))
+            mark = max(on_the_way, key=MARKS.index)  # the loosest
+            if path not in added or MISSING not in (old, new):
+                found.append(Difference(path=dotted(path), before=old, after=new, mark=mark))
+
+    compare(plain_value(before), plain_value(after), ())
     return found
 
 
 def unset_additions(value: Any) -> set[str]:
     """The paths inside a config of fields that were added later and have their default."""
-    return {
-        dotted(path)
-        for path, field, inner in _fields_inside(value)
-        if is_unset_addition(field, inner)
-    }
-
-
-def _identity(value: Any) -> Any:
-    """The value without the fields that are not part of a run's identity."""
-    if is_config(value):
-        fields = {field: getattr(value, field.name) for field in dataclasses.fields(value)}
-        return {
-            field.name: _identity(item)
-            for field, item in fields.items()
-            if field.init and mark_of(field) == "identity" and not is_unset_addition(field, item)
-        }
-    if isinstance(value, Mapping):
-        return {key: _identity(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_identity(item) for item in value]
-    return value
+    fields = _fields_inside(value)
+    return {dotted(path) for path, field, inner in fields if is_unset_addition(field, inner)}
 
 
 def _fields_inside(
@@ -148,16 +147,3 @@ def _fields_inside(
         children += enumerate(value)
     for key, item in children:
         yield from _fields_inside(item, (*path, key))
-
-
-def _differing(old: Any, new: Any, path: KeyPath) -> Iterator[tuple[KeyPath, Any, Any]]:
-    """The innermost paths at which two values of plain data differ."""
-    if isinstance(old, dict) and isinstance(new, dict):
-        for key in dict.fromkeys([*old, *new]):
-            yield from _differing(old.get(key, MISSING), new.get(key, MISSING), (*path, key))
-    elif isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
-        for index, (old_item, new_item) in enumerate(zip(old, new, strict=True)):
-            yield from _differing(old_item, new_item, (*path, index))
-    # In Python true equals 1; in a config it does not.
-    elif old != new or isinstance(old, bool) != isinstance(new, bool):
-        yield path, old, new

@@ -13,22 +13,13 @@ from typing import Any
 
 from chomp.config.fields import (
     KeyPath,
-    allows_none,
-    choices_of,
     dotted,
-    entry_types,
-    fixed_length,
     is_config,
-    is_section,
-    item_type,
     kinds_of,
-    list_member,
-    mapping_member,
-    members,
-    scalar_types,
     sections,
     settings_by_spelling,
     settings_of,
+    type_info,
 )
 from chomp.errors import ConfigError
 
@@ -36,9 +27,10 @@ from chomp.errors import ConfigError
 _MAX_VALUE_CHARACTERS = 80
 
 _TYPE_WORDS = {bool: "true or false", int: "an integer", float: "a number", str: "a string"}
-_VALUE_WORDS = _TYPE_WORDS | {
+_VALUE_WORDS: dict[type, str] = {
+    **_TYPE_WORDS,
     bool: "a boolean",
-    dict: "a mapping",
+    Mapping: "a mapping",
     list: "a list",
     tuple: "a list",
 }
@@ -62,8 +54,7 @@ def raise_problems(source: str, errors: Iterable[ConfigError]) -> None:
 def nearest(name: str, known: Iterable[str]) -> str | None:
     """The known name a misspelt one most likely stands for, if any is near."""
     # difflib's own threshold, 0.6: low enough to join "wbe" to "web".
-    matches = difflib.get_close_matches(name, list(known), n=1)
-    return matches[0] if matches else None
+    return next(iter(difflib.get_close_matches(name, list(known), n=1)), None)
 
 
 def did_you_mean(name: str | None) -> str:
@@ -75,56 +66,52 @@ def describe_value(value: Any) -> str:
     """A value as it was given, cut to a readable length, and its type in words."""
     if value is None:
         return "null"
-    cls = type(value)
-    text = str(value).lower() if cls is bool else repr(value)
+    text = _literal(value)
     if len(text) > _MAX_VALUE_CHARACTERS:
         text = text[: _MAX_VALUE_CHARACTERS - 3] + "..."
-    if cls in _VALUE_WORDS:
-        words = _VALUE_WORDS[cls]
-    elif isinstance(value, Mapping):
-        words = "a mapping"
-    elif isinstance(value, list | tuple):
-        words = "a list"
-    elif isinstance(value, Enum) or is_config(value) or cls.__module__ == "builtins":
-        words = f"a {cls.__qualname__}"
-    else:
-        words = f"a {cls.__module__}.{cls.__qualname__}"
+    cls = type(value)
+    words = next((words for kind, words in _VALUE_WORDS.items() if isinstance(value, kind)), None)
+    if words is None or isinstance(value, Enum):
+        is_named = cls.__module__ == "builtins" or isinstance(value, Enum) or is_config(value)
+        words = f"a {cls.__qualname__}" if is_named else f"a {cls.__module__}.{cls.__qualname__}"
     return f"{text} ({words})"
+
+
+def _literal(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else repr(value)
 
 
 def describe_type(declared: Any) -> str:
     """What a declared type lets in, in words."""
-    configs = sections(declared)
-    words = [f"a mapping with {_known_keys(config)}" for config in configs]
-    if len(configs) > 1:
-        kinds = ", ".join(repr(kind) for config in configs for kind in kinds_of(config))
+    info = type_info(declared)
+    words = [f"a mapping with {_known_keys(config)}" for config in info.sections]
+    if len(info.sections) > 1:
+        kinds = ", ".join(repr(kind) for config in info.sections for kind in kinds_of(config))
         words = [f"a mapping whose kind is one of {kinds}"]
-    words += [_describe_member(member) for member in members(declared) if not is_section(member)]
-    if allows_none(declared) and "any value" not in words:
+    for member in info.members:
+        part = type_info(member)
+        if part.choices:
+            listed = ["null" if choice is None else _literal(choice) for choice in part.choices]
+            words.append("one of " * (len(listed) > 1) + ", ".join(listed))
+        elif part.list_type and part.fixed_length is None:
+            words.append(f"a list, each item {describe_type(part.item_type(0))}")
+        elif part.list_type:
+            items = ", ".join(map(describe_type, part.item_types))
+            words.append(f"a list of {part.fixed_length} items: {items}")
+        elif part.entry_types:
+            words.append(f"a mapping, each value {describe_type(part.entry_types[1])}")
+        elif isinstance(member, type) and issubclass(member, PurePath):
+            words.append("a path")
+        elif member in (Any, object):
+            return "any value"
+        elif not part.sections:
+            words.append(_TYPE_WORDS.get(member) or f"a {getattr(member, '__name__', member)}")
+    if info.allows_none:
         words.append("null")
     words = list(dict.fromkeys(words))
     if any("," in word for word in words):
         return " or ".join(words)
     return " or ".join(filter(None, [", ".join(words[:-1]), words[-1]]))
-
-
-def _describe_member(member: Any) -> str:
-    if choices := choices_of(member):
-        listed = ", ".join("null" if choice is None else _literal(choice) for choice in choices)
-        return listed if len(choices) == 1 else f"one of {listed}"
-    if list_member(member) is not None:
-        length = fixed_length(member)
-        if length is None:
-            return f"a list, each item {describe_type(item_type(member, 0))}"
-        items = ", ".join(describe_type(item_type(member, index)) for index in range(length))
-        return f"a list of {length} items: {items}"
-    if mapping_member(member) is not None:
-        return f"a mapping, each value {describe_type(entry_types(member)[1])}"
-    if isinstance(member, type) and issubclass(member, PurePath):
-        return "a path"
-    if member in (Any, object):
-        return "any value"
-    return _TYPE_WORDS.get(member) or f"a {getattr(member, '__name__', str(member))}"
 
 
 def _known_keys(section: type) -> str:
@@ -134,10 +121,6 @@ def _known_keys(section: type) -> str:
         for item in settings_of(section)
     ]
     return f"the keys of {section.__name__}: {', '.join(names) or 'none'}"
-
-
-def _literal(choice: Any) -> str:
-    return str(choice).lower() if isinstance(choice, bool) else repr(choice)
 
 
 def scalar_in_text(accepted: Collection[type], text: str) -> bool | int | float | None:
@@ -162,39 +145,34 @@ def scalar_in_text(accepted: Collection[type], text: str) -> bool | int | float 
 
 
 def wrong_value(path: KeyPath, value: Any, declared: Any, detail: str = "") -> ConfigError:
-    """The error for a value its declared type does not let in; `detail` narrows the type."""
+    """The error for a value its declared type does not let in; `detail` narrows the type.
+
+    The fix is the repair most likely meant, where the value gives a hint of it.
+    """
+    info = type_info(declared)
     allowed = describe_type(declared) + (f", {detail}" if detail else "")
-    return ConfigError(
-        f"{dotted(path)}{'=' if path else ' is '}{describe_value(value)}",
-        allowed=allowed,
-        fix=_likely_fix(path, value, declared) or f"set {dotted(path)} to {allowed}",
-    )
-
-
-def _likely_fix(path: KeyPath, value: Any, declared: Any) -> str | None:
-    """The repair most likely meant, where the value gives a hint of it."""
-    if sections(declared):
-        return f"give {dotted(path)} as such a mapping"
-    accepted = scalar_types(declared) or frozenset()
-    choices = [choice for member in members(declared) for choice in choices_of(member)]
-    if isinstance(value, str):
-        near = nearest(value, [choice for choice in choices if isinstance(choice, str)])
-        if near:
-            return f"write {near!r}"
-        if list_member(declared) is not None:
-            return f"write a list: [{value}]"  # tags=a,b, the habit of other command lines
+    accepted = info.scalars or frozenset()
+    fix = f"set {dotted(path)} to {allowed}"
+    if info.sections:
+        fix = f"give {dotted(path)} as such a mapping"
+    elif isinstance(value, str):
         meant = scalar_in_text(accepted, value)
         is_whole = isinstance(meant, int) or (meant is not None and meant.is_integer())
-        if meant is not None and (float in accepted or is_whole):
-            return f"write {_literal(meant)}, without quotes"
+        if near := nearest(value, [each for each in info.choices if isinstance(each, str)]):
+            fix = f"write {near!r}"
+        elif info.list_type:
+            fix = f"write a list: [{value}]"  # tags=a,b, the habit of other command lines
+        elif meant is not None and (float in accepted or is_whole):
+            fix = f"write {_literal(meant)}, without quotes"
     elif isinstance(value, bool | int | float):
         text = str(value).lower() if isinstance(value, bool) else str(value)
         # YAML reads an unquoted 5 as a number; that is the usual way a number gets into text.
-        if str in accepted and (not choices or text in choices):
-            return f"write it in quotes: '{text}'"
-        if isinstance(value, float) and int in accepted:
-            return f"set {dotted(path)} to a whole number, in digits"
-    return None
+        if str in accepted and (not info.choices or text in info.choices):
+            fix = f"write it in quotes: '{text}'"
+        elif isinstance(value, float) and int in accepted:
+            fix = f"set {dotted(path)} to a whole number, in digits"
+    given = f"{dotted(path)}{'=' if path else ' is '}{describe_value(value)}"
+    return ConfigError(given, allowed=allowed, fix=fix)
 
 
 def missing_value(path: KeyPath, declared: Any) -> ConfigError:

@@ -5,7 +5,7 @@ has; the one thing they add is a whole entry of a mapping.
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any, NamedTuple, TypeVar
 
 from chomp.config.fields import (
@@ -17,15 +17,10 @@ from chomp.config.fields import (
     Mark,
     also_names,
     dotted,
-    entry_types,
-    is_text,
-    item_type,
-    list_member,
-    mapping_member,
     mark_of,
     section_for,
-    sections,
     settings_by_spelling,
+    type_info,
 )
 from chomp.config.files import parse_yaml
 from chomp.config.messages import (
@@ -66,7 +61,17 @@ def apply_overrides(config: C, overrides: Iterable[str]) -> C:
     problems: list[ConfigError] = []
     for text in overrides:
         try:
-            place, typed = _apply(type(config), mapping, text, applied)
+            split = split_override(text)
+            if split is None:
+                raise ConfigError(
+                    "this is not of the form path=value",
+                    allowed="a dotted path, '=' and a value, such as model.hidden_dim=64",
+                    fix="write the path, '=' and the value",
+                )
+            typed, value = split
+            # Only a whole mapping adds an entry, or a misspelt key would be taken for a new one.
+            place = _find(type(config), mapping, typed, adds_entry=value.startswith("{"))
+            _put(place, value, typed, applied)
         except ConfigError as error:
             problems.append(error.within(repr(text)))
             continue
@@ -133,79 +138,48 @@ class _Place(NamedTuple):
     walk: Walk
 
 
-def _apply(
-    cls: type, mapping: dict[str, Any], text: str, applied: Mapping[KeyPath, KeyPath]
-) -> tuple[_Place, KeyPath]:
-    """Put one override into the mapping; returns its place, and its path as it was typed."""
-    split = split_override(text)
-    if split is None:
-        raise ConfigError(
-            "this is not of the form path=value",
-            allowed="a dotted path, '=' and a value, such as model.hidden_dim=64",
-            fix="write the path, '=' and the value",
-        )
-    parts, value_text = split
-    # Only a whole mapping adds an entry, so that a misspelt key is not taken for a new one.
-    place = _find(cls, mapping, parts, adds_entry=value_text.startswith("{"))
-    value = _parse_value(value_text, place, parts)
-    whole = dotted(place.typed)
-    if place.is_kind and value != (kind := place.container[place.key]):
-        union = dotted(place.typed[:-1])
-        raise ConfigError(
-            f"{whole}={value!r} would keep the fields of kind {kind!r}",
-            allowed=f"another kind only with all of {union}",
-            fix=f"write {union}={{kind: {value}, ...}}",
-        )
-    for other, typed in applied.items():
-        if other[: len(place.path)] == place.path and other != place.path:
-            raise ConfigError(
-                f"{whole} replaces {dotted(typed)}, which is given before it",
-                allowed="a whole first, then its parts",
-                fix=f"put {whole} first",
-            )
-    place.container[place.key] = value
-    return place, parts
-
-
 def _find(
     cls: type, mapping: dict[str, Any], parts: tuple[str, ...], *, adds_entry: bool
 ) -> _Place:
     """Where a path leads. Raises `ConfigError` if it leads nowhere."""
     # The config itself, as if it were an entry: every step then starts from a container and a key.
-    container: Any = {"": mapping}
-    key: str | int = ""
-    path: KeyPath = ()
-    typed: KeyPath = ()
-    declared: Any = cls
-    mark = MARKS[0]
-    is_kind = False
-    also: AlsoName | None = None
-    walk = Walk(builds=False)
+    place = _Place({"": mapping}, "", (), (), cls, MARKS[0], False, None, Walk(builds=False))
     while parts:
-        here = container[key]
-        section = section_for(declared, here) if isinstance(here, dict) else None
+        here, info, also = place.container[place.key], type_info(place.declared), place.also
+        section = section_for(place.declared, here) if isinstance(here, dict) else None
         if section is not None:
             parts, found = resolve_also(section, parts)
             also = found or also
-            walk.note_also_keys(section, path)
+            place.walk.note_also_keys(section, place.path)
         part, parts = parts[0], parts[1:]
-        typed = (*typed, part)
+        typed, mark, is_kind = (*place.typed, part), place.mark, False
+        whole = dotted(typed[:-1])
+        key: str | int = part
         if section is not None:
             item = settings_by_spelling(section).get(part)
             if item is None:
-                raise unknown_key(typed, section, walk.also_keys.get(path, ()))
-            is_kind = item.name == KIND and len(sections(declared)) > 1
+                raise unknown_key(typed, section, place.walk.also_keys.get(place.path, ()))
+            is_kind = item.name == KIND and len(info.sections) > 1
             key, declared = item.name, item.declared
             mark = max(mark, mark_of(item.field), key=MARKS.index)
         elif isinstance(here, dict):
-            key, declared = part, entry_types(mapping_member(declared))[1]
+            declared = info.entry_types[1] if info.entry_types else Any
             if part not in here and not (adds_entry and not parts):
-                raise _unknown_entry(typed, here, declared)
+                near = nearest(part, here)
+                known = ", ".join(dotted((each,)) for each in here) or "none yet"
+                of_entry = type_info(declared)
+                adding = f"give {whole} as a whole: {whole}={{...}}"
+                if of_entry.sections or of_entry.entry_types:
+                    adding = f"add the entry as a whole: {dotted(typed)}={{...}}"
+                raise ConfigError(
+                    f"{dotted(typed)} does not exist{did_you_mean(near)}",
+                    allowed=f"the keys of {whole}: {known}",
+                    fix=f"rename it to {near}, or {adding}" if near else adding,
+                )
         elif isinstance(here, list) and part.isdecimal() and int(part) < len(here):
             key = int(part)
-            declared = item_type(list_member(declared), key)
+            declared = info.item_type(key)
         else:
-            whole = dotted(typed[:-1])
             allowed = "paths through configs, mappings and lists"
             if isinstance(here, list):
                 ends = f"the indexes 0 to {len(here) - 1}"
@@ -215,33 +189,21 @@ def _find(
                 allowed=allowed,
                 fix=f"give {whole} as a whole",
             )
-        container, path = here, (*path, key)
-    return _Place(container, key, path, typed, declared, mark, is_kind, also, walk)
+        path = (*place.path, key)
+        place = _Place(here, key, path, typed, declared, mark, is_kind, also, place.walk)
+    return place
 
 
-def _unknown_entry(path: KeyPath, here: Mapping[str, Any], value_type: Any) -> ConfigError:
-    near = nearest(str(path[-1]), here)
-    known = ", ".join(dotted((key,)) for key in here) or "none yet"
-    whole = dotted(path[:-1])
-    adding = f"give {whole} as a whole: {whole}={{...}}"
-    if sections(value_type) or mapping_member(value_type) is not None:
-        adding = f"add the entry as a whole: {dotted(path)}={{...}}"
-    return ConfigError(
-        f"{dotted(path)} does not exist{did_you_mean(near)}",
-        allowed=f"the keys of {whole}: {known}",
-        fix=f"rename it to {near}, or {adding}" if near else adding,
-    )
-
-
-def _parse_value(text: str, place: _Place, typed: KeyPath) -> Any:
-    """The value as plain data, with the names of fields and their defaults filled in.
+def _put(place: _Place, text: str, typed: KeyPath, applied: dict[KeyPath, KeyPath]) -> None:
+    """Put a value into the mapping, as plain data with the names and the defaults of fields.
 
     Text fields take the text itself, less a pair of quotes around all of it; for all others it is
     YAML. Rules between fields are checked with the whole config.
     """
+    whole = dotted(place.typed)
     value: Any = text
     is_quoted = len(text) > 1 and text[0] == text[-1] and text[0] in "\"'"
-    if is_text(place.declared) and not is_quoted:
+    if type_info(place.declared).is_text and not is_quoted:
         # A bare null is null even where that is refused: a run called "null" is never meant.
         value = None if text == "null" else text
     elif text:
@@ -255,7 +217,21 @@ def _parse_value(text: str, place: _Place, typed: KeyPath) -> Any:
         )
     place.walk.written[place.path] = typed
     value = place.walk.value(place.declared, value, place.path)
-    errors = list(place.walk.problems.values())
-    if errors:
+    if errors := list(place.walk.problems.values()):
         raise errors[0] if len(errors) == 1 else ConfigError(" ".join(map(str, errors)))
-    return plain_value(value if place.also is None else place.also.meaning(value))
+    value = plain_value(value if place.also is None else place.also.meaning(value))
+    if place.is_kind and value != (kind := place.container[place.key]):
+        union = dotted(place.typed[:-1])
+        raise ConfigError(
+            f"{whole}={value!r} would keep the fields of kind {kind!r}",
+            allowed=f"another kind only with all of {union}",
+            fix=f"write {union}={{kind: {value}, ...}}",
+        )
+    for other, before in applied.items():
+        if other[: len(place.path)] == place.path and other != place.path:
+            raise ConfigError(
+                f"{whole} replaces {dotted(before)}, which is given before it",
+                allowed="a whole first, then its parts",
+                fix=f"put {whole} first",
+            )
+    place.container[place.key] = value

@@ -10,7 +10,8 @@ import dataclasses
 import json
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from enum import Enum
 from functools import cache
 from os import PathLike, fspath
@@ -20,25 +21,18 @@ from pydantic import TypeAdapter, ValidationError
 
 from chomp.config.fields import (
     KIND,
+    AlsoName,
     ConfigClass,
     KeyPath,
-    allows_none,
     also_names,
     dotted,
-    entry_types,
-    fixed_length,
+    fields_at,
     is_config,
-    is_text,
-    item_type,
     kinds_of,
-    list_member,
-    mapping_member,
-    members,
-    scalar_types,
     section_for,
-    sections,
     settings_by_spelling,
     settings_of,
+    type_info,
 )
 from chomp.config.messages import (
     describe_type,
@@ -135,6 +129,8 @@ def plain_value(value: Any, path: KeyPath = ()) -> Any:
     # Before the scalars: an IntEnum is an int and a StrEnum a str, and both print otherwise.
     if isinstance(value, Enum):
         value = value.value
+    if isinstance(value, PathLike):
+        value = fspath(value)
     # Exactly int, float or str: subclasses print themselves otherwise.
     if value is None or isinstance(value, bool):
         return value
@@ -150,8 +146,6 @@ def plain_value(value: Any, path: KeyPath = ()) -> Any:
         )
     if isinstance(value, str):
         return _plain_text(value, path)
-    if isinstance(value, PathLike):
-        return plain_value(fspath(value), path)
     if is_config(value):
         # Derived fields are left out: no constructor takes them back.
         names = [field.name for field in dataclasses.fields(value) if field.init]
@@ -203,6 +197,14 @@ def _plain_text(text: str, path: KeyPath) -> str:
 # ---- The walk --------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True, eq=False)
+class _Moved:
+    """The key of a value that a name in another section gave to a field of this one."""
+
+    field: str
+    path: KeyPath  # as it was given
+
+
 class Walk:
     """One input on its way to a config, and its problems by the place of their field.
 
@@ -219,8 +221,11 @@ class Walk:
         self.written = dict(written or {})
         self.also_keys: dict[KeyPath, list[str]] = {}
         self._builds = builds
-        # What names in other sections gave and no field has taken yet, with the paths they had.
-        self._moved: dict[KeyPath, tuple[KeyPath, Any]] = {}
+
+    def note_also_keys(self, cls: type, at: KeyPath) -> None:
+        """Note the keys that a section and those inside of it take for fields of others."""
+        for name in also_names(cls):
+            self.also_keys.setdefault((*at, *name.section), []).append(name.name[-1])
 
     def value(self, declared: Any, value: Any, at: KeyPath = (), default: Any = None) -> Any:
         """A value of the declared type; None if it has a problem.
@@ -230,38 +235,72 @@ class Walk:
         """
         if isinstance(value, Unquoted):
             value = _meaning(value, declared)
-        if is_config(value) and (known := sections(declared)):
+        info, spelled = type_info(declared), self._spelled(at)
+        if is_config(value) and info.sections:
             cls: type = type(value)
-            if cls in known:
+            if cls in info.sections:
                 fields = {item.name: getattr(value, item.name) for item in settings_of(cls)}
                 return self._section(cls, fields, at, None)
             # A subclass, too: no file could say which one it was.
-            path, names = dotted(self._spelled(at)), " or ".join(each.__name__ for each in known)
+            names = " or ".join(each.__name__ for each in info.sections)
             error = ConfigError(
-                f"{path} is an instance of {cls.__name__}",
+                f"{dotted(spelled)} is an instance of {cls.__name__}",
                 allowed=f"exactly {names}, or a mapping of its fields",
-                fix=f"give {path} as {names}, or declare {cls.__name__} in its place",
+                fix=f"give {dotted(spelled)} as {names}, or declare {cls.__name__} in its place",
             )
             return self._refuse(at, error)
-        if isinstance(value, Mapping):
-            if sections(declared):
-                return self._chosen_section(declared, value, at, default)
-            if (member := mapping_member(declared)) is not None:
-                return self._mapping(member, value, at)
-        if isinstance(value, list | tuple) and (member := list_member(declared)) is not None:
-            if self._builds and fixed_length(member) not in (None, len(value)):
-                self._refuse(at, wrong_value(self._spelled(at), value, declared))
-            items = [
-                self.value(item_type(member, index), item, (*at, index))
-                for index, item in enumerate(value)
-            ]
-            return tuple(items) if tuple in (member, get_origin(member)) else items
+        if isinstance(value, Mapping) and info.sections:
+            chosen, kind_path = section_for(declared, value), (*spelled, KIND)
+            if chosen is None:
+                kinds = _LITERAL[tuple(kind for each in info.sections for kind in kinds_of(each))]
+                if KIND in value:
+                    return self._refuse(at, wrong_value(kind_path, value[KIND], kinds))
+                return self._refuse(at, missing_value(kind_path, kinds))
+            # The fields of another class or another kind mean nothing here.
+            kind = getattr(default, KIND, None)
+            is_same = type(default) is chosen and value.get(KIND, kind) == kind
+            return self._section(chosen, value, at, default if is_same else None)
+        if isinstance(value, Mapping) and info.entry_types is not None:
+            return self._mapping(*info.entry_types, value, at)
+        if isinstance(value, list | tuple) and info.list_type is not None:
+            if self._builds and info.fixed_length not in (None, len(value)):
+                self._refuse(at, wrong_value(spelled, value, declared))
+            numbered = enumerate(value)
+            items = [self.value(info.item_type(n), item, (*at, n)) for n, item in numbered]
+            is_tuple = tuple in (info.list_type, get_origin(info.list_type))
+            return tuple(items) if is_tuple else items
         return self._single(declared, value, at)
 
-    def note_also_keys(self, cls: type, at: KeyPath) -> None:
-        """Note the keys that a section and those inside of it take for fields of others."""
-        for name in also_names(cls):
-            self.also_keys.setdefault((*at, *name.section), []).append(name.name[-1])
+    def _mapping(
+        self, key_type: Any, value_type: Any, value: Mapping[Any, Any], at: KeyPath
+    ) -> Any:
+        """A mapping with free keys."""
+        path = self._spelled(at)
+        try:
+            entries = dict(plain_items(value, path))
+        except ConfigError as error:
+            return self._refuse(at, error)
+        found: dict[Any, Any] = {}
+        for (text, item), key in zip(entries.items(), value, strict=True):
+            name: Any = text
+            try:
+                # JSON would turn a number into text here without a word.
+                if key_type is str and not isinstance(key, str | Enum):
+                    raise ValueError(text)
+                if key_type not in (str, Any):
+                    name = _adapter(key_type).validate_strings(text, strict=True)
+            except ValueError:
+                is_text = key_type is str
+                wrong_key = ConfigError(
+                    f"{dotted(path)} has the key {describe_value(key)}",
+                    allowed=f"keys that are each {describe_type(key_type)}",
+                    fix=f"write it in quotes: '{key}'" if is_text else "rename or remove the key",
+                )
+                self._refuse((*at, text), wrong_key)
+            else:
+                result = self.value(value_type, item, (*at, text))
+                found[name if self._builds else text] = result
+        return found
 
     def _spelled(self, at: KeyPath) -> KeyPath:
         """A place as the user wrote it."""
@@ -274,54 +313,48 @@ class Walk:
         """Note a problem, unless its place has one, and return None in place of the value."""
         self.problems.setdefault(at, error)
 
-    def _chosen_section(
-        self, declared: Any, value: Mapping[Any, Any], at: KeyPath, default: Any
-    ) -> Any:
-        """The config of a union that the mapping's `kind` names, or the only one there is."""
-        cls = section_for(declared, value)
-        if cls is None:
-            kinds = tuple(kind for section in sections(declared) for kind in kinds_of(section))
-            path, kind_type = (*self._spelled(at), KIND), _LITERAL[kinds]
-            if KIND in value:
-                return self._refuse(at, wrong_value(path, value[KIND], kind_type))
-            return self._refuse(at, missing_value(path, kind_type))
-        # The fields of another class or another kind mean nothing here.
-        kind = getattr(default, KIND, None)
-        is_same = type(default) is cls and value.get(KIND, kind) == kind
-        return self._section(cls, value, at, default if is_same else None)
-
     def _section(self, cls: type, value: Mapping[Any, Any], at: KeyPath, default: Any) -> Any:
         """A config with every field as given, else as in `default`, else its own default."""
-        given = self._by_field(cls, self._move_values(cls, value, at), at)
+        self.note_also_keys(cls, at)
+        for name in also_names(cls):
+            value, moved = _take(value, name.route)
+            for key_path, moved_value in moved.items():
+                key = _Moved(name.field[-1], (*self._spelled(at), *key_path))
+                value = self._put(cls, value, name, key, name.meaning(moved_value), at)
+        known, spelled = settings_by_spelling(cls), self._spelled(at)
+        given: dict[str, Any] = {}
+        for key, found in value.items():
+            is_moved = isinstance(key, _Moved)
+            written = key.path if is_moved else (*spelled, key)
+            item = known.get(key.field if is_moved else key)
+            if item is None and is_moved:
+                rest = {k: inner for k, inner in value.items() if not isinstance(k, _Moved)}
+                place = (*at, key.field)
+                self._refuse(place, no_such_field(key.path, place, spelled, rest))
+            elif item is None:
+                also = self.also_keys.get(at, ())
+                self._refuse((*at, str(key)), unknown_key((*spelled, str(key)), cls, also))
+            elif item.name in given:
+                inner = (*at, item.name)
+                self._refuse(inner, two_spellings(self._spelled(inner), written))
+            else:
+                given[item.name] = found
+                if written != (*spelled, item.name):
+                    self.written.setdefault((*at, item.name), written)
         fields: dict[str, Any] = {}
         for item in settings_of(cls):
             inner = (*at, item.name)
             kept = item.default() if default is None else getattr(default, item.name)
-            if inner in self._moved:
-                path, moved = self._moved.pop(inner)
-                if item.name in given:
-                    self._refuse(inner, two_spellings(self._spelled(inner), path))
-                else:
-                    self.written[inner], given[item.name] = path, moved
-            elif item.name not in given and self._moved_into(inner):
-                given[item.name] = {}  # as if the section were there and empty
-            if item.name in given:
-                found = self.value(item.declared, given[item.name], inner, kept)
-            elif item.is_required and default is None:
+            if item.is_required and default is None and item.name not in given:
                 self._refuse(inner, missing_value(self._spelled(inner), item.declared))
                 continue
-            else:
-                found = self.value(item.declared, kept, inner)
-            for place in self._moved_into(inner):
-                path, moved = self._moved.pop(place)
-                # A period that is none may be given for a section that is none.
-                if inner not in self.problems and (moved, given[item.name]) != (None, None):
-                    section = self._spelled(inner)
-                    self._refuse(place, no_such_field(path, place, section, given[item.name]))
-            for rest, number in item.bounds.outside(found):
-                place = (*inner, *rest)
-                self.problems[place] = item.out_of_bounds(self._spelled(place), number)
-            fields[item.name] = found
+            is_given = item.name in given
+            fields[item.name] = self.value(
+                item.declared, given.get(item.name, kept), inner, kept if is_given else None
+            )
+            for below, number in item.bounds.outside(fields[item.name]):
+                place = (*inner, *below)
+                self._refuse(place, item.out_of_bounds(self._spelled(place), number))
         if not self._builds:
             return fields
         # The rules of a class wait until all its fields are right.
@@ -330,112 +363,73 @@ class Walk:
         try:
             return cls(**fields)
         except (ValueError, AssertionError) as error:
-            return self._refuse(at, self._rule_error(error, at, fields))
-
-    def _by_field(self, cls: type, value: Mapping[Any, Any], at: KeyPath) -> dict[str, Any]:
-        """What is given for each field, by the field's name."""
-        known = settings_by_spelling(cls)
-        path = self._spelled(at)
-        given: dict[str, Any] = {}
-        for key, found in value.items():
-            item = known.get(key) if isinstance(key, str) else None
-            if item is None:
-                also = self.also_keys.get(at, ())
-                self._refuse((*at, str(key)), unknown_key((*path, str(key)), cls, also))
-                continue
-            inner = (*at, item.name)
-            if item.name in given:
-                self._refuse(inner, two_spellings(self._spelled(inner), (*path, key)))
-                continue
-            given[item.name] = found
-            if key != item.name:
-                self.written.setdefault(inner, (*path, key))
-        return given
-
-    def _move_values(self, cls: type, value: Mapping[Any, Any], at: KeyPath) -> Mapping[Any, Any]:
-        """The mapping without what it gives by names in other sections, which is kept for these."""
-        self.note_also_keys(cls, at)
-        for name in also_names(cls):
-            value, found = _take(value, name.route)
-            place = (*at, *name.field)
-            for key_path, given in found.items():
-                path = (*self._spelled(at), *key_path)
-                if place in self._moved:
-                    self._refuse(place, two_spellings(self._moved[place][0], path))
-                else:
-                    self._moved[place] = path, name.meaning(given)
-        return value
-
-    def _moved_into(self, at: KeyPath) -> list[KeyPath]:
-        return [place for place in self._moved if place[: len(at)] == at]
-
-    def _rule_error(self, error: Exception, at: KeyPath, fields: Iterable[str]) -> ConfigError:
-        """The error of a class's own rule, with the names by which its fields were given."""
-        found = error if isinstance(error, ConfigError) else ConfigError(str(error))
-        path = self._spelled(at)
-        given = {name: self._spelled((*at, name)) for name in fields}
+            refused = error if isinstance(error, ConfigError) else ConfigError(str(error))
+        # With the names by which the fields it speaks of were given.
+        names = {name: self._spelled((*at, name)) for name in fields}
         renamed = ", ".join(
-            f"{name} is given as {dotted(spelled)}"
-            for name, spelled in given.items()
-            if spelled != (*path, name) and re.search(rf"\b{re.escape(name)}\b", str(found))
+            f"{name} is given as {dotted(path)}"
+            for name, path in names.items()
+            if path != (*spelled, name) and re.search(rf"\b{re.escape(name)}\b", str(refused))
         )
-        head = dotted(path) if path else ""
-        head += f" ({renamed})" if renamed else ""
-        return found.within(head.strip()) if head else found
+        head = (dotted(spelled) if at else "") + (f" ({renamed})" if renamed else "")
+        return self._refuse(at, refused.within(head.strip()) if head else refused)
 
-    def _mapping(self, member: Any, value: Mapping[Any, Any], at: KeyPath) -> Any:
-        """A mapping with free keys."""
-        key_type, value_type = entry_types(member)
-        path = self._spelled(at)
-        try:
-            entries = dict(plain_items(value, path))
-        except ConfigError as error:
-            return self._refuse(at, error)
-        found: dict[Any, Any] = {}
-        for (text, item), key in zip(entries.items(), value, strict=True):
-            try:
-                typed = _typed_key(key_type, text, key)
-            except ValueError:
-                is_text = members(key_type) == (str,)
-                wrong_key = ConfigError(
-                    f"{dotted(path)} has the key {describe_value(key)}",
-                    allowed=f"keys that are each {describe_type(key_type)}",
-                    fix=f"write it in quotes: '{key}'" if is_text else "rename or remove the key",
-                )
-                self._refuse((*at, text), wrong_key)
-            else:
-                result = self.value(value_type, item, (*at, text))
-                found[typed if self._builds else text] = result
-        return found
+    def _put(
+        self,
+        cls: type,
+        value: Mapping[Any, Any],
+        name: AlsoName,
+        moved: _Moved,
+        given: Any,
+        at: KeyPath,
+        depth: int = 0,
+    ) -> Mapping[Any, Any]:
+        """A section's mapping with a moved value in the place of its field, inside of it."""
+        part, *below = name.field[depth:]
+        if not below:
+            return {**value, moved: given}
+        names = {s for _, item in fields_at(cls, name.field[: depth + 1]) for s in item.spellings}
+        key = next((key for key in value if key in names), part)
+        inner = value.get(key, {})  # as if a section that is left out were there and empty
+        inner = inner.meaning if isinstance(inner, Unquoted) else inner
+        if isinstance(inner, Mapping):
+            return {**value, key: self._put(cls, inner, name, moved, given, at, depth + 1)}
+        place = (*at, *name.field)
+        if is_config(inner) and fields_at(type(inner), below):
+            self._refuse(place, two_spellings(place, moved.path))
+        # A period that is none may be given for a section that is none.
+        elif is_config(inner) or (inner is None and given is not None):
+            section = (*self._spelled((*at, *name.field[:depth])), key)
+            self._refuse(place, no_such_field(moved.path, place, section, inner))
+        return value
 
     def _single(self, declared: Any, value: Any, at: KeyPath) -> Any:
         """The value of a field that has no fields, entries or items of its own."""
-        path = self._spelled(at)
+        path, info = self._spelled(at), type_info(declared)
         if value is None:
-            is_fine = allows_none(declared) or not self._builds
+            is_fine = info.allows_none or not self._builds
             return None if is_fine else self._refuse(at, wrong_value(path, value, declared))
         given = value
-        accepted = scalar_types(declared)
-        if accepted is not None:
-            value = _number_as_declared(accepted, value)
+        if info.scalars is not None:
+            value = _number_as_declared(info.scalars, value)
             # pydantic takes true for Literal[1] and for an enum's 1, even when strict.
-            if isinstance(value, bool) and bool not in accepted:
+            if isinstance(value, bool) and bool not in info.scalars:
                 return self._refuse(at, wrong_value(path, value, declared))
             # A blank name or path would be found out much later.
-            is_item = is_text(declared) and isinstance(at[-1] if at else "", int)
-            is_blank = isinstance(value, str) and not value.strip() and str in accepted
-            if is_blank and (is_item or allows_none(declared)):
+            is_item = info.is_text and isinstance(at[-1] if at else "", int)
+            is_blank = isinstance(value, str) and not value.strip() and str in info.scalars
+            if is_blank and (is_item or info.allows_none):
                 error = ConfigError(
                     f"{dotted(path)}={value!r}, which is blank",
                     allowed=f"{describe_type(declared)}, and text that is not blank",
                     fix=f"leave {dotted(path)} out" if is_item else f"set {dotted(path)} to null",
                 )
-                self._refuse(at, error)
+                return self._refuse(at, error)
         try:
             plain = plain_value(value, path)
         except ConfigError as error:
             # A value of the right type is refused for what it holds, in words of its own.
-            is_own_type = accepted is None or type(value) in accepted
+            is_own_type = info.scalars is None or type(value) in info.scalars
             return self._refuse(at, error if is_own_type else wrong_value(path, given, declared))
         if not self._builds or type(plain) is declared:
             return plain
@@ -445,8 +439,7 @@ class Walk:
             first = error.errors(include_url=False)[0]
             is_of_type = first["type"] in _OF_TYPE or first["type"].endswith(_OF_TYPE_ENDINGS)
             detail = "" if is_of_type else first["msg"]
-            self._refuse(at, wrong_value(path, given, declared, detail))
-            return plain if isinstance(plain, int | float) else None  # which may be out of bounds
+            return self._refuse(at, wrong_value(path, given, declared, detail))
 
 
 def _take(
@@ -474,27 +467,15 @@ def _adapter(declared: Any) -> TypeAdapter[Any]:
     return TypeAdapter(declared)
 
 
-def _typed_key(declared: Any, text: str, given: Any) -> Any:
-    """A mapping's key as its declared type; `ValueError` for another."""
-    if declared in (str, Any):
-        # JSON would turn a number into text here without a word.
-        is_text = isinstance(given.value if isinstance(given, Enum) else given, str)
-        if declared is str and not is_text:
-            raise ValueError(text)
-        return text
-    return _adapter(declared).validate_strings(text, strict=True)
-
-
 def _meaning(value: Unquoted, declared: Any) -> Any:
     """The text or its YAML meaning, whichever the declared type can take; null only as null."""
-    accepted = scalar_types(declared)
-    meaning = value.meaning
-    if isinstance(meaning, str) and accepted is not None and str not in accepted:
-        found = scalar_in_text(accepted, meaning)  # `no`, `007`: text to YAML
-        return meaning if found is None else found
+    accepted, meaning = type_info(declared).scalars, value.meaning
     # A null that is not allowed stays null and is refused; as text it would name a run "null".
-    if accepted is None or meaning is None or str not in accepted:
+    if accepted is None or meaning is None:
         return meaning
+    if str not in accepted:  # `no`, `007`: text to YAML
+        found = scalar_in_text(accepted, meaning) if isinstance(meaning, str) else None
+        return meaning if found is None else found
     fits = type(_number_as_declared(accepted, meaning)) in accepted
     return meaning if fits else str(value)
 
@@ -502,11 +483,9 @@ def _meaning(value: Unquoted, declared: Any) -> Any:
 def _number_as_declared(accepted: frozenset[type], value: Any) -> Any:
     """A number as the type that is accepted, where it says the same thing; else as it is.
 
-    `1.0` or `1e3` for an integer, `1` for a number.
+    `1.0` or `1e3` for an integer, `1` for a number. A boolean is an int to Python alone.
     """
-    if isinstance(value, bool):  # an int to Python, never to a config
-        return value
-    if isinstance(value, float) and int in accepted and float not in accepted:
+    if type(value) is float and int in accepted and float not in accepted:
         is_exact = value.is_integer() and abs(value) <= _MAX_EXACT_INTEGER
         return int(value) if is_exact else value
     if type(value) is int and float in accepted and int not in accepted:

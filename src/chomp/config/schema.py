@@ -16,14 +16,11 @@ from chomp.config.fields import (
     Bounds,
     ConfigClass,
     also_names,
-    entry_types,
     fields_at,
     is_config,
-    item_type,
-    list_member,
-    mapping_member,
     sections,
     settings_of,
+    type_info,
 )
 
 Schema = dict[str, Any]
@@ -82,15 +79,14 @@ def classes_inside(cls: type) -> list[type]:
     found: list[type] = []
 
     def note(declared: Any) -> None:
-        for section in sections(declared):
+        info = type_info(declared)
+        for section in info.sections:
             if section not in found:
                 found.append(section)
                 for item in settings_of(section):
                     note(item.declared)
-        if (items := list_member(declared)) is not None:
-            note(item_type(items, 0))
-        if (entries := mapping_member(declared)) is not None:
-            note(entry_types(entries)[1])
+        for inner in (*info.item_types[:1], *(info.entry_types or ())[1:]):
+            note(inner)
 
     note(cls)
     return found

@@ -18,8 +18,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Literal
 
-from chomp.config.files import parse_yaml
-from chomp.config.variables import SECTION, replace_variables
+from chomp.config.files import VARIABLES, parse_yaml, replace_variables
 from chomp.errors import ConfigError, require
 from chomp.storage import make_folder, read_text, remove_tree, rename_folder, write_text_atomic
 from chomp.storage.errors import storage_errors
@@ -506,7 +505,7 @@ def _template_lines(path: Path, root: Path, name: str) -> Iterator[int]:
         content = parse_yaml(text, source=str(path))
         if not isinstance(content, dict) or "template" not in content:
             return
-        values = {key: content.get(key) for key in (SECTION, "template")}
+        values = {key: content.get(key) for key in (VARIABLES, "template")}
         template = replace_variables(values, source=str(path))["template"]
     except ConfigError:
         return  # it cannot be trained
