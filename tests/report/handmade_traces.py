@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from chomp.report.trace.space import message_class
+from chomp.report.trace_file import message_class
 
 MS = 10**9  # picoseconds
 

@@ -6,7 +6,7 @@ import json
 import numpy as np
 import pytest
 
-from chomp.report.columns import LARGEST, packed_values
+from chomp.report.curves import LARGEST, packed_values
 from chomp.report.page import page_payload, render
 from chomp.report.record import read_record
 from chomp.report.run_payload import run_payload

@@ -5,8 +5,8 @@ import json
 import numpy as np
 import pytest
 
-from chomp.report.evaluations import MAX_STAGES, mixture
 from chomp.report.record import read_record
+from chomp.report.run_facts import MAX_STAGES, mixture
 from chomp.report.run_payload import run_payload
 
 WEIGHTS = {"code": (0.1, 0.6, 0.0), "prose": (0.9, 0.4, 1.0)}

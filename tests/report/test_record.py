@@ -1,6 +1,5 @@
 """Reading run folders in every state that a run can leave them in."""
 
-import io
 import json
 import random
 
@@ -8,7 +7,6 @@ import numpy as np
 import pytest
 
 from chomp.errors import ConfigError
-from chomp.report.columns import read_columns
 from chomp.report.record import read_record
 from chomp.tracking import JsonlTracker, latest_rows, read_metrics, summary_of
 
@@ -111,10 +109,10 @@ def test_lines_that_are_not_of_steps_keep_their_order(tmp_path):
     path.write_text("".join(json.dumps({"kind": "summary", **line}) + "\n" for line in lines))
     record = read_record(str(path))
     assert record.summary == {"environment/jax": "5", "environment/gpu": "newest"}
-    assert record.columns.other_lines == (1, 2, 3, 4, 5)
+    assert list(record.others) == [1, 2, 3, 4, 5]
 
 
-def test_rows_with_as_many_but_other_keys_lose_nothing():
+def test_rows_with_as_many_but_other_keys_lose_nothing(tmp_path):
     rows = [
         {"step": 0, "a": 1.0, "mode": "x"},
         {"step": 1, "a": 2.0, "b": 3.0},
@@ -123,13 +121,13 @@ def test_rows_with_as_many_but_other_keys_lose_nothing():
         {"step": 4, "a": 6.0, "kind": "summary"},
     ]
     for order in (rows, rows[::-1], rows[1:] + rows[:1]):
-        found = read_columns(
-            io.BytesIO(b"".join(json.dumps(row).encode() + b"\n" for row in order))
-        )
+        path = tmp_path / "metrics.jsonl"
+        path.write_text("".join(json.dumps(row) + "\n" for row in order))
+        found = read_record(str(tmp_path))
         for name, expected in {"a": {0: 1.0, 1: 2.0, 2: 4.0}, "b": {1: 3.0, 3: 5.0}}.items():
             logged = found.logged(name)
             assert dict(zip(logged.steps.tolist(), logged.values.tolist(), strict=True)) == expected
-        assert found.others == (rows[4],)
+        assert list(found.others.values()) == [rows[4]]
 
 
 def test_a_metric_that_stands_under_its_short_key_alone_is_kept(tmp_path):
@@ -180,10 +178,11 @@ def test_a_broken_line_in_the_middle_is_left_out_with_its_number(tmp_path, bad):
     assert "line 2" in record.problems[-1]
 
 
-def test_long_lists_of_broken_lines_are_counted_not_listed():
-    columns = read_columns(io.BytesIO(b"x\n" * 100 + b'{"step":0,"a":1}\n'))
-    assert len(columns.unreadable) == 100
-    assert columns.blocks[0].lines.tolist() == [101]
+def test_long_lists_of_broken_lines_are_counted_not_listed(tmp_path):
+    (tmp_path / "metrics.jsonl").write_bytes(b"x\n" * 100 + b'{"step":0,"a":1}\n')
+    record = read_record(str(tmp_path))
+    assert record.problems[-1].endswith("line 1, line 2, line 3, line 4, line 5 and 95 more")
+    assert record.logged("a").lines.tolist() == [101]
 
 
 @pytest.mark.parametrize("step", ["null", '"7"', "1.5e300", "true", "0.5"])

@@ -55,7 +55,7 @@ def test_time_goes_on_where_an_attempt_went_back_and_was_cut_off_again(tmp_path)
     run = RecordedRun(tmp_path).attempt(0, 10, outcome=None).attempt(2, 6, outcome=None)
     record = read_record(run.written())
     # Steps 2 to 5 stand as the second attempt did them; 6 to 9 will be done again.
-    assert record.newest("train/loss").attempts.tolist() == [1, 2, 2]
+    assert record.series("train/loss").attempts.tolist() == [1, 2, 2]
     wanted = FIRST_LINE_SECONDS + FIRST_LINE_SECONDS + LINE_SECONDS
     assert trained_seconds(record) == pytest.approx(wanted)
 

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from chomp.report.trace.operations import category_of
-from chomp.report.trace.space import Instruction, Programs, message_class
+from chomp.report.trace import category_of
+from chomp.report.trace_file import Instruction, Programs, message_class
 
 
 def instruction(opcode: str, scope: str = "", fused: str = "", target: str = "") -> Instruction:

@@ -11,7 +11,7 @@ import pytest
 
 from chomp.kernels.attention import AttentionMask, attention
 from chomp.kernels.loss import linear_cross_entropy
-from chomp.report.trace.summary import TraceSummary, summary_of_run
+from chomp.report.trace import TraceSummary, summary_of_run
 from chomp.training import LoopClock, ProfilerConfig
 from chomp.training.profiler import traced_steps
 

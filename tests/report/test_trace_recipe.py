@@ -4,7 +4,7 @@ import os
 import shlex
 from pathlib import Path
 
-from chomp.report.trace.operations import CATEGORIES
+from chomp.report.trace import CATEGORIES
 from tests.forked_commands import ForkedCommands
 from tests.test_docs import commands
 

@@ -5,8 +5,14 @@ import json
 import pytest
 
 from chomp.errors import StorageError
-from chomp.report.trace.operations import PHASES, STEP
-from chomp.report.trace.summary import TraceSummary, newest_trace, summary_of_run, trace_places
+from chomp.report.trace import (
+    PHASES,
+    STEP,
+    TraceSummary,
+    newest_trace,
+    summary_of_run,
+    trace_places,
+)
 from tests.report.handmade_traces import Made, TraceMaker
 
 GPU = {"gpu_device_name": "NVIDIA H200"}

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chomp.report.trace.operations import Gap, Span, timeline
+from chomp.report.trace import Gap, Span, timeline
 
 END = 30
 TIMES = st.integers(-3, END + 3)

@@ -5,10 +5,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chomp.report.watch.text_chart import (
+from chomp.report.curves import Curve
+from chomp.report.text_chart import (
     ASCII,
     BRAILLE,
-    Points,
     Scale,
     Signs,
     chart_lines,
@@ -22,12 +22,12 @@ FINITE = st.floats(-1e30, 1e30)
 SIGNS = pytest.mark.parametrize("signs", [BRAILLE, ASCII], ids=["braille", "ascii"])
 
 
-def points(values: list[float], *, first: int = 0, gap: int = 1) -> Points:
+def points(values: list[float], *, first: int = 0, gap: int = 1) -> Curve:
     steps = np.arange(first, first + gap * len(values), gap, dtype=np.int64)
-    return Points(steps, np.array(values, np.float64))
+    return Curve(steps, np.array(values, np.float64))
 
 
-def plain(curve: Points, signs: Signs, width: int = 60, height: int = 12, **rest) -> list[str]:
+def plain(curve: Curve, signs: Signs, width: int = 60, height: int = 12, **rest) -> list[str]:
     lines = chart_lines(curve, width=width, height=height, signs=signs, **rest)
     return [line.plain for line in lines]
 
@@ -90,12 +90,12 @@ def test_a_chart_has_its_size_and_a_mark_for_every_value(signs, values, width):
     letters = inside(lines, signs)
     columns = len(letters[0])
     last = max(1, len(values) - 1)
-    dots_across = columns * signs.dots_across
-    dots_down = len(letters) * signs.dots_down
+    down, across = signs.bits.shape
+    dots_across, dots_down = columns * across, len(letters) * down
     places = scale_of(curve.values).places(curve.values)
     for step, place in enumerate(places):
-        column = round(step / last * (dots_across - 1)) // signs.dots_across
-        row = round((1 - place) * (dots_down - 1)) // signs.dots_down
+        column = round(step / last * (dots_across - 1)) // across
+        row = round((1 - place) * (dots_down - 1)) // down
         assert letters[row][column] != " "
 
 
@@ -104,7 +104,7 @@ def test_a_chart_has_its_size_and_a_mark_for_every_value(signs, values, width):
 def test_one_spike_in_a_hundred_thousand_values_reaches_the_top(signs, place):
     values = 3 + 0.1 * np.sin(np.arange(100_000))
     values[place] = 30.0
-    letters = inside(plain(Points(np.arange(100_000), values), signs), signs)
+    letters = inside(plain(Curve(np.arange(100_000), values), signs), signs)
     (column,) = [at for at, letter in enumerate(letters[0]) if letter != " "]
     assert column == round(place / 99_999 * (len(letters[0]) - 1))
 

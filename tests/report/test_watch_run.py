@@ -5,11 +5,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from chomp.report.watch.watched_run import GrowingSeries, WatchedRun
-from chomp.tracking import JsonlTracker, latest_rows
+from chomp.report.watch import WatchedRun
+from chomp.tracking import JsonlTracker
 
 NOW_S = 1_000_000.0
 
@@ -40,30 +38,19 @@ def writer(tmp_path: Path) -> Writer:
 
 
 def watched(writer: Writer) -> WatchedRun:
-    run = WatchedRun(str(writer.folder), drawn=["train/loss"])
+    run = WatchedRun(str(writer.folder))
     while run.look():
         pass
     return run
 
 
 def losses(run: WatchedRun) -> dict[int, float]:
-    steps, values = run.series["train/loss"].since(0)
-    return dict(zip(steps.tolist(), values.tolist(), strict=True))
+    rows = run.record.series("train/loss")
+    return dict(zip(rows.steps.tolist(), rows.values.tolist(), strict=True))
 
 
-@given(
-    st.lists(
-        st.tuples(st.integers(1, 3), st.integers(0, 12), st.floats(allow_nan=False)), max_size=40
-    )
-)
-def test_a_series_has_the_values_of_the_newest_rows_whatever_came_first(logged):
-    series = GrowingSeries()
-    for attempt, step, value in logged:
-        series.add(step, value, attempt=attempt)
-    rows = latest_rows({"attempt": a, "step": s, "x": v} for a, s, v in logged)
-    steps, values = series.since(0)
-    assert steps.tolist() == [row["step"] for row in rows]
-    assert values.tolist() == [row["x"] for row in rows]
+def evaluated(run: WatchedRun) -> list[int]:
+    return [each.step for each in run.evaluations]
 
 
 def test_a_resumed_run_replaces_what_it_repeats_and_is_marked_where_it_went_on(writer: Writer):
@@ -96,8 +83,8 @@ def test_rows_of_an_abandoned_attempt_never_stand_between_those_of_another_pace(
     run.look()
     assert losses(run) == {1: 5, 3: 5, 5: 5, 7: 5, 9: 5, 11: 5, 14: 2, 19: 2}
     assert run.resumes == [(12, 2)]
-    assert run.eval_loss.since(10)[0].tolist() == [11, 12]
-    assert [row["step"] for row in run.evaluations] == [12]
+    assert run.eval_loss.steps.tolist() == [1, 3, 5, 7, 9, 11, 12]
+    assert evaluated(run) == [11, 12]
 
 
 def test_an_attempt_that_only_evaluates_again_forgets_nothing(writer: Writer):
@@ -143,7 +130,7 @@ def test_the_total_is_the_configs_until_a_row_tells_and_follows_a_run_made_longe
     settings = {"run_id": "mine", "trainer": {"steps": 40}}
     (writer.folder / "config_resolved.json").write_text(json.dumps(settings))
     run = watched(writer)
-    assert (run.name, run.total_steps) == ("mine", 40)
+    assert (run.record.name, run.total_steps) == ("mine", 40)
     writer.step(1, 9, 0, run_progress=0.5)
     run.look()
     assert run.total_steps == 20
@@ -158,13 +145,13 @@ def test_an_end_counts_until_another_attempt_begins(writer: Writer):
     writer.step(1, 0, 0, train__loss=1.0)
     writer.end(1, 1, "RunInterrupted")
     run = watched(writer)
-    assert (run.outcome, run.is_finished) == ("RunInterrupted", False)
+    assert run.outcome == "RunInterrupted"
     writer.add(2, 2, kind="summary")
     run.look()
     assert run.outcome is None
     writer.end(2, 3, "finished")
     run.look()
-    assert run.is_finished
+    assert run.outcome == "finished"
 
 
 def test_a_run_is_quiet_after_much_longer_than_its_lines_take(writer: Writer):
@@ -183,17 +170,17 @@ def test_evaluations_are_the_last_two_by_step_and_late_ones_move_nothing(writer:
         writer.step(1, step, step, eval__tokens=8, eval__loss=3.0 - step / 10)
     writer.step(1, 14, 15, **{"eval/ema/loss": 1.25, "eval/ema/tokens": 8})
     run = watched(writer)
-    assert [row["step"] for row in run.evaluations] == [9, 14]
-    assert run.evaluations[-1]["eval/ema/loss"] == 1.25
+    assert evaluated(run) == [9, 14]
+    assert run.evaluations[-1].values["eval/ema/loss"] == 1.25
     writer.step(1, 4, 99, eval__tokens=8, eval__loss=9.0)  # of an earlier checkpoint, afterwards
     run.look()
-    assert [row["step"] for row in run.evaluations] == [9, 14]
+    assert evaluated(run) == [9, 14]
     assert run.completed_steps == 15
-    steps, values = run.eval_loss.since(0)
-    assert dict(zip(steps.tolist(), values.tolist(), strict=True))[4] == 9.0
-    writer.step(2, 9, 200, eval__tokens=8, eval__loss=2.0)  # resumed before step 14
+    assert run.eval_loss.values[0] == 9.0
+    writer.step(2, 9, 200, train__loss=1.0, eval__tokens=8, eval__loss=2.0)  # resumed before 14
     run.look()
-    assert [(row["step"], row["eval/loss"]) for row in run.evaluations] == [(9, 2.0)]
+    found = [(each.step, each.values["eval/loss"]) for each in run.evaluations]
+    assert found == [(4, 9.0), (9, 2.0)]
 
 
 def test_values_that_are_not_finite_are_gaps_and_skipped_steps_a_problem(writer: Writer):
@@ -201,9 +188,8 @@ def test_values_that_are_not_finite_are_gaps_and_skipped_steps_a_problem(writer:
     writer.step(1, 1, 1, train__loss=None, **{"train/loss/nonfinite": "nan"})
     writer.step(1, 2, 2, train__loss=True, **{"train/skipped_steps": 1})
     run = watched(writer)
-    steps, values = run.series["train/loss"].since(0)
-    assert steps.tolist() == [0, 1]
-    assert np.isnan(values[1])
+    assert list(losses(run)) == [0, 1]
+    assert np.isnan(losses(run)[1])
     assert run.problems(NOW_S) == ["steps that were not finite and left out: 1"]
 
 
@@ -231,7 +217,7 @@ def test_secrets_in_a_sample_are_not_shown(writer: Writer, monkeypatch: pytest.M
 
 
 def test_a_record_of_another_name_is_found_once_the_config_is_there(tmp_path: Path):
-    run = WatchedRun(str(tmp_path), drawn=["train/loss"])
+    run = WatchedRun(str(tmp_path))
     run.look()
     assert not run.has_begun
     settings = {"logging": {"metrics_file": "rows.jsonl"}, "eval": {"prefix": "held"}}
@@ -242,7 +228,7 @@ def test_a_record_of_another_name_is_found_once_the_config_is_there(tmp_path: Pa
     run.look()
     run.look()
     assert losses(run) == {0: 2.0}
-    assert run.evaluations[-1]["held/loss"] == 1.5
+    assert run.evaluations[-1].values["held/loss"] == 1.5
 
 
 def test_a_record_that_is_replaced_is_known_anew(writer: Writer):
@@ -266,6 +252,6 @@ def test_a_damaged_record_and_config_are_problems_in_words(writer: Writer):
     run = watched(writer)
     assert len(run.problems(NOW_S + 1)) == 2  # the torn line is being written
     line, torn, config = run.problems(NOW_S + 1000)
-    assert line == "metrics.jsonl: 1 line is no JSON object and was left out"
+    assert line == "left out of metrics.jsonl, because unreadable: line 2"
     assert torn == "metrics.jsonl ends within a line, as a killed run leaves it"
     assert config.startswith("config_resolved.json cannot be read")

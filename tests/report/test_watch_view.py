@@ -14,9 +14,8 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from chomp.executor.status import LOCK
-from chomp.report.watch.text_chart import ASCII, BRAILLE
-from chomp.report.watch.view import SPARKS, Page, one_line, view
-from chomp.report.watch.watched_run import WatchedRun
+from chomp.report.text_chart import ASCII, BRAILLE
+from chomp.report.watch import View, WatchedRun
 from chomp.storage import FileLock
 from chomp.tracking import JsonlTracker, with_short_keys
 
@@ -61,8 +60,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def watched(folder: Path, *metrics: str) -> WatchedRun:
-    run = WatchedRun(str(folder), drawn=[*metrics, "train/loss", *(name for _, name, _ in SPARKS)])
+def watched(folder: Path) -> WatchedRun:
+    run = WatchedRun(str(folder))
     while run.look():
         pass
     return run
@@ -76,12 +75,14 @@ def shown(
     *,
     signs=BRAILLE,
     after_s: float = 3.0,
-    last: int = 0,
+    last: int | None = None,
 ) -> str:
-    console = Console(width=width, height=height, file=io.StringIO(), color_system=None)
-    page = Page(console, signs, (run.last_line_s or 0.0) + after_s, last)
-    console.print(view(run, page, metrics=metrics, height=height))
-    return console.file.getvalue()
+    file = io.TextIOWrapper(io.BytesIO(), "utf-8" if signs is BRAILLE else "ascii")
+    console = Console(width=width, height=height, file=file, color_system=None)
+    view = View(run, console, metrics, (run.last_line_s or 0.0) + after_s, last)
+    console.print(view.lines(height))
+    file.flush()
+    return file.buffer.getvalue().decode()
 
 
 @pytest.mark.parametrize("width", [60, 100, 160])
@@ -116,7 +117,7 @@ def test_all_of_it_is_there_at_any_usual_width(folder: Path, width: int):
 def test_it_is_never_wider_or_higher_than_the_terminal_and_keeps_the_head(
     folder: Path, width: int, height: int
 ):
-    run = watched(folder, "grad/norm/total")
+    run = watched(folder)
     for metrics in (("train/loss",), ("train/loss", "grad/norm/total")):
         lines = shown(run, width, height, metrics).splitlines()
         assert len(lines) <= height
@@ -140,7 +141,7 @@ def test_the_loss_is_drawn_with_its_spike_where_the_values_are(folder: Path):
 
 
 def test_a_metric_that_was_not_logged_is_said_with_those_of_a_like_name(folder: Path):
-    text = shown(watched(folder, "train/los"), 100, metrics=("train/los",))
+    text = shown(watched(folder), 100, metrics=("train/los",))
     assert "train/los  no value so far; there is train/loss" in text
 
 
@@ -234,7 +235,7 @@ def test_no_row_whatever_it_says_ends_the_watching(
     (folder / "metrics.jsonl").write_text("".join(lines))
     text = shown(watched(folder), 80)
     assert "\x1b" not in text
-    assert one_line(watched(folder), Page(Console(), BRAILLE, 10.0))
+    assert View(watched(folder), Console(), (), 10.0).one_line()
 
 
 def test_what_cannot_be_shown_whole_says_how_much_is_missing(folder: Path):
@@ -243,8 +244,7 @@ def test_what_cannot_be_shown_whole_says_how_much_is_missing(folder: Path):
 
 def test_one_line_tells_the_newest_numbers(folder: Path):
     run = watched(folder)
-    page = Page(Console(), BRAILLE, (run.last_line_s or 0.0) + 1)
-    line = one_line(run, page)
+    line = View(run, Console(), (), (run.last_line_s or 0.0) + 1).one_line()
     assert line.startswith("step 320/400 | loss 2.0250 | eval loss 2.7010 | 160k tokens/s | ETA")
     assert line.endswith(" | attempt 2 | running")
 
@@ -253,4 +253,4 @@ def test_one_line_tells_the_loss_of_averaged_weights_where_only_those_are_evalua
     tracker = JsonlTracker(tmp_path / "metrics.jsonl", attempt=1)
     tracker.log({"train/loss": 2.0, "eval/ema/loss": 2.5, "eval/ema/tokens": 9}, step=0)
     tracker.finish()
-    assert "eval/ema loss 2.5000" in one_line(watched(tmp_path), Page(Console(), BRAILLE, 10.0))
+    assert "eval/ema loss 2.5000" in View(watched(tmp_path), Console(), (), 10.0).one_line()

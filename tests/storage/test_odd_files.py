@@ -26,7 +26,7 @@ from chomp.executor.status import read_info
 from chomp.launch.step_result import append_log, read_outcome
 from chomp.report.record import read_record
 from chomp.report.run_payload import samples
-from chomp.report.watch.watched_run import FollowedFile
+from chomp.report.watch import WatchedRun
 from chomp.storage.files import MAX_DEPTH, MAX_TEXT_BYTES, parse_json
 from chomp.tokenize import load_tokenizer
 from chomp.tracking import JsonlTracker, last_attempt, read_metrics
@@ -161,7 +161,9 @@ def test_an_odd_sample_is_left_out_and_said(tmp_path: Path, odd: str):
 @pytest.mark.parametrize("odd", ["pipe", "device", "socket"])
 def test_watching_a_record_that_is_no_file_says_so(tmp_path: Path, odd: str):
     ODD[odd](tmp_path / "metrics.jsonl")
-    assert FollowedFile(tmp_path / "metrics.jsonl").look().problem
+    run = WatchedRun(str(tmp_path))
+    run.look()
+    assert "metrics.jsonl" in run.problems(0.0)[0]
 
 
 def test_what_a_user_names_may_be_a_pipe(tmp_path: Path):

@@ -16,8 +16,8 @@ from chomp.launch.step_result import INTERRUPTED_EXIT_CODE
 from chomp.report.page import page_payload, require_free, write_page
 from chomp.report.run_facts import config_leaves
 from chomp.report.run_payload import run_payloads, total_bytes
-from chomp.report.trace.summary import headline, newest_trace, summary_of_run, summary_tables
-from chomp.report.watch.view import watch
+from chomp.report.trace import headline, newest_trace, summary_of_run, summary_tables
+from chomp.report.watch import watch
 from chomp.storage import exists, is_folder, is_local, join, name_of, normalise, parent_of
 from chomp.storage.files import require_inside
 from chomp.tracking import (

@@ -10,13 +10,13 @@ before its end, against one that is read at its end, would lose by that alone.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 import numpy as np
 from jaxtyping import Float
 
-from chomp.report.record import RunRecord, Series
+from chomp.report.record import Record, Series
 from chomp.tracking import metrics
 
 # Axes: N points of a curve.
@@ -79,7 +79,7 @@ class Curve:
         return self.values[(self.spent > (1 - SMOOTHED_SHARE) * at) & (self.spent <= at)]
 
 
-def curve_of(record: RunRecord, metric: str, budget: Budget) -> Curve:
+def curve_of(record: Record, metric: str, budget: Budget) -> Curve:
     """The metric over what was spent; empty if the record lacks either."""
     series, spent = record.series(metric), _spent_by(record, budget)
     is_noisy = metric.startswith(_NOISY)
@@ -98,13 +98,13 @@ def curve_of(record: RunRecord, metric: str, budget: Budget) -> Curve:
     return Curve(amounts[is_spent], done[is_spent], series.values[is_spent], is_noisy)
 
 
-def _spent_by(record: RunRecord, budget: Budget) -> Series:
+def _spent_by(record: Record, budget: Budget) -> Series:
     """What had been spent after each logged step: tokens, FLOPs or seconds."""
     if budget == "tokens":
         return _finite(record.series(metrics.TOTAL_TOKENS))
     if budget == "flops":
         found = record.series(metrics.TOTAL_GFLOPS)
-        return _finite(Series(found.steps, 1e9 * found.values, found.times))
+        return _finite(replace(found, values=1e9 * found.values))
     each = _finite(record.series(metrics.DURATION))
     waited = record.series(metrics.LOADING_TIME)
     loading = dict(zip(waited.steps.tolist(), waited.values.tolist(), strict=True))
@@ -112,15 +112,14 @@ def _spent_by(record: RunRecord, budget: Budget) -> Series:
     steps_done = np.diff(each.steps, prepend=_step_before(record, each))
     seconds = each.values * steps_done
     seconds += np.nan_to_num(np.array([loading.get(step, 0.0) for step in each.steps.tolist()]))
-    return Series(each.steps, np.cumsum(seconds), each.times)
+    return replace(each, values=np.cumsum(seconds))
 
 
 def _finite(series: Series) -> Series:
-    kept = np.isfinite(series.values)
-    return Series(series.steps[kept], series.values[kept], series.times[kept])
+    return series.at(np.isfinite(series.values))
 
 
-def _step_before(record: RunRecord, series: Series) -> int:
+def _step_before(record: Record, series: Series) -> int:
     """The step before the first of this run: -1, or later if it started at a checkpoint.
 
     Its first row is then taken for a whole interval of logging: nothing records where it started.

@@ -21,7 +21,7 @@ from chomp.errors import ConfigError, StorageError, require
 from chomp.executor import read_status
 from chomp.executor.status import StepInfo, read_info
 from chomp.executor.step import source_hashes
-from chomp.report.record import RunRecord, read_record
+from chomp.report.record import Record, read_record
 from chomp.storage import (
     exists,
     is_folder,
@@ -70,7 +70,7 @@ _MAX_FIELDS = 6  # in a message
 class MeasuredRun:
     """One run, read once."""
 
-    record: RunRecord
+    record: Record
     info: StepInfo | None  # None: not created by the executor
     host: str | None
     checkpoint: Mapping[str, Any]  # metadata of the newest checkpoint; empty if none is left

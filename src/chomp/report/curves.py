@@ -5,21 +5,20 @@ their own steps, and so does one gap (a value that was not finite): a spike of a
 million is drawn at its full height. What is lost is only how often a bucket went up and down.
 """
 
+import base64
 from dataclasses import dataclass
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from chomp.errors import require
+# Axes: N rows, M rows that are kept, B blocks of K rows.
 
-# Axes: N rows, M rows that are kept.
-
-MIN_POINTS = 8  # below that a curve says nothing, and no bucket is left between its ends
+# The largest that a 32-bit float can be. What lies beyond is drawn there: as infinity it would be
+# drawn nowhere.
+LARGEST = float(np.finfo(np.float32).max)
 # A straight piece is as good as its ends where no point is further off than this share of the
 # values there: half of what a float32, which is what a page holds, can tell.
 _STRAIGHT = 2.0**-25
-# Axes: N rows, B blocks of K rows, M spikes.
-
 MAX_SPIKES = 20
 # Six standard deviations of normal noise, of which the MAD is 0.6745. Of simulated runs of nothing
 # but such noise, fewer than 1 in 100 has a row beyond, at 100 rows as at 20,000.
@@ -44,11 +43,10 @@ class Curve:
 
 
 def downsampled(steps: Int[np.ndarray, " N"], values: Float[np.ndarray, " N"], limit: int) -> Curve:
-    """At most `limit` of the points, first and last, lowest and highest always among them.
+    """At most `limit` of the points (8 or more), the ends, the lowest and the highest among them.
 
     A series within the limit comes back as it is.
     """
-    _require_limit(limit)
     if values.size <= limit:
         return Curve(steps, values)
     is_gap = np.isnan(values)
@@ -69,7 +67,6 @@ def bucket_means(
     steps: Int[np.ndarray, " N"], values: Float[np.ndarray, " N"], limit: int
 ) -> Curve:
     """The means of at most `limit` buckets at their middle steps; gaps are left out of them."""
-    _require_limit(limit)
     edges = _edges(values.size, min(limit, values.size))
     if not edges.size:
         return Curve(steps, values)
@@ -136,13 +133,17 @@ def _first_of_buckets(
     return places[np.searchsorted(places, edges)]
 
 
-def _require_limit(limit: int) -> None:
-    require(
-        limit >= MIN_POINTS,
-        f"a curve of at most {limit} points",
-        allowed=f"{MIN_POINTS} or more",
-        fix="draw fewer curves, or allow more points for each",
-    )
+def packed_steps(steps: Int[np.ndarray, " N"]) -> str:
+    """The steps for a page's JSON: base64 of little-endian 32-bit integers."""
+    return base64.b64encode(steps.astype("<i4").tobytes()).decode()
+
+
+def packed_values(values: Float[np.ndarray, " N"]) -> str:
+    """The values as 32-bit floats: seven digits, which is more than a screen can show.
+
+    Each is finite, `LARGEST` at most, or NaN.
+    """
+    return base64.b64encode(np.clip(values, -LARGEST, LARGEST).astype("<f4").tobytes()).decode()
 
 
 # --- Spikes ---------------------------------------------------------------------------------------
@@ -188,60 +189,27 @@ def spikes(steps: Int[np.ndarray, " N"], values: Float[np.ndarray, " N"]) -> lis
     if values.size < 2 * block:
         return []
     blocks = values[: values.size // block * block].reshape(-1, block)
-    medians, spreads = _medians_and_spreads(blocks)
+    medians = np.median(blocks, axis=1)
+    spreads = np.median(np.abs(blocks - medians[:, None]), axis=1)
+    # No MAD is below the median of all blocks': without that, a quarter of all runs of 100 rows of
+    # noise would have a spike.
+    spreads = np.maximum(spreads, np.median(spreads))
     past = np.arange(block, values.size) // block - 1
     usual, spread = medians[past], spreads[past]
     steps, values = steps[block:], values[block:]
     above = values - usual
     is_far = above > np.maximum(_DEVIATIONS * spread, _LEAST_SHARE * np.abs(usual))
-    is_unlike = above > spread * _habit(blocks, medians, spreads)
-    tops = _tops(is_far & (is_unlike | _has_neighbour(is_far)), above, apart=block)
-    highest = tops[np.argsort(-above[tops], kind="stable")[:MAX_SPIKES]]
-    return [
-        Spike(int(steps[top]), float(values[top]), float(usual[top])) for top in np.sort(highest)
-    ]
-
-
-def _medians_and_spreads(
-    blocks: Float[np.ndarray, "B K"],
-) -> tuple[Float[np.ndarray, " B"], Float[np.ndarray, " B"]]:
-    """Median and MAD of each block.
-
-    No MAD is below the median of all blocks': without that, a quarter of all runs of 100 rows of
-    noise would have a spike.
-    """
-    medians = np.median(blocks, axis=1)
-    spreads = np.median(np.abs(blocks - medians[:, None]), axis=1)
-    return medians, np.maximum(spreads, np.median(spreads))
-
-
-def _habit(
-    blocks: Float[np.ndarray, "B K"],
-    medians: Float[np.ndarray, " B"],
-    spreads: Float[np.ndarray, " B"],
-) -> float:
-    """How many MADs above its block a row may be that is like the others of its run."""
-    differs = spreads > 0  # rows that are all the same show no habit
-    if not differs.any():
-        return 0.0
-    deviations = (blocks - medians[:, None])[differs] / spreads[differs, None]
-    deviations = np.sort(deviations, axis=None)
-    high_rank = max(_MIN_HIGH_RANK, deviations.size // _HIGH_SHARE)
-    return float(max(-_DIPS * deviations[_DIP_RANK - 1], _HIGHS * deviations[-high_rank]))
-
-
-def _has_neighbour(is_far: Bool[np.ndarray, " N"]) -> Bool[np.ndarray, " N"]:
-    """Whether the row before or the row after is far out as well."""
-    padded = np.pad(is_far, 1)
-    return padded[:-2] | padded[2:]
-
-
-def _tops(
-    is_above: Bool[np.ndarray, " N"], above: Float[np.ndarray, " N"], *, apart: int
-) -> Int[np.ndarray, " M"]:
-    """The highest row of each group; rows closer than `apart` are one jump and its way back."""
-    rows = np.flatnonzero(is_above)
-    if not rows.size:
-        return rows
-    groups = np.split(rows, np.flatnonzero(np.diff(rows) > apart) + 1)
-    return np.array([group[np.argmax(above[group])] for group in groups])
+    # How many MADs above its block a row may be that is like the others of its run.
+    habit, differs = 0.0, spreads > 0  # rows that are all the same show no habit
+    if differs.any():
+        own = np.sort(((blocks - medians[:, None])[differs] / spreads[differs, None]), axis=None)
+        high = own[-max(_MIN_HIGH_RANK, own.size // _HIGH_SHARE)]
+        habit = max(-_DIPS * own[_DIP_RANK - 1], _HIGHS * high)
+    is_near_far = np.pad(is_far, 1)  # or the row before or after is far out as well
+    is_top = is_far & ((above > spread * habit) | is_near_far[:-2] | is_near_far[2:])
+    rows = np.flatnonzero(is_top)
+    # Rows closer than a block are one jump and its way back.
+    groups = np.split(rows, np.flatnonzero(np.diff(rows) > block) + 1) if rows.size else []
+    tops = np.array([group[np.argmax(above[group])] for group in groups], np.int64)
+    highest = np.sort(tops[np.argsort(-above[tops], kind="stable")[:MAX_SPIKES]])
+    return [Spike(int(steps[top]), float(values[top]), float(usual[top])) for top in highest]

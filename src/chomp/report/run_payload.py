@@ -12,7 +12,6 @@ import signal
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -23,11 +22,17 @@ import chomp
 from chomp.errors import ConfigError, StorageError
 from chomp.executor.status import read_info
 from chomp.report import run_facts
-from chomp.report.columns import LARGEST, packed_steps, packed_values
-from chomp.report.curves import Curve, bucket_means, downsampled, spikes, straight_pieces
-from chomp.report.evaluations import eval_tags, mixture
-from chomp.report.record import RunRecord, Series, read_record
-from chomp.report.run_facts import run_state
+from chomp.report.curves import (
+    LARGEST,
+    Curve,
+    bucket_means,
+    downsampled,
+    packed_steps,
+    packed_values,
+    spikes,
+    straight_pieces,
+)
+from chomp.report.record import Record, Series, read_record
 from chomp.report.timeline import axes, counted, resumes, waterfall
 from chomp.storage import exists, file_info, is_folder, is_local, join, name_of, read_text
 from chomp.storage.files import MAX_TEXT_BYTES
@@ -44,7 +49,7 @@ from chomp.tracking.run_files import (
     section_in,
 )
 from chomp.variants.checkout import BASE, checkout_root, variant_path
-from chomp.variants.diff import FileChange, FolderChanges, folder_changes
+from chomp.variants.diff import folder_changes
 from chomp.variants.diff_page import CONTEXT_LINES, escaped, rows_html
 from chomp.variants.lifecycle import Renaming, lines_beyond_renaming
 
@@ -79,21 +84,19 @@ MAX_SAMPLE_CHARACTERS = 4000
 MAX_DIFF_CHARACTERS = 600_000
 
 
-def run_payload(record: RunRecord, *, points: int = PAGE_POINTS) -> dict[str, Any]:
+def run_payload(record: Record, *, points: int = PAGE_POINTS) -> dict[str, Any]:
     """The run's part of a page; `points` are what all of its curves may take together.
 
     Without `id` and `profile`, which the page as a whole gives it.
     """
     all_series = {name: record.series(name) for name in record.names}
     losses = all_series.get(metrics.TRAIN_LOSS, record.series(metrics.TRAIN_LOSS))
-    template = template_part(record.folder)
+    template_name, template = template_part(record.folder)
     cells = run_facts.numbers(record)
     where = _where_command(record)
     written, unread = samples(record.folder)
     first = record.attempts[0].first_step if record.attempts else None
-    begun_before = (
-        [f"the record begins at step {first:,}: nothing is known of those before"] if first else []
-    )
+    begins = f"the record begins at step {first or 0:,}: nothing is known of those before"
     prefix = eval_prefix_in(record.config)
     series: dict[str, Any] = {}
     for name, curve in _curves(all_series, points).items():
@@ -103,27 +106,36 @@ def run_payload(record: RunRecord, *, points: int = PAGE_POINTS) -> dict[str, An
     texts = {
         "name": record.name,
         "folder": record.folder,
-        "state": run_state(record),
+        "state": run_facts.run_state(record),
         "outcome": record.attempts[-1].outcome if record.attempts else None,
         "problems": [
             *record.problems,
-            *begun_before,
-            *_nonfinite(losses),
-            *_beyond(all_series),
+            *([begins] if first else []),
+            *_odd_values(losses, all_series),
             *unread,
         ],
-        "facts": run_facts.facts(record, cells, template.name),
-        "eval_tags": eval_tags(record),
-        "mixture": mixture(record),
+        "facts": run_facts.facts(record, cells, template_name),
+        "eval_tags": run_facts.eval_tags(record),
+        "mixture": run_facts.mixture(record),
         "where_command": where,
         "samples": written,
         "config": list(run_facts.config_leaves(record.config).items()),
         "environment": run_facts.environment(record),
         "resumes": resumes(record),
-        "spikes": _spikes(losses, where),
+        "spikes": [
+            {
+                "step": spike.step,
+                "value": spike.value,
+                "usual": spike.usual,
+                # Not `format`: a folder's name may have braces of its own.
+                "command": where and where.replace("{step}", str(spike.step)),
+            }
+            # As high as the curve is drawn.
+            for spike in spikes(losses.steps, np.clip(losses.values, -LARGEST, LARGEST))
+        ],
     }
     others = {
-        "template": template.content,  # HTML in part, made of texts without secrets
+        "template": template,  # HTML in part, made of texts without secrets
         "numbers": cells,
         "axes": axes(record),
         "series": {name: series[name] for name in all_series},
@@ -198,24 +210,23 @@ def _read_payload(folder: str, points: int) -> dict[str, Any]:
 
 
 def _curves(all_series: Mapping[str, Series], points: int) -> dict[str, dict[str, Any]]:
+    """Every series as a page holds it, thinned where all of them would be too much."""
     sizes = [series.values.size for series in all_series.values()]
-    if sum(sizes) <= points and max(sizes, default=0) <= MAX_POINTS:
-        return {name: _whole(series) for name, series in all_series.items()}
-    packed, long = {}, {}
+    is_whole = sum(sizes) <= points and max(sizes, default=0) <= MAX_POINTS
+    found, long = {}, {}
     for name, series in all_series.items():
-        if series.values.size <= MIN_POINTS:
-            packed[name] = _whole(series)
+        if is_whole or series.values.size <= MIN_POINTS:
+            found[name] = _packed(series, Curve(series.steps, series.values))
         elif (corners := _corners(name, series)) is not None:
-            packed[name] = _thinned(series, corners, MIN_POINTS)
+            found[name] = _packed(series, corners, MIN_POINTS)
         else:
             long[name] = series
     weight = sum(_WEIGHTS.get(name, 1.0) for name in long)
     for name, series in long.items():
         share = int(points * _WEIGHTS.get(name, 1.0) / weight)
         limit = min(max(share, MIN_POINTS), MAX_POINTS)
-        curve = downsampled(series.steps, series.values, limit)
-        packed[name] = _thinned(series, curve, limit // 2)
-    return packed
+        found[name] = _packed(series, downsampled(series.steps, series.values, limit), limit // 2)
+    return found
 
 
 def _corners(name: str, series: Series) -> Curve | None:
@@ -234,38 +245,27 @@ def _corners(name: str, series: Series) -> Curve | None:
     return Curve(series.steps[kept], series.values[kept])
 
 
-def _whole(series: Series) -> dict[str, Any]:
-    return _packed(series, Curve(series.steps, series.values))
-
-
-def _thinned(series: Series, curve: Curve, buckets: int) -> dict[str, Any]:
-    """Some points of a series, with the means of all its rows for a smoothed curve."""
-    packed = _packed(series, curve)
-    if curve.steps.size == series.steps.size:
-        return packed
-    means = bucket_means(series.steps, series.values, buckets)
-    return {**packed, "mean_step": packed_steps(means.steps), "mean": packed_values(means.values)}
-
-
-def _packed(series: Series, curve: Curve) -> dict[str, Any]:
-    return {
+def _packed(series: Series, curve: Curve, buckets: int = 0) -> dict[str, Any]:
+    """The points of a curve; with the means of all rows for a smoothed one, if some are missing."""
+    packed = {
         "step": packed_steps(curve.steps),
         "value": packed_values(curve.values),
         "count": int(series.steps.size),
     }
+    if curve.steps.size < series.steps.size:
+        means = bucket_means(series.steps, series.values, buckets)
+        packed |= {"mean_step": packed_steps(means.steps), "mean": packed_values(means.values)}
+    return packed
 
 
-def _nonfinite(losses: Series) -> list[str]:
+def _odd_values(losses: Series, all_series: Mapping[str, Series]) -> list[str]:
+    """Losses that were not finite, and values that are larger than a page can draw, in words."""
+    told = []
     bad = losses.steps[~np.isfinite(losses.values)]
-    if not bad.size:
-        return []
-    steps = counted(bad.size, "logged step", "logged steps")
-    first = f": {bad[0]:,}" if bad.size == 1 else f", the first of them {bad[0]:,}"
-    return [f"the loss was not finite at {steps}{first}"]
-
-
-def _beyond(all_series: Mapping[str, Series]) -> list[str]:
-    """Which metrics have values that are larger than a page can draw, and the first of each."""
+    if bad.size:
+        steps = counted(bad.size, "logged step", "logged steps")
+        first = f": {bad[0]:,}" if bad.size == 1 else f", the first of them {bad[0]:,}"
+        told.append(f"the loss was not finite at {steps}{first}")
     found = []
     for name, series in all_series.items():
         is_beyond = np.abs(series.values) > LARGEST
@@ -273,43 +273,27 @@ def _beyond(all_series: Mapping[str, Series]) -> list[str]:
             at = int(np.argmax(is_beyond))
             steps = counted(int(is_beyond.sum()), "logged step", "logged steps")
             found.append(f"{name} at {steps} ({series.values[at]:g} at step {series.steps[at]:,})")
-    if not found:
-        return []
-    more = f" and {len(found) - _MAX_NAMED:,} more metrics" if len(found) > _MAX_NAMED else ""
-    told = f"{', '.join(found[:_MAX_NAMED])}{more}"
-    return [f"larger than the {LARGEST:.1e} that it is drawn as: {told}"]
+    if found:
+        more = f" and {len(found) - _MAX_NAMED:,} more metrics" if len(found) > _MAX_NAMED else ""
+        named = f"{', '.join(found[:_MAX_NAMED])}{more}"
+        told.append(f"larger than the {LARGEST:.1e} that it is drawn as: {named}")
+    return told
 
 
-def _where_command(record: RunRecord) -> str | None:
+def _where_command(record: Record) -> str | None:
     """How to ask which documents a step was trained on; null for a run that has no config."""
     if record.config is None:
         return None
     # A page is read elsewhere than where it was asked for.
     folder = os.path.abspath(record.folder) if is_local(record.folder) else record.folder
     command = f"chomp data where {shlex.quote(folder)} --step {{step}}"
-    return f"cd {shlex.quote(os.getcwd())} && {command}" if _is_only_found_here(record) else command
-
-
-def _is_only_found_here(record: RunRecord) -> bool:
-    """Whether a store of the run is found from here, and would not be found from elsewhere."""
     components = section_in(section_in(record.config, "data"), "components")
     stores = [section_in(components, name).get("train_store") for name in components]
     relative = [store for store in stores if isinstance(store, str) and is_relative(store)]
-    return any(exists(path) and path_above(path, record.folder) is None for path in relative)
-
-
-def _spikes(losses: Series, where: str | None) -> list[dict[str, Any]]:
-    values = np.clip(losses.values, -LARGEST, LARGEST)  # as high as the curve is drawn
-    return [
-        {
-            "step": spike.step,
-            "value": spike.value,
-            "usual": spike.usual,
-            # Not `format`: a folder's name may have braces of its own.
-            "command": None if where is None else where.replace("{step}", str(spike.step)),
-        }
-        for spike in spikes(losses.steps, values)
-    ]
+    # A store that is found from here, and would not be found from elsewhere.
+    if any(exists(path) and path_above(path, record.folder) is None for path in relative):
+        return f"cd {shlex.quote(os.getcwd())} && {command}"
+    return command
 
 
 # --- Texts of the run folder ----------------------------------------------------------------------
@@ -325,97 +309,71 @@ def samples(folder: str) -> tuple[list[dict[str, Any]], list[str]]:
     found, problems = [], []
     for step, path in (files[place] for place in np.unique(places)):
         try:
-            found.append({"step": step, **_parts(read_text(path, max_bytes=MAX_TEXT_BYTES))})
+            text = read_text(path, max_bytes=MAX_TEXT_BYTES)
         except StorageError:
             problems.append(f"the sample of step {step:,} is left out: {name_of(path)} is no text")
+            continue
+        prompt, mark, written = text.partition(SAMPLE_MARK)
+        prompt, written = (prompt, written) if mark else ("", text)
+        # Each is cut where it is furthest from the other.
+        prompt, written = prompt[-MAX_SAMPLE_CHARACTERS:], written[:MAX_SAMPLE_CHARACTERS]
+        found.append({"step": step, "prompt": prompt, "text": written})
     return found, problems
 
 
-def _parts(text: str) -> dict[str, str]:
-    """Prompt and continuation, each cut where it is furthest from the other."""
-    prompt, mark, written = text.partition(SAMPLE_MARK)
-    prompt, written = (prompt, written) if mark else ("", text)
-    return {"prompt": prompt[-MAX_SAMPLE_CHARACTERS:], "text": written[:MAX_SAMPLE_CHARACTERS]}
+def template_part(folder: str) -> tuple[str | None, dict[str, Any] | None]:
+    """A run's template, without secrets: its name as far as it is known, and its part of the page.
 
-
-@dataclass(frozen=True)
-class TemplatePart:
-    """A run's template: its name as far as it is known, and how it differs from base."""
-
-    name: str | None
-    content: dict[str, Any] | None  # for a page; None where the run has no copy of its template
-
-
-def template_part(folder: str) -> TemplatePart:
-    """The run's own copy of its template against the base of a checkout, without secrets."""
-    name = _name(folder)
+    That tells how the run's own copy differs from the base of a checkout; None without a copy.
+    """
+    try:
+        info = read_info(folder)
+    except StorageError:
+        info = None
+    # The variant by the module of its launch config, as the executor recorded it.
+    module = info.config.get("<module>") if info and isinstance(info.config, dict) else None
+    parts = module.split(".") if isinstance(module, str) else []
+    name = parts[2] if parts[:2] == ["experiments", "grug"] and len(parts) > 2 else None
     copy = join(folder, TEMPLATE)
     if not is_folder(copy):
-        return TemplatePart(name, None)
+        return name, None
     against = variant_path(BASE)
+    base = None  # of the nearest checkout: here, above the run, or where the library is
+    for start in (Path.cwd(), Path(folder), Path(chomp.__file__).parent):
+        with contextlib.suppress(ConfigError):
+            base = base or checkout_root(start) / against
     content: dict[str, Any] = {
         "name": redacted(name or "unknown"),
         "files": [],
         "against": against,
         "html": None,
-        "note": None,
+        "note": f"no checkout is near, so there is no {against} to compare with",
     }
-    base = _base(folder)
     if base is None or not is_local(copy):
-        content["note"] = f"no checkout is near, so there is no {against} to compare with"
-        return TemplatePart(name, content)
+        return name, content
     changes = folder_changes(base, Path(copy), extensions=(".py",))
     content["files"] = [
         {"path": redacted(file.path), "lines": len(file.right.lines)}
         for file in changes.files
         if file.right
     ]
-    return TemplatePart(name, content | _difference(changes, name, against))
-
-
-def _difference(changes: FolderChanges, name: str | None, against: str) -> dict[str, Any]:
     if changes.is_empty:
-        return {"note": f"equal to {against} of this checkout"}
-    changed = [file for file in changes.files if file.status != "unchanged" and not file.is_binary]
-    html = "".join(map(_file_html, changed))
-    told = f"{_lines_told(changes, name)} against {against}"
+        return name, content | {"note": f"equal to {against} of this checkout"}
+    html = ""
+    for file in changes.files:
+        if file.status != "unchanged" and not file.is_binary:
+            # Secrets go before there is HTML, which may write them otherwise or put marks in them.
+            left = [redacted(line) for line in file.left.lines] if file.left else []
+            right = [redacted(line) for line in file.right.lines] if file.right else []
+            rows = rows_html(file.path, left, right, file.hunks, CONTEXT_LINES)
+            html += f'<h3>{escaped(redacted(file.path))}</h3><div class="code">{rows}</div>'
+    # Counted as the ledger does, where the variant's name is known.
+    added, deleted, but = changes.added_lines, changes.deleted_lines, ""
+    if name is not None:
+        added, deleted = lines_beyond_renaming(changes, Renaming(BASE, name))
+        but = ", but for its own name,"
+    note = f"+{added:,} -{deleted:,} lines of Python{but} against {against}"
     if len(html) > MAX_DIFF_CHARACTERS:
-        return {"note": f"{told}: too much for this page; `chomp variant diff` shows all of it"}
-    return {"html": html, "note": told}
-
-
-def _lines_told(changes: FolderChanges, name: str | None) -> str:
-    """How many lines differ, counted as the ledger does where the variant's name is known."""
-    if name is None:
-        return f"+{changes.added_lines:,} -{changes.deleted_lines:,} lines of Python"
-    added, deleted = lines_beyond_renaming(changes, Renaming(BASE, name))
-    return f"+{added:,} -{deleted:,} lines of Python, but for its own name,"
-
-
-def _file_html(file: FileChange) -> str:
-    # Secrets go before there is HTML, which may write them otherwise or put marks into them.
-    left = [redacted(line) for line in file.left.lines] if file.left else []
-    right = [redacted(line) for line in file.right.lines] if file.right else []
-    rows = rows_html(file.path, left, right, file.hunks, CONTEXT_LINES)
-    return f'<h3>{escaped(redacted(file.path))}</h3><div class="code">{rows}</div>'
-
-
-def _name(folder: str) -> str | None:
-    """The variant by the module of its launch config, as the executor recorded it."""
-    try:
-        info = read_info(folder)
-    except StorageError:
-        return None
-    module = info.config.get("<module>") if info and isinstance(info.config, dict) else None
-    parts = module.split(".") if isinstance(module, str) else []
-    return parts[2] if parts[:2] == ["experiments", "grug"] and len(parts) > 2 else None
-
-
-def _base(folder: str) -> Path | None:
-    """The base template of the nearest checkout: here, above the run, or where the library is."""
-    for start in (Path.cwd(), Path(folder), Path(chomp.__file__).parent):
-        try:
-            return checkout_root(start) / variant_path(BASE)
-        except ConfigError:
-            continue
-    return None
+        note += ": too much for this page; `chomp variant diff` shows all of it"
+        return name, content | {"note": note}
+    return name, content | {"html": html, "note": note}

@@ -76,6 +76,7 @@ _WRAPPERS = re.compile(
     r"|rematted_computation|core_call|scan|(?:transpose\()?jvp\(\)\)?|vmap\(\))/"
 )
 _PS_PER_NS = 1000
+_PROGRAMS = "/host:metadata"  # the plane that has them
 
 
 @cache
@@ -88,25 +89,21 @@ def message_class(name: str) -> Any:
 def _pool() -> Any:
     """A pool of our own: another library may have registered XLA's messages in the common one."""
     file = descriptor_pb2.FileDescriptorProto(name="trace.proto", package="trace", syntax="proto3")
-    for name, fields in _MESSAGES.items():
-        described = file.message_type.add(name=name)
-        for field, (number, kind) in fields.items():
-            _add_field(described, field, number, kind)
+    for message, fields in _MESSAGES.items():
+        described = file.message_type.add(name=message)
+        for name, (number, kind) in fields.items():
+            plain = kind.removeprefix("*")
+            field = described.field.add(
+                name=name,
+                number=number,
+                label=_OPTIONAL if plain == kind else _REPEATED,
+                type=_TYPES.get(plain, _MESSAGE_TYPE),
+            )
+            if plain not in _TYPES:
+                field.type_name = f".trace.{plain}"
     pool = descriptor_pool.DescriptorPool()
     pool.Add(file)
     return pool
-
-
-def _add_field(described: Any, name: str, number: int, kind: str) -> None:
-    plain = kind.removeprefix("*")
-    field = described.field.add(
-        name=name,
-        number=number,
-        label=_OPTIONAL if plain == kind else _REPEATED,
-        type=_TYPES.get(plain, _MESSAGE_TYPE),
-    )
-    if plain not in _TYPES:
-        field.type_name = f".trace.{plain}"
 
 
 @dataclass(frozen=True)
@@ -136,26 +133,15 @@ class Programs:
     def __init__(self, contents: dict[int, tuple[str, bytes]]) -> None:
         """`contents` are names and serialized `HloProto`s."""
         self._contents = contents
-        self._read = cache(self._instructions)
-        self._read_kernels = cache(self._by_kernel)
-
-    @staticmethod
-    def of_plane(plane: Any) -> "Programs":
-        """Those of the plane `/host:metadata`, where each is an event's metadata."""
-        contents = {}
-        for entry in plane.event_metadata:
-            numbered = _NUMBERED.fullmatch(entry.value.name)
-            content = next((s.bytes_value for s in entry.value.stats if s.bytes_value), None)
-            if numbered and content:
-                contents[int(numbered[2])] = numbered[1], content
-        return Programs(contents)
+        self._of = cache(self._instructions)
+        self._by_kernel = cache(self._kernels)
 
     def instruction(self, program_id: int, program: str, name: str) -> Instruction | None:
         """The instruction called `name`; None where the trace does not have it.
 
         `program` is the program's name, empty where an operation does not say it.
         """
-        return self._read(program_id, program).get(name)
+        return self._of(program_id, program).get(name)
 
     def kernel(self, program_id: int, program: str, name: str) -> Instruction | None:
         """The instruction that a kernel is named after: `loop_add_fusion_2`, in a CUDA graph.
@@ -163,7 +149,7 @@ class Programs:
         Instructions that come to the same code share a kernel. So this tells what it does and not
         for whom: its scope is left out.
         """
-        return self._read_kernels(program_id, program).get(name)
+        return self._by_kernel(program_id, program).get(name)
 
     def _instructions(self, program_id: int, program: str) -> dict[str, Instruction]:
         known, content = self._contents.get(program_id, ("", b""))
@@ -177,8 +163,8 @@ class Programs:
             for found in computation.instructions
         }
 
-    def _by_kernel(self, program_id: int, program: str) -> dict[str, Instruction]:
-        named = self._read(program_id, program)
+    def _kernels(self, program_id: int, program: str) -> dict[str, Instruction]:
+        named = self._of(program_id, program)
         return {
             re.sub(r"[.-]", "_", name): replace(found, scope="") for name, found in named.items()
         }
@@ -189,22 +175,18 @@ def _instruction(found: Any, inside: dict[int, Any]) -> Instruction:
     # A fusion takes the name of its last operation; the product in it says more.
     named = next((p for p in parts if p.opcode == "dot" and p.metadata.op_name), found)
     scopes = [part.metadata.op_name for part in (named, *parts) if part.metadata.op_name]
+    # A collective among groups of one device sends nothing; without groups it is among all.
+    sizes = [len(g.replica_ids) for g in (*found.replica_groups, *found.device_list.replica_groups)]
+    if found.device_list.iota.num_devices_per_group:
+        sizes = [found.device_list.iota.num_devices_per_group]
     return Instruction(
         name=found.name,
         opcode=found.opcode,
         scope=scopes[0] if scopes else "",
         opcodes=frozenset(part.opcode for part in parts),
         targets=frozenset(part.custom_call_target for part in parts) - {""},
-        is_alone=_is_alone(found),
+        is_alone=set(sizes) == {1},
     )
-
-
-def _is_alone(found: Any) -> bool:
-    """Whether a collective is among groups of one device; without groups it is among all."""
-    groups = [*found.replica_groups, *found.device_list.replica_groups]
-    if found.device_list.iota.num_devices_per_group:
-        return bool(found.device_list.iota.num_devices_per_group == 1)
-    return bool(groups) and all(len(group.replica_ids) == 1 for group in groups)
 
 
 def _fused(found: Any, inside: dict[int, Any]) -> list[Any]:
@@ -225,50 +207,28 @@ class Event:
     stats: dict[str, str | int]
 
 
-class Line:
-    """A stream or a thread, with the events on it."""
-
-    def __init__(self, line: Any, plane: "Plane") -> None:
-        """A message of `plane`, which has the names."""
-        self.name: str = line.name
-        self._line, self._plane = line, plane
-
-    def events(self, named: Collection[str] | None = None) -> Iterator[Event]:
-        """Its events in the order of the file: all, or those with one of these names."""
-        names, base = self._plane.event_names, self._line.timestamp_ns * _PS_PER_NS
-        for event in self._line.events:
-            name, start = names.get(event.metadata_id, ""), base + event.offset_ps
-            if named is None or name in named:
-                stats = self._plane.stats_of(event)
-                yield Event(name, start, start + event.duration_ps, stats)
-
-
 class Plane:
-    """What one device or the host did."""
+    """What one device or the host did: events on lines, which are its streams and threads."""
 
     def __init__(self, plane: Any) -> None:
         """A message as it was sent, with names apart from what they name."""
         self.name: str = plane.name
-        self.message = plane
-        self.event_names = {entry.key: entry.value.name for entry in plane.event_metadata}
+        self.lines: list[Any] = list(plane.lines)  # messages; each has a name
+        self._event_names = {entry.key: entry.value.name for entry in plane.event_metadata}
         self._stat_names = {entry.key: entry.value.name for entry in plane.stat_metadata}
         # Of some devices, what all runs of an operation have in common stands beside its name.
         self._common = {entry.key: self._read(entry.value.stats) for entry in plane.event_metadata}
+        self.stats = self._read(plane.stats)  # of the device itself: its name, its clock rate
 
-    @property
-    def lines(self) -> list[Line]:
-        """Its streams and threads."""
-        return [Line(line, self) for line in self.message.lines]
-
-    @property
-    def stats(self) -> dict[str, str | int]:
-        """What is known of the device itself: its name, its clock rate."""
-        return self._read(self.message.stats)
-
-    def stats_of(self, event: Any) -> dict[str, str | int]:
-        """An event's own stats, over those of its name."""
-        common = self._common.get(event.metadata_id, {})
-        return {**common, **self._read(event.stats)}
+    def events(self, line: Any, named: Collection[str] | None = None) -> Iterator[Event]:
+        """The events of a line in the order of the file: all, or those with one of these names."""
+        base = line.timestamp_ns * _PS_PER_NS
+        for event in line.events:
+            name, start = self._event_names.get(event.metadata_id, ""), base + event.offset_ps
+            if named is None or name in named:
+                common = self._common.get(event.metadata_id, {})
+                stats = {**common, **self._read(event.stats)}
+                yield Event(name, start, start + event.duration_ps, stats)
 
     def _read(self, stats: Any) -> dict[str, str | int]:
         names = self._stat_names
@@ -286,6 +246,7 @@ class Space:
     """A whole trace: what every device and the host did, and what the profiler has to say."""
 
     planes: tuple[Plane, ...]
+    programs: Programs
     complaints: tuple[str, ...]  # events were lost, a device could not be traced, …
 
     def plane(self, name: str) -> Plane | None:
@@ -304,5 +265,11 @@ def read_space(path: str) -> Space:
             fix="wait until the run has written it, or trace again; a run killed while writing "
             "leaves half a file",
         ) from error
-    planes = tuple(Plane(plane) for plane in space.planes)
-    return Space(planes, (*space.errors, *space.warnings))
+    contents = {}  # each program is the metadata of an event
+    for entry in (e for p in space.planes if p.name == _PROGRAMS for e in p.event_metadata):
+        numbered = _NUMBERED.fullmatch(entry.value.name)
+        content = next((s.bytes_value for s in entry.value.stats if s.bytes_value), None)
+        if numbered and content:
+            contents[int(numbered[2])] = numbered[1], content
+    planes = tuple(map(Plane, space.planes))
+    return Space(planes, Programs(contents), (*space.errors, *space.warnings))
