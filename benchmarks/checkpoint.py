@@ -36,9 +36,9 @@ from chomp.checkpoint import (
     CheckpointMetadata,
     StepFolder,
     latest_checkpoint,
-    named_leaves,
     restore_checkpoint,
 )
+from chomp.checkpoint.arrays import named_leaves
 from chomp.kernels.precision import Precision
 from chomp.mesh import MeshConfig, create_mesh, prepare_devices
 from experiments.grug.base.model import Transformer

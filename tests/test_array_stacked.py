@@ -15,19 +15,19 @@ from hypothesis import strategies as st
 from jax.sharding import Mesh, NamedSharding
 
 from chomp.checkpoint import (
-    CHECKPOINTS,
     CheckpointConfig,
     CheckpointMetadata,
     list_checkpoints,
-    named_leaves,
     save_step_checkpoint,
 )
+from chomp.checkpoint.arrays import named_leaves
 from chomp.config import config_to_mapping
 from chomp.errors import CheckpointError, ChompError, StorageError
 from chomp.kernels.attention import AttentionMask
 from chomp.kernels.precision import Precision
 from chomp.mesh import abstract_arrays, place_batch
 from chomp.optim import GrugOptimizerConfig
+from chomp.tracking.run_files import CHECKPOINTS
 from experiments.grug.array_stacked import model as stacked_model
 from experiments.grug.array_stacked import train as stacked_train
 from experiments.grug.array_stacked.convert import (

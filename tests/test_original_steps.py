@@ -18,6 +18,7 @@ from jax.sharding import PartitionSpec as P
 
 from chomp.checkpoint import (
     CheckpointMetadata,
+    LoadOptions,
     restore_latest_or_initialize,
     save_step_checkpoint,
 )
@@ -216,5 +217,5 @@ def test_another_run_is_told_before_an_array_is_read(tmp_path: Path, one_device_
             about=replace(about, config_hash="ours", config={"model": {"hidden_dim": 32}}),
             mesh=one_device_mesh,
             config=config,
-            settings=config.trainer,
+            options=LoadOptions.of(config.trainer),
         )

@@ -36,11 +36,11 @@ from chomp.checkpoint import (
     Checkpointer,
     LoadOptions,
     list_checkpoints,
-    receipt_of,
     restore_checkpoint,
     restore_latest_or_initialize,
-    step_path,
 )
+from chomp.checkpoint.checksums import receipt_of
+from chomp.checkpoint.format import step_path
 from chomp.errors import ChompError
 from chomp.mesh import MeshConfig, create_mesh
 
@@ -147,14 +147,14 @@ def prepare_fork(folder: Path) -> None:
 def go_back(folder: Path) -> None:
     """Go on from the oldest checkpoint, which puts the newer ones aside."""
     mesh = create_mesh(MeshConfig())
-    settings = LoadOptions(load_checkpoint_path=step_path(str(folder), KEPT))
+    options = LoadOptions(load_checkpoint_path=step_path(str(folder), KEPT))
     with jax.set_mesh(mesh):
         restore_latest_or_initialize(
             str(folder),
             lambda: state_at(0),
             about=about(attempt=2),
             mesh=mesh,
-            settings=settings,
+            options=options,
         )
 
 

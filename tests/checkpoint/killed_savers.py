@@ -36,7 +36,7 @@ def live(folder: str, born: int) -> None:
     mesh = create_mesh(MeshConfig())
     with jax.set_mesh(mesh):
         begun = restore_latest_or_initialize(
-            folder, lambda: state_at(0), about=about(), mesh=mesh, settings=LoadOptions()
+            folder, lambda: state_at(0), about=about(), mesh=mesh, options=LoadOptions()
         )
         state, found = begun.state, begun.found
         step = int(state.step)

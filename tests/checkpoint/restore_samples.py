@@ -14,12 +14,13 @@ from checkpoint_samples import state_at
 
 from chomp.checkpoint import (
     CheckpointMetadata,
-    Resume,
+    LoadOptions,
     StepFolder,
     restore_latest_or_initialize,
     save_step_checkpoint,
 )
 from chomp.checkpoint.format import signed
+from chomp.checkpoint.resume import Resume
 from chomp.config import Config, config_hash, config_to_mapping, setting
 
 BATCH = 4
@@ -35,7 +36,7 @@ class ModelSample(Config):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainerSample(Config):
-    """One field of each mark, and all that `LoadSettings` asks for."""
+    """One field of each mark, and all that `LoadOptions` asks for."""
 
     steps: int = setting(default=10, mark="schedule")
     batch_size: int | tuple[tuple[int, int], ...] = setting(default=BATCH, mark="schedule")
@@ -109,7 +110,7 @@ def begun(
             about=about(config, **({"attempt": 2} | changes)),
             mesh=mesh,
             config=config,
-            settings=config.trainer,
+            options=LoadOptions.of(config.trainer),
             data_offset_at=data_offset_at,
             proof=proof,
         )

@@ -12,8 +12,12 @@ from hypothesis.extra.numpy import array_shapes, arrays
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from chomp.checkpoint import receipt_of
-from chomp.checkpoint.checksums import _LANES, checked_receipt, sums_on_device, sums_on_host
+from chomp.checkpoint.checksums import (
+    _LANES,
+    receipt_of,
+    sums_on_device,
+    sums_on_host,
+)
 from chomp.errors import NonFiniteError
 from tests.well_compiled import well_compiled_environment
 
@@ -167,7 +171,7 @@ def test_one_element_that_is_not_finite_is_refused_by_its_leaf(bad, dtype, shape
     leaf = np.ones(shape, dtype)
     good = {"count": np.int32(-1), "w": leaf.copy()}
     leaf[2, 3] = bad
-    assert checked_receipt(good) == receipt_of(good)
+    assert receipt_of(good, must_be_finite=True) == receipt_of(good)
     with pytest.raises(NonFiniteError) as caught:
-        checked_receipt({"step": np.int32(1), "params/w": leaf})
+        receipt_of({"step": np.int32(1), "params/w": leaf}, must_be_finite=True)
     assert "params/w" in caught.value.given

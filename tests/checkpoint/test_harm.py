@@ -25,12 +25,8 @@ from restore_samples import (
     step_of,
 )
 
-from chomp.checkpoint import (
-    DamagedCheckpoint,
-    list_checkpoints,
-    look,
-    restore_checkpoint,
-)
+from chomp.checkpoint import DamagedCheckpoint, list_checkpoints, place_of, restore_checkpoint
+from chomp.checkpoint.format import Unreadable, checkpoints_at
 from chomp.errors import CheckpointError, StorageError
 
 HERE = Path(__file__).parent
@@ -153,7 +149,8 @@ def test_metadata_of_another_config_is_an_error_that_says_so(folder, mesh):
 def test_a_reason_says_what_is_wrong_and_gives_no_advice(folder, mesh, caplog):
     for step, harm in ((8, "unreadable arrays"), (6, "unreadable metadata"), (4, "cut metadata")):
         HARMS[harm][0](folder / f"step-{step}")
-    _, others = look(str(folder))
+    found = checkpoints_at(place_of(str(folder)))
+    others = [item for item in found if isinstance(item, Unreadable)]
     assert len(others) == 2
     assert step_of(begun(folder, mesh)) == 2
     told = [r.getMessage() for r in caplog.records if "passed over" in r.getMessage()]

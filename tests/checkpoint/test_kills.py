@@ -62,7 +62,7 @@ def test_the_last_death_left_a_state_that_another_mesh_restores(
             lambda: state_at(0),
             about=about(),
             mesh=eight_device_mesh,
-            settings=LoadOptions(load_checkpoint=True),
+            options=LoadOptions(load_checkpoint=True),
         )
         expected = jax.jit(lambda: state_at(newest))()
         same = jax.tree.map(lambda a, b: bool((a == b).all()), begun.state, expected)

@@ -22,12 +22,7 @@ from restore_samples import (
     step_of,
 )
 
-from chomp.checkpoint import (
-    StepFolder,
-    latest_checkpoint,
-    list_checkpoints,
-    restore_checkpoint,
-)
+from chomp.checkpoint import StepFolder, latest_checkpoint, list_checkpoints, restore_checkpoint
 from chomp.errors import CheckpointError, ConfigError, StorageError
 
 

@@ -25,12 +25,12 @@ from chomp.checkpoint import (
     Checkpointer,
     latest_checkpoint,
     list_checkpoints,
-    named_leaves,
-    receipt_of,
     restore_checkpoint,
     save_step_checkpoint,
     save_temporary_checkpoint,
 )
+from chomp.checkpoint.arrays import named_leaves
+from chomp.checkpoint.checksums import receipt_of
 from chomp.errors import DataError, NonFiniteError, StorageError
 
 MESHES = ["one_device_mesh", "eight_device_mesh"]

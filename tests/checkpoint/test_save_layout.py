@@ -11,25 +11,26 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from chomp.checkpoint import (
+    CheckpointPlace,
     StepFolder,
-    Unreadable,
     latest_checkpoint,
-    leftovers,
     list_checkpoints,
-    look,
+    read_step_folder,
+)
+from chomp.checkpoint.format import (
+    Unreadable,
+    checkpoints_at,
+    leftovers,
+    move_aside,
     moved_aside,
     open_checkpoint,
     problem_with_files,
-    read_step_folder,
+    signed,
+    state_file_sizes,
     step_path,
     write_metadata,
 )
-from chomp.checkpoint.checkpointer import clean_up
-from chomp.checkpoint.format import (
-    move_aside,
-    signed,
-    state_file_sizes,
-)
+from chomp.checkpoint.save import clean_up
 from chomp.errors import CheckpointError
 from chomp.storage import read_json
 
@@ -55,6 +56,14 @@ def spoil(path: Path, **changes: object) -> None:
     file.write_text(json.dumps(signed(kept)))
 
 
+def look(folder: Path) -> tuple[list[int], list[Unreadable]]:
+    """The steps that can be read, and the others; oldest first."""
+    found = checkpoints_at(CheckpointPlace(folder=str(folder)))[::-1]
+    steps = [item.metadata.step for item in found if isinstance(item, StepFolder)]
+    assert steps == [item.metadata.step for item in list_checkpoints(str(folder))]
+    return steps, [item for item in found if isinstance(item, Unreadable)]
+
+
 def test_metadata_reads_back_as_it_was_written(tmp_path):
     full = about(
         step=4,
@@ -75,9 +84,9 @@ def test_metadata_reads_back_as_it_was_written(tmp_path):
 def test_checkpoints_are_listed_by_their_steps(tmp_path):
     for step in (10, 9, 100, 2):
         make(tmp_path, step)
-    assert [item.metadata.step for item in list_checkpoints(str(tmp_path))] == [2, 9, 10, 100]
+    assert look(tmp_path) == ([2, 9, 10, 100], [])
     assert latest_checkpoint(str(tmp_path)) == list_checkpoints(str(tmp_path))[-1]
-    assert look(str(tmp_path / "missing")) == ([], [])
+    assert look(tmp_path / "missing") == ([], [])
 
 
 @pytest.mark.parametrize(
@@ -97,9 +106,8 @@ def test_metadata_that_cannot_be_is_told_and_hides_no_neighbour(changes, words, 
     make(tmp_path, 4)
     spoil(make(tmp_path, 5), **changes)
     make(tmp_path, 7)
-    found, others = look(str(tmp_path))
-    assert [item.metadata.step for item in found] == [4, 7]
-    (other,) = others
+    steps, (other,) = look(tmp_path)
+    assert steps == [4, 7]
     assert other.path == str(tmp_path / "step-5")
     assert words in other.reason
     with pytest.raises(CheckpointError) as caught:
@@ -120,21 +128,18 @@ def test_a_flipped_bit_anywhere_in_the_metadata_is_noticed(chance, tmp_path_fact
     assert isinstance(open_checkpoint(str(path)), Unreadable)
 
 
-def test_a_folder_without_metadata_and_a_file_are_no_checkpoints(tmp_path):
+def test_what_is_no_checkpoint_is_told_or_not_looked_at(tmp_path):
     (tmp_path / "step-5").mkdir()
     (tmp_path / "step-6").write_text("a file")
     (make(tmp_path, 7) / "metadata.json").write_text('{"step": 7,')
-    found, others = look(str(tmp_path))
-    assert found == []
-    reasons = [other.reason for other in others]
-    assert reasons[:2] == ["it has no metadata.json", "it is no folder"]
-    assert "is not JSON" in reasons[2]
-
-
-def test_other_names_are_not_looked_at(tmp_path):
+    (tmp_path / "step-8").symlink_to("elsewhere")
     for name in ("step-007", "step-5.writing", "step-5.removing", "step-5.damaged-2", "notes"):
         (tmp_path / name).mkdir()
-    assert look(str(tmp_path)) == ([], [])
+    steps, others = look(tmp_path)
+    assert steps == []
+    reasons = [other.reason for other in others]
+    assert "is not JSON" in reasons.pop(2)
+    assert reasons == ["it has no metadata.json", "it is no folder", "it is no folder"]
 
 
 def test_what_is_deleted_while_others_are_looked_at_is_passed_over(tmp_path, monkeypatch):
@@ -146,14 +151,7 @@ def test_what_is_deleted_while_others_are_looked_at_is_passed_over(tmp_path, mon
         return read_json(path)
 
     monkeypatch.setattr("chomp.checkpoint.format.read_json", read_and_delete)
-    found, others = look(str(tmp_path))
-    assert [item.metadata.step for item in found] == [4, 6]
-    assert others == []
-
-
-def test_a_link_that_leads_nowhere_is_there_all_the_same(tmp_path):
-    (tmp_path / "step-5").symlink_to("elsewhere")
-    assert [other.reason for other in look(str(tmp_path))[1]] == ["it is no folder"]
+    assert look(tmp_path) == ([4, 6], [])
 
 
 def test_files_are_known_by_their_names_and_sizes(tmp_path):

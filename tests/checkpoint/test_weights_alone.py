@@ -20,8 +20,8 @@ from chomp.checkpoint import (
     read_step_folder,
     save_step_checkpoint,
     these_weights,
-    write_metadata,
 )
+from chomp.checkpoint.format import write_metadata
 from chomp.errors import CheckpointError, ConfigError
 from tests.checkpoint.checkpoint_samples import about
 

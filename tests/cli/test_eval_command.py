@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from chomp.checkpoint import read_step_folder, write_metadata
+from chomp.checkpoint import read_step_folder
+from chomp.checkpoint.format import write_metadata
 from chomp.data import TokenStore
 from chomp.tokenize import save_tokenizer, train_bpe
 from chomp.tracking import JsonlTracker, latest_rows, read_metrics

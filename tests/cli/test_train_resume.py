@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from chomp.checkpoint import write_metadata
+from chomp.checkpoint.format import write_metadata
 from chomp.cli.train import parsed_resume
 from chomp.errors import ConfigError
 from chomp.executor.status import read_status, write_status

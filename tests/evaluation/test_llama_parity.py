@@ -19,13 +19,8 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh
 
-from chomp.checkpoint import (
-    CheckpointMetadata,
-    latest_checkpoint,
-    named_leaves,
-    save_step_checkpoint,
-    with_leaves,
-)
+from chomp.checkpoint import CheckpointMetadata, latest_checkpoint, save_step_checkpoint
+from chomp.checkpoint.arrays import named_leaves, with_leaves
 from chomp.checkpoint.export import export_weights
 from chomp.config import config_to_mapping
 from chomp.evaluation.harness import (

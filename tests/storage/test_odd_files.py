@@ -11,13 +11,8 @@ from typing import Any
 import pytest
 
 from chomp import storage
-from chomp.checkpoint import (
-    CheckpointMetadata,
-    StepFolder,
-    list_checkpoints,
-    open_checkpoint,
-    problem_with_files,
-)
+from chomp.checkpoint import CheckpointMetadata, StepFolder, list_checkpoints
+from chomp.checkpoint.format import open_checkpoint, problem_with_files
 from chomp.data import read_manifest
 from chomp.errors import StorageError
 from chomp.executor import read_status

@@ -10,7 +10,6 @@ import operator
 import re
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass
 from math import prod
 from typing import Any, TypeVar
 
@@ -22,10 +21,10 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from chomp.checkpoint.checksums import receipt_of
 from chomp.checkpoint.format import (
-    NAMES_SHOWN,
     DamagedCheckpoint,
     StepFolder,
     problem_with_files,
+    some_of,
     state_file_sizes,
     state_path,
 )
@@ -51,22 +50,19 @@ Targets = Mapping[str, jax.ShapeDtypeStruct]  # leaf -> shape, dtype and shardin
 OnBytes = Callable[[int], None]
 
 
-@dataclass(frozen=True, kw_only=True)
-class ReadArray:
-    """One array as it was saved, or why it cannot be read."""
-
-    name: str
-    value: np.ndarray | None = None
-    problem: str | None = None
-
-
 # ---- A state as named arrays ---------------------------------------------------------------------
 
 
 def named_leaves(state: Any) -> dict[str, Any]:
     """Leaf path -> array. Typed random keys become their data, which Orbax and hashes can take."""
-    flat, _ = jax.tree_util.tree_flatten_with_path(state)
-    return {_name(path): _without_key_type(leaf) for path, leaf in flat}
+    leaves = {}
+    for path, leaf in jax.tree_util.tree_flatten_with_path(state)[0]:
+        if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+            is_abstract = isinstance(leaf, jax.ShapeDtypeStruct)
+            data = jax.random.key_data
+            leaf = jax.eval_shape(data, leaf) if is_abstract else data(leaf)
+        leaves[_name(path)] = leaf
+    return leaves
 
 
 def with_leaves(abstract_state: Any, leaves: Mapping[str, Any]) -> Any:
@@ -74,7 +70,7 @@ def with_leaves(abstract_state: Any, leaves: Mapping[str, Any]) -> Any:
 
     def find(path: jax.tree_util.KeyPath[Any], leaf: Any) -> Any:
         value = leaves[_name(path)]
-        if not _is_key(leaf):
+        if not jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
             return value
         # Of the same generator: another one would give other numbers. JAX tells the kind of an
         # array only, and `leaf` may be its shape: so it is asked in a trace.
@@ -123,8 +119,7 @@ def read_arrays(found: StepFolder, targets: Targets) -> dict[str, jax.Array]:
     The targets must have passed `require_same_arrays`. Not checked against the receipt yet: that
     takes all processes. Raises `DamagedCheckpoint`, and `CheckpointError` where memory ran out.
     """
-    problem = problem_with_files(found)
-    if problem is not None:
+    if (problem := problem_with_files(found)) is not None:
         raise DamagedCheckpoint(found.path, problem)
     # Each process reads its own shards, and what several of its devices hold alike once.
     shards = {
@@ -151,8 +146,7 @@ def read_arrays(found: StepFolder, targets: Targets) -> dict[str, jax.Array]:
         }
     except Exception as error:
         reason = f"{type(error).__name__}: {error}"
-        is_short = is_caused_by(error, _SHORT_OF, _SHORT_OF_WORDS)
-        if is_short or isinstance(error, MemoryError):
+        if isinstance(error, MemoryError) or is_caused_by(error, _SHORT_OF, _SHORT_OF_WORDS):
             raise CheckpointError(
                 f"checkpoint {found.path} could not be read; it need not be damaged: {reason}",
                 allowed="enough memory for the state, and enough open files for its parts",
@@ -170,44 +164,41 @@ def receipt_problem(found: StepFolder, leaves: Mapping[str, jax.Array]) -> str |
     """
     saved = found.metadata.receipt
     changed = [name for name, digest in receipt_of(leaves).items() if saved.get(name) != digest]
-    if not changed:
-        return None
-    names = ", ".join(changed[:NAMES_SHOWN]) + (", ..." if changed[NAMES_SHOWN:] else "")
-    return f"{len(changed)} arrays differ from the receipt: {names}"
+    return f"{len(changed)} arrays differ from the receipt: {some_of(changed)}" if changed else None
 
 
 def read_each(
     found: StepFolder, names: Collection[str] | None = None, *, ahead_bytes: int = AHEAD_BYTES
-) -> Iterator[ReadArray]:
-    """The named arrays (default: all) in numpy, each checked against shape, dtype and receipt."""
+) -> Iterator[tuple[str, np.ndarray | str]]:
+    """Names with arrays, each checked by shape, dtype and receipt; or what is wrong with it."""
     wanted = list(found.metadata.arrays if names is None else names)
     try:
         state_file_sizes(found.path)
     except StorageError as error:  # a pipe among the files, which TensorStore would wait for
-        yield from (ReadArray(name=name, problem=f"cannot be read: {error}") for name in wanted)
+        yield from ((name, f"cannot be read: {error}") for name in wanted)
         return
     values = _read(found, [(name, (...,)) for name in wanted], ahead_bytes)
     for name, value in zip(wanted, values, strict=True):
         if isinstance(value, _OtherKind):
-            yield ReadArray(name=name, problem=str(value).removeprefix(f"{name} "))
+            yield name, str(value).removeprefix(f"{name} ")
         elif isinstance(value, Exception):
-            yield ReadArray(name=name, problem=f"cannot be read: {short_reason(value, name)}")
+            yield name, f"cannot be read: {short_reason(value, name)}"
         elif receipt_of({name: value})[name] != found.metadata.receipt.get(name):
-            yield ReadArray(name=name, problem="differs from the receipt: bits have changed")
+            yield name, "differs from the receipt: bits have changed"
         else:
-            yield ReadArray(name=name, value=value)
+            yield name, value
 
 
 def checked_arrays(
     found: StepFolder, names: Collection[str] | None = None, *, on_bytes: OnBytes | None = None
 ) -> Iterator[tuple[str, np.ndarray]]:
     """The named arrays (default: all); `CheckpointError` at the first that is not as saved."""
-    for item in read_each(found, names):
-        if item.value is None:
-            raise DamagedCheckpoint(found.path, f"{item.name}: {item.problem}")
-        yield item.name, item.value
+    for name, value in read_each(found, names):
+        if isinstance(value, str):
+            raise DamagedCheckpoint(found.path, f"{name}: {value}")
+        yield name, value
         if on_bytes is not None:
-            on_bytes(item.value.nbytes)
+            on_bytes(value.nbytes)
 
 
 def problem_with_arrays(found: StepFolder) -> str | None:
@@ -339,15 +330,3 @@ def _read(
 
 def _name(path: jax.tree_util.KeyPath[Any]) -> str:
     return jax.tree_util.keystr(path, simple=True, separator="/")
-
-
-def _is_key(leaf: Any) -> bool:
-    return jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
-
-
-def _without_key_type(leaf: Any) -> Any:
-    if not _is_key(leaf):
-        return leaf
-    if isinstance(leaf, jax.ShapeDtypeStruct):
-        return jax.eval_shape(jax.random.key_data, leaf)
-    return jax.random.key_data(leaf)

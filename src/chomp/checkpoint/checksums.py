@@ -34,23 +34,34 @@ _SMALL_BYTES = 256 * 1024
 _MOST_UNDER_WAY = 16
 
 
-def receipt_of(leaves: Mapping[str, Any]) -> dict[str, str]:
-    """Leaf -> 32 hex digits that its bits, dtype and shape decide, and nothing else."""
-    sums = _sums_of(leaves)
-    return {name: _digest(leaf, sums[name]) for name, leaf in leaves.items()}
+def receipt_of(leaves: Mapping[str, Any], *, must_be_finite: bool = False) -> dict[str, str]:
+    """Leaf -> 32 hex digits that its bits, dtype and shape decide, and nothing else.
 
-
-def checked_receipt(leaves: Mapping[str, Any]) -> dict[str, str]:
-    """The receipt of `leaves`; raises `NonFiniteError` if one of them has NaN or infinity."""
-    sums = _sums_of(leaves)
-    for name, (*_, not_finite) in sums.items():
-        if not_finite:
-            raise NonFiniteError(
-                f"the state has NaN or infinity in {name}",
-                allowed="finite states only",
-                fix="lower optim.lr or raise optim.warmup_steps; the last checkpoint is untouched",
-            )
-    return {name: _digest(leaf, sums[name]) for name, leaf in leaves.items()}
+    With `must_be_finite`, raises `NonFiniteError` for a leaf with NaN or infinity.
+    """
+    receipt: dict[str, str] = {}
+    names = list(leaves)
+    for first in range(0, len(names), _MOST_UNDER_WAY):
+        # Several are under way before the first is waited for.
+        started = {
+            name: _start_sums(leaves[name]) for name in names[first : first + _MOST_UNDER_WAY]
+        }
+        for name, sums in started.items():
+            *lanes, not_finite = map(int, np.asarray(sums))
+            if must_be_finite and not_finite:
+                raise NonFiniteError(
+                    f"the state has NaN or infinity in {name}",
+                    allowed="finite states only",
+                    fix="lower optim.lr or raise optim.warmup_steps; the last checkpoint is "
+                    "untouched",
+                )
+            leaf = leaves[name]
+            kind = hashlib.blake2b(f"{leaf.dtype} {tuple(leaf.shape)}".encode(), digest_size=16)
+            words = b"".join(lane.to_bytes(4, "little") for lane in lanes)
+            # By exclusive or, so that two arrays of one kind differ wherever their sums do.
+            pairs = zip(kind.digest(), words, strict=True)
+            receipt[name] = bytes(a ^ b for a, b in pairs).hex()
+    return receipt
 
 
 def sums_on_host(array: Shaped[np.ndarray, "..."]) -> UInt32[np.ndarray, " 5"]:
@@ -89,19 +100,6 @@ def sums_on_device(leaf: Shaped[Array, "..."]) -> UInt32[Array, " 5"]:
     return jnp.stack(_added(rows, tuple(range(min(words.ndim, 1)))))
 
 
-def _sums_of(leaves: Mapping[str, Any]) -> dict[str, list[int]]:
-    """Leaf -> its four sums, and how many of its elements are not finite (modulo 2^32)."""
-    found: dict[str, list[int]] = {}
-    names = list(leaves)
-    for first in range(0, len(names), _MOST_UNDER_WAY):
-        # Several are under way before the first is waited for.
-        started = {
-            name: _start_sums(leaves[name]) for name in names[first : first + _MOST_UNDER_WAY]
-        }
-        found |= {name: [int(n) for n in np.asarray(sums)] for name, sums in started.items()}
-    return found
-
-
 def _start_sums(leaf: Any) -> Any:
     is_whole_here = not isinstance(leaf, jax.Array) or (
         leaf.is_fully_addressable or leaf.is_fully_replicated
@@ -138,10 +136,3 @@ def _added(summands: tuple[Any, ...], axes: tuple[int, ...]) -> tuple[Any, ...]:
             axes,
         )
     )
-
-
-def _digest(leaf: Any, sums: list[int]) -> str:
-    kind = hashlib.blake2b(f"{leaf.dtype} {tuple(leaf.shape)}".encode(), digest_size=16).digest()
-    lanes = b"".join(n.to_bytes(4, "little") for n in sums[:4])
-    # By exclusive or, so that two arrays of one kind differ wherever their sums do.
-    return bytes(a ^ b for a, b in zip(kind, lanes, strict=True)).hex()

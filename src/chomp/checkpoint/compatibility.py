@@ -6,10 +6,10 @@ Cosmetic changes nothing that is trained.
 """
 
 import logging
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import fields, replace
-from itertools import takewhile
 from typing import Any
 
 from chomp.checkpoint.format import CheckpointMetadata, StepFolder
@@ -69,18 +69,12 @@ def require_same_run(
             allowed="the model, data and data order that the run started with",
             fix="undo the changes marked identity, or start a new run in another folder",
         )
-    unnamed = [
-        change.path
-        for change in schedule
-        if not any(change.path == name or change.path.startswith(f"{name}.") for name in allowed)
-    ]
+    covered = tuple(f"{name}." for name in allowed)
+    unnamed = [change.path for change in schedule if not f"{change.path}.".startswith(covered)]
     if unnamed:
         # Each field once, lists as a whole.
-        named = (
-            ".".join(takewhile(lambda part: not part.isdecimal(), path.split(".")))
-            for path in unnamed
-        )
-        flags = " ".join(f"--allow {name}" for name in dict.fromkeys(named))
+        named = dict.fromkeys(re.sub(r"\.\d+(\..*)?$", "", path) for path in unnamed)
+        flags = " ".join(f"--allow {name}" for name in named)
         raise CheckpointError(
             f"{found.path} was saved with another schedule:\n{_table(schedule)}",
             allowed="the schedule that the run started with, or changes named by --allow",
@@ -125,10 +119,10 @@ def allowed_changes(config: Any, names: Sequence[str]) -> tuple[str, ...]:
     part of the run's identity: no flag makes another run the same one.
     """
     paths = []
+    known = [dotted(path) for path in _schedule_paths(config)]
+    allowed = f"fields of the schedule: {', '.join(known) or 'this config has none'}"
     for name in names:
         found = find_field(config, name)
-        known = [dotted(path) for path in _schedule_paths(config)]
-        allowed = f"fields of the schedule: {', '.join(known) or 'this config has none'}"
         if found is None:
             near = nearest(name, known)
             raise ConfigError(
@@ -156,8 +150,13 @@ def warn_unless_exact(found: StepFolder, about: CheckpointMetadata) -> None:
         for name in _EXACT_WITH
         if name in before and name in now and before[name] != now[name]
     ]
-    if found.metadata.mesh and about.mesh and found.metadata.mesh != about.mesh:
-        rows.insert(0, ("mesh", _sizes(found.metadata.mesh), _sizes(about.mesh)))
+    meshes = found.metadata.mesh, about.mesh
+    if all(meshes) and meshes[0] != meshes[1]:
+        texts = [
+            ", ".join(f"{axis}={size}" for axis, size in mesh.items() if size > 1) or "one device"
+            for mesh in meshes
+        ]
+        rows.insert(0, ("mesh", texts[0], texts[1]))
     if rows:
         _log.warning(
             "the state of %s is restored to the bit, but what follows is not bit for bit what the "
@@ -169,13 +168,13 @@ def warn_unless_exact(found: StepFolder, about: CheckpointMetadata) -> None:
 
 def in_columns(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
     """A table of lines that each begin with two spaces; the last ends with a line break."""
-    lines = [[_text(cell) for cell in row] for row in (header, *rows)]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    padded = (
-        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
-        for line in lines
-    )
-    return "".join(f"  {line}\n" for line in padded)
+    texts = [[v if isinstance(v, str) else repr(v) for v in row] for row in (header, *rows)]
+    cells = [
+        [t if len(t) <= _MAX_CELL else f"{t[: _MAX_CELL - 3]}..." for t in row] for row in texts
+    ]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    lines = ("  ".join(map(str.ljust, row, widths)).rstrip() for row in cells)
+    return "".join(f"  {line}\n" for line in lines)
 
 
 def _config_changes(
@@ -209,15 +208,6 @@ def _identity(name: str, saved: str, now: str) -> Difference:
 def _table(changes: Iterable[Difference]) -> str:
     rows = [(change.path, change.before, change.after, change.mark) for change in changes]
     return in_columns(("field", "saved", "now", "class"), rows)
-
-
-def _sizes(mesh: Mapping[str, int]) -> str:
-    return ", ".join(f"{axis}={size}" for axis, size in mesh.items() if size > 1) or "one device"
-
-
-def _text(value: Any) -> str:
-    text = value if isinstance(value, str) else repr(value)
-    return text if len(text) <= _MAX_CELL else text[: _MAX_CELL - 3] + "..."
 
 
 def _schedule_paths(config: Any, path: KeyPath = ()) -> Iterator[KeyPath]:

@@ -18,9 +18,16 @@ from typing import Literal
 import numpy as np
 from safetensors.numpy import save_file
 
-from chomp.checkpoint.arrays import AVERAGE, WEIGHTS, OnBytes, array_bytes, checked_arrays
+from chomp.checkpoint.arrays import (
+    AVERAGE,
+    WEIGHTS,
+    OnBytes,
+    array_bytes,
+    checked_arrays,
+    within,
+)
 from chomp.checkpoint.format import DamagedCheckpoint, StepFolder, problem_with_files
-from chomp.errors import CheckpointError, ConfigError, DataError, StorageError, require
+from chomp.errors import CheckpointError, DataError, StorageError, require
 from chomp.storage import (
     exists,
     is_folder,
@@ -49,9 +56,10 @@ MODEL_FILE = "model.safetensors"
 _PREFIXES: dict[Weights, str] = {"params": WEIGHTS, "ema": AVERAGE}
 _COPIED = ("tokenizer", "template")
 _HASH_CHARACTERS = 12  # in messages
-_README = """# Weights of {run_id}, step {step}
+_README = """# Weights of {about.run_id}, step {about.step}
 
-`model.safetensors` holds the {weights} of checkpoint step {step} ({tokens_seen:,} tokens seen), \
+`model.safetensors` holds the {weights} of checkpoint step {about.step} \
+({about.tokens_seen:,} tokens seen), \
 {num_arrays} arrays of {dtypes}. Read it with the package safetensors:
 
     from safetensors.numpy import load_file  # safetensors.torch, safetensors.flax, ...
@@ -83,19 +91,14 @@ def export_weights(
     dtype: FloatType | None = None,
     on_bytes: OnBytes | None = None,
 ) -> Export:
-    """Write the weights of a checkpoint to the new folder `out`.
+    """Write the weights of a checkpoint to the new folder `out`; takes memory for them once.
 
     `run` is the run folder that the tokenizer and the template are copied from. `dtype` None keeps
-    what was saved, bit for bit; else floating-point arrays are rounded to it. Takes memory for the
-    weights once (the optimizer's state is not read).
+    what was saved, bit for bit; else floating-point arrays are rounded to it.
     """
     target, metadata = normalise(out), found.metadata
-    require(
-        is_local(target),
-        f"--out {target}",
-        allowed="a local folder",
-        fix="export to a local folder, and copy it",
-    )
+    fix = "export to a local folder, and copy it"
+    require(is_local(target), f"--out {target}", allowed="a local folder", fix=fix)
     if exists(target):
         raise StorageError(
             f"{target} already exists",
@@ -121,21 +124,15 @@ def export_weights(
     }
     num_bytes = sum(value.nbytes for value in arrays.values())
     receipts = "".join(f"{name} {metadata.receipt[name]}\n" for name in names)
+    facts = ("step", "tokens_seen", "run_id", "attempt", "config_hash", "tokenizer_hash")
     header = {  # where the arrays come from, as safetensors takes it: text only
         "names": "dotted paths through the fields of template/model.py; numbers index layers",
         "weights": weights,
-        "step": str(metadata.step),
-        "tokens_seen": str(metadata.tokens_seen),
-        "run_id": metadata.run_id,
-        "attempt": str(metadata.attempt),
-        "config_hash": metadata.config_hash,
-        "tokenizer_hash": metadata.tokenizer_hash,
+        **{name: str(getattr(metadata, name)) for name in facts},
         "receipts_sha256": hashlib.sha256(receipts.encode()).hexdigest(),
     }
     readme = _README.format(
-        run_id=metadata.run_id,
-        step=metadata.step,
-        tokens_seen=metadata.tokens_seen,
+        about=metadata,
         weights="averaged weights (EMA)" if weights == "ema" else "weights",
         num_arrays=len(arrays),
         dtypes=" and ".join(sorted({value.dtype.name for value in arrays.values()})),
@@ -166,18 +163,13 @@ def export_weights(
 
 def weight_names(found: StepFolder, weights: Weights) -> list[str]:
     """The names of the arrays that an export reads; `CheckpointError` if there are none."""
-    names = [name for name in found.metadata.arrays if name.startswith(_PREFIXES[weights])]
-    if names:
+    if names := list(within(found.metadata.arrays, _PREFIXES[weights])):
         return names
-    raise CheckpointError(
-        f"{found.path} has no arrays under {_PREFIXES[weights]}",
-        allowed="a checkpoint of a run with trainer.ema_beta"
-        if weights == "ema"
-        else "a checkpoint of a training state",
-        fix="export its weights with --weights params"
-        if weights == "ema"
-        else "choose another checkpoint",
-    )
+    allowed, fix = "a checkpoint of a training state", "choose another checkpoint"
+    if weights == "ema":
+        allowed, fix = "a checkpoint of a run with trainer.ema_beta", "use --weights params"
+    given = f"{found.path} has no arrays under {_PREFIXES[weights]}"
+    raise CheckpointError(given, allowed=allowed, fix=fix)
 
 
 def weight_bytes(found: StepFolder, weights: Weights) -> int:
@@ -210,11 +202,11 @@ def _as_type(name: str, value: np.ndarray, dtype: FloatType | None) -> np.ndarra
         return value
     with np.errstate(over="ignore"):  # told below, with the name
         cast = value.astype(np.dtype(dtype))
-    if not np.isfinite(cast).all():
-        raise ConfigError(
-            f"--dtype {dtype}, but {name} has values up to "
-            f"{np.abs(value.astype(np.float32)).max():.3g}",
-            allowed="a dtype that can hold every weight",
-            fix="choose bfloat16 or float32",
-        )
+    largest = np.abs(value.astype(np.float32)).max(initial=0)
+    require(
+        bool(np.isfinite(cast).all()),
+        f"--dtype {dtype}, but {name} has values up to {largest:.3g}",
+        allowed="a dtype that can hold every weight",
+        fix="choose bfloat16 or float32",
+    )
     return cast

@@ -39,7 +39,7 @@ from chomp.storage import (
     rename_folder,
     write_json_atomic,
 )
-from chomp.tracking.run_files import CHECKPOINTS as CHECKPOINTS
+from chomp.tracking.run_files import CHECKPOINTS
 
 # Goes up whenever an older reader would misunderstand what is written.
 FORMAT = 2  # 1 had SHA-256 receipts, a list of files, and no record of shapes
@@ -49,6 +49,7 @@ UNFINISHED = ".writing"
 REMOVED = ".removing"
 NAMES_SHOWN = 5  # of files or arrays, in a message
 _OWN_HASH = "metadata_hash"
+_PLACES = f"a run folder, its {CHECKPOINTS} folder, or one step-N"
 _STEP_FOLDER = re.compile(r"step-(0|[1-9]\d*)")
 _LEFTOVER = re.compile(_STEP_FOLDER.pattern + rf"({re.escape(UNFINISHED)}|{re.escape(REMOVED)})")
 _ASIDE = re.compile(_STEP_FOLDER.pattern + r"\.(damaged|forked)-\d+(\.\d+)?")
@@ -184,76 +185,52 @@ def is_gone(path: str) -> bool:
 
 
 def place_of(path: str) -> CheckpointPlace:
-    """What `path` means: a run folder, its checkpoints folder, or one step-N.
-
-    `ConfigError` where it is none of these.
-    """
+    """What `path` means: a run folder, its checkpoints folder or one step-N; else `ConfigError`."""
     full = normalise(path)
     full = os.path.abspath(full) if is_local(full) else full
     name, around = name_of(full), parent_of(full)
     if not is_folder(full):
-        near = _names(around, _STEP_FOLDER)
-        raise ConfigError(
-            f"{path} does not exist",
-            allowed="a run folder, its checkpoints folder, or one step-N",
-            fix=f"choose one of {', '.join(near)}" if near else "correct the path",
-        )
+        near = ", ".join(_names(around, _STEP_FOLDER))
+        fix = f"choose one of {near}" if near else "correct the path"
+        raise ConfigError(f"{path} does not exist", allowed=_PLACES, fix=fix)
     if is_folder(join(full, CHECKPOINTS)):  # first: a run may be called step-3
         return CheckpointPlace(folder=join(full, CHECKPOINTS), run=full)
-    if (aside := _ASIDE.fullmatch(name)) is not None:
-        before = f"step-{aside[1]}"
-        raise ConfigError(
-            f"{path} is a checkpoint that was moved aside",
-            allowed=f"the checkpoint under its own name, {before}",
-            fix=f"move any {before} away, rename this folder to {before}, and give that path",
-        )
     if step_of_name(name) is not None:
         return CheckpointPlace(folder=around, step=full, run=run_around(around))
-    if re.fullmatch(r"step-\d+", name):  # such as step-007
-        own = f"step-{int(name.removeprefix('step-'))}"
+    # Moved aside, or with a number such as 007.
+    if (other := _ASIDE.fullmatch(name) or re.fullmatch(r"step-(\d+)", name)) is not None:
+        own = f"step-{int(other[1])}"
         raise ConfigError(
-            f"{path} is not the name of a checkpoint",
+            f"{path} does not have a checkpoint's own name",
             allowed=f"step-N with a plain number, such as {own}",
-            fix=f"use {own}; rename this folder if it holds that step",
+            fix=f"move any {own} away, rename this folder to {own}, and give that path",
         )
     if name == CHECKPOINTS or any(_names(full, kind) for kind in (_STEP_FOLDER, _LEFTOVER, _ASIDE)):
         return CheckpointPlace(folder=full, run=run_around(full))
     raise ConfigError(
         f"{path} is a folder without checkpoints",
-        allowed=f"a run folder, its {CHECKPOINTS} folder, or one step-N",
+        allowed=_PLACES,
         fix="correct the path, or wait until the run has saved",
     )
+
+
+def _names(folder: str, pattern: re.Pattern[str]) -> list[str]:
+    names = list_folder(folder) if is_folder(folder) else []
+    return [name for name in names if pattern.fullmatch(name)]
 
 
 # ---- Reading -------------------------------------------------------------------------------------
 
 
-def look(folder: str) -> tuple[list[StepFolder], list[Unreadable]]:
-    """What has a checkpoint's name in `folder`: the readable and the others, oldest first.
-
-    What a run deletes meanwhile is in neither list.
-    """
-    found = _look(folder)
-    return (
-        [item for item in found if isinstance(item, StepFolder)],
-        [item for item in found if isinstance(item, Unreadable)],
-    )
-
-
-def list_checkpoints(folder: str) -> list[StepFolder]:
-    """The readable checkpoints in `folder`, oldest first."""
-    return look(folder)[0]
-
-
-def latest_checkpoint(folder: str) -> StepFolder | None:
-    """The readable checkpoint of the highest step; None where there is none."""
-    found = list_checkpoints(folder)
-    return found[-1] if found else None
-
-
 def checkpoints_at(place: CheckpointPlace) -> list[StepFolder | Unreadable]:
-    """The checkpoint that was named, or all at the place; readable or not, newest first."""
-    return [item for item in reversed(_look(place.folder)) if place.step in (None, item.path)]
+    """The checkpoint that was named, or all at the place; readable or not, newest first.
+
+    What a run deletes meanwhile is left out.
+    """
+    steps = [int(name.removeprefix("step-")) for name in _names(place.folder, _STEP_FOLDER)]
+    paths = [step_path(place.folder, step) for step in sorted(steps, reverse=True)]
+    found = [open_checkpoint(path) for path in paths if place.step in (None, path)]
+    return [item for item in found if isinstance(item, StepFolder) or not is_gone(item.path)]
 
 
 def require_checkpoints_at(place: CheckpointPlace) -> list[StepFolder | Unreadable]:
@@ -267,12 +244,24 @@ def require_checkpoints_at(place: CheckpointPlace) -> list[StepFolder | Unreadab
     )
 
 
+def list_checkpoints(folder: str) -> list[StepFolder]:
+    """The readable checkpoints in `folder`, oldest first."""
+    found = reversed(checkpoints_at(CheckpointPlace(folder=folder)))
+    return [item for item in found if isinstance(item, StepFolder)]
+
+
+def latest_checkpoint(folder: str) -> StepFolder | None:
+    """The readable checkpoint of the highest step; None where there is none."""
+    found = list_checkpoints(folder)
+    return found[-1] if found else None
+
+
 def read_step_folder(path: str) -> StepFolder:
     """The checkpoint in a folder; it must be complete, of this version and under its own name."""
     found = open_checkpoint(path)
-    if isinstance(found, StepFolder):
-        return found
-    raise found.error()
+    if isinstance(found, Unreadable):
+        raise found.error()
+    return found
 
 
 def open_checkpoint(path: str) -> StepFolder | Unreadable:
@@ -288,25 +277,23 @@ def open_checkpoint(path: str) -> StepFolder | Unreadable:
             return Unreadable(path, f"{METADATA}: it is no JSON object")
         own_hash = value.pop(_OWN_HASH, None)
         is_whole = own_hash == _hash_of(value)
-    except StorageError as error:  # one bad neighbour must not hide the others
-        return Unreadable(path, _reason(error))
-    except ValueError as error:
-        return Unreadable(path, f"{METADATA}: {error}")
-    # A flipped byte may hit `format` too: where the hash agrees, somebody meant it.
-    saved_format = value.get("format", 1)
-    if saved_format != FORMAT and (is_whole or own_hash is None):
-        reason = f"it has format {saved_format!r}, and this version of chomp reads {FORMAT}"
-        return Unreadable(path, f"{METADATA}: {reason}", is_other_format=True)
-    if not is_whole:
-        return Unreadable(
-            path, f"{METADATA}: it is not as it was written: {_OWN_HASH} says otherwise"
-        )
-    try:
+        # A flipped byte may hit `format` too: where the hash agrees, somebody meant it.
+        saved_format = value.get("format", 1)
+        if saved_format != FORMAT and (is_whole or own_hash is None):
+            reason = f"it has format {saved_format!r}, and this version of chomp reads {FORMAT}"
+            return Unreadable(path, f"{METADATA}: {reason}", is_other_format=True)
+        if not is_whole:
+            reason = f"it is not as it was written: {_OWN_HASH} says otherwise"
+            return Unreadable(path, f"{METADATA}: {reason}")
         # By way of text: pydantic's strict mode takes a mapping for a dataclass only from there.
         metadata = _ADAPTER.validate_json(json.dumps(value), strict=True)
+    except StorageError as error:  # one bad neighbour must not hide the others
+        return Unreadable(path, _reason(error))
     except ValidationError as error:
         wrong = (f"{'.'.join(map(str, e['loc'])) or 'it'}: {e['msg']}" for e in error.errors())
         return Unreadable(path, f"{METADATA}: {'; '.join(wrong)}")
+    except ValueError as error:
+        return Unreadable(path, f"{METADATA}: {error}")
     # A copy under another step's name would pass for that step when it is to be saved.
     if name_of(path) != f"step-{metadata.step}":
         return Unreadable(path, f"it holds the checkpoint of step {metadata.step}")
@@ -321,7 +308,7 @@ def problem_with_files(found: StepFolder) -> str | None:
         return f"state/ cannot be looked at: {_reason(error)}"
     missing, extra = sorted(wanted.keys() - there.keys()), sorted(there.keys() - wanted.keys())
     if missing or extra:
-        return f"state/ lacks {_some(missing)} and has {_some(extra)} besides"
+        return f"state/ lacks {some_of(missing)} and has {some_of(extra)} besides"
     for name, size in wanted.items():
         if there[name] != size:
             return f"state/{name} has {there[name]:,} bytes instead of {size:,}"
@@ -330,10 +317,38 @@ def problem_with_files(found: StepFolder) -> str | None:
 
 def state_file_sizes(path: str) -> dict[str, int]:
     """The files that hold a checkpoint's arrays, by their names below state/, with their bytes."""
+
+    def below(folder: str, prefix: str) -> Iterator[tuple[str, int]]:
+        for name in list_folder(folder):
+            inner = join(folder, name)
+            if is_folder(inner):
+                yield from below(inner, f"{prefix}{name}/")
+            else:
+                yield f"{prefix}{name}", file_info(inner).size_bytes
+
     state = join(path, STATE)
-    if not is_folder(state):
-        return {}
-    return {name: file_info(join(state, name)).size_bytes for name in sorted(_files_below(state))}
+    return dict(sorted(below(state, ""))) if is_folder(state) else {}
+
+
+def some_of(names: list[str]) -> str:
+    """The first few names, and how many more there are."""
+    more = f" and {len(names) - NAMES_SHOWN} more" if len(names) > NAMES_SHOWN else ""
+    return f"{', '.join(names[:NAMES_SHOWN]) or 'nothing'}{more}"
+
+
+def _hash_of(fields: dict[str, Any]) -> str:
+    text = json_text(fields, name=METADATA, indent=None, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _reason(error: StorageError) -> str:
+    """What the filesystem or the parser said, without the advice that is for other callers."""
+    cause = error.__cause__
+    if isinstance(cause, RecursionError):
+        return f"{METADATA} is nested too deep"
+    if isinstance(cause, ValueError):
+        return f"{METADATA} is not JSON: {cause}"
+    return str(cause or error)
 
 
 # ---- Writing -------------------------------------------------------------------------------------
@@ -366,48 +381,3 @@ def remove_checkpoint(path: str) -> None:
         remove_tree(removed)
     rename_folder(path, removed)
     remove_tree(removed)
-
-
-# ---- Private helpers -----------------------------------------------------------------------------
-
-
-def _look(folder: str) -> list[StepFolder | Unreadable]:
-    """What has a checkpoint's name in `folder`, oldest first."""
-    names = sorted(_names(folder, _STEP_FOLDER), key=lambda name: step_of_name(name) or 0)
-    found = [open_checkpoint(join(folder, name)) for name in names]
-    return [item for item in found if isinstance(item, StepFolder) or not is_gone(item.path)]
-
-
-def _names(folder: str, pattern: re.Pattern[str]) -> list[str]:
-    if not is_folder(folder):
-        return []
-    return [name for name in list_folder(folder) if pattern.fullmatch(name)]
-
-
-def _hash_of(fields: dict[str, Any]) -> str:
-    text = json_text(fields, name=METADATA, indent=None, sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()
-
-
-def _reason(error: StorageError) -> str:
-    """What the filesystem or the parser said, without the advice that is for other callers."""
-    cause = error.__cause__
-    if isinstance(cause, RecursionError):
-        return f"{METADATA} is nested too deep"
-    if isinstance(cause, ValueError):
-        return f"{METADATA} is not JSON: {cause}"
-    return str(cause or error)
-
-
-def _some(names: list[str]) -> str:
-    more = f" and {len(names) - NAMES_SHOWN} more" if len(names) > NAMES_SHOWN else ""
-    return f"{', '.join(names[:NAMES_SHOWN]) or 'nothing'}{more}"
-
-
-def _files_below(folder: str, prefix: str = "") -> Iterator[str]:
-    for name in list_folder(folder):
-        inner = join(folder, name)
-        if is_folder(inner):
-            yield from _files_below(inner, f"{prefix}{name}/")
-        else:
-            yield f"{prefix}{name}"

@@ -6,7 +6,7 @@ two states that were saved, never a damaged file.
 """
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -54,12 +54,13 @@ def problems_of(found: StepFolder, *, on_bytes: OnBytes | None = None) -> list[s
     for name in sorted(metadata.receipt.keys() ^ metadata.arrays.keys()):
         problems.append(f"{name}: the metadata has only its hash or only its shape")
     damaged: dict[str, str] = {}
-    for item in read_each(found, [name for name in metadata.arrays if name in metadata.receipt]):
-        if item.problem is not None:
-            damaged[item.name] = item.problem
+    for name, value in read_each(found, [n for n in metadata.arrays if n in metadata.receipt]):
+        if isinstance(value, str):
+            damaged[name] = value
         if on_bytes is not None:
-            on_bytes(array_bytes(found, item.name))
-    if len(damaged) == len(metadata.arrays) > 1 and len(reasons := set(damaged.values())) == 1:
+            on_bytes(array_bytes(found, name))
+    reasons = set(damaged.values())
+    if len(damaged) == len(metadata.arrays) > 1 and len(reasons) == 1:
         problems.append(f"all {len(damaged)} arrays: {reasons.pop()}")  # what they share is damaged
     else:
         problems += [f"{name}: {problem}" for name, problem in damaged.items()]
@@ -75,13 +76,18 @@ def array_differences(
     What only one side has comes first, then weights and moments by their relative difference, then
     counters and keys, whose numbers say little, then what is equal. `on_bytes` hears of `before`.
     """
-    described = list(_described(before, after))
-    names = [item.name for item in described if item.kind == "other values"]
+    items = {item.name: item for item in _described(before, after)}
+    names = [name for name, item in items.items() if item.kind == "other values"]
     sides = checked_arrays(before, names, on_bytes=on_bytes), checked_arrays(after, names)
-    measured = {
-        name: _measured(name, old, new) for (name, old), (_, new) in zip(*sides, strict=True)
-    }
-    return sorted((measured.get(item.name, item) for item in described), key=_rank)
+    for (name, old), (_, new) in zip(*sides, strict=True):
+        items[name] = _measured(items[name], old, new)
+
+    def rank(item: ArrayDifference) -> tuple[int, float, str]:
+        if item.kind == "other values":
+            return 1 if item.is_float else 2, -item.relative, item.name
+        return 3 if item.kind == "equal" else 0, 0.0, item.name
+
+    return sorted(items.values(), key=rank)
 
 
 def bytes_to_compare(before: StepFolder, after: StepFolder) -> int:
@@ -124,10 +130,16 @@ def _described(before: StepFolder, after: StepFolder) -> Iterator[ArrayDifferenc
     """What the metadata alone tells of each array."""
     old, new = before.metadata, after.metadata
     for name in dict.fromkeys([*old.arrays, *new.arrays]):
-        texts = _text(old.arrays.get(name)), _text(new.arrays.get(name))
+        # By `get`: reading such an array tells better what is wrong with its description.
+        texts = [
+            "" if array is None else f"{array.get('dtype')} {array.get('shape')}"
+            for array in (old.arrays.get(name), new.arrays.get(name))
+        ]
         kind: Kind = "other values"
-        if name not in new.arrays or name not in old.arrays:
-            kind = "only before" if name in old.arrays else "only after"
+        if name not in new.arrays:
+            kind = "only before"
+        elif name not in old.arrays:
+            kind = "only after"
         elif texts[0] != texts[1]:
             kind = "other kind"
         elif name in old.receipt and old.receipt[name] == new.receipt.get(name):
@@ -136,7 +148,7 @@ def _described(before: StepFolder, after: StepFolder) -> Iterator[ArrayDifferenc
 
 
 def _measured(
-    name: str, before: Shaped[np.ndarray, "..."], after: Shaped[np.ndarray, "..."]
+    item: ArrayDifference, before: Shaped[np.ndarray, "..."], after: Shaped[np.ndarray, "..."]
 ) -> ArrayDifference:
     old, new = before.reshape(-1), after.reshape(-1)
     different, largest, squares, scale = 0, 0.0, 0.0, 0.0
@@ -150,12 +162,8 @@ def _measured(
         squares, scale = squares + float(gap @ gap), scale + float(wide @ wide)
     # From zeros anything is an infinite change, except to zeros of the other sign.
     relative = (squares / scale) ** 0.5 if scale else float("inf") if squares else 0.0
-    text = _text({"shape": list(before.shape), "dtype": before.dtype.name})
-    return ArrayDifference(
-        name=name,
-        kind="other values",
-        before=text,
-        after=text,
+    return replace(
+        item,
         # Not by numpy's own kinds: bfloat16 is none of them.
         is_float="float" in before.dtype.name,
         num_elements=old.size,
@@ -163,16 +171,3 @@ def _measured(
         max_abs=largest,
         relative=relative,
     )
-
-
-def _text(array: dict[str, Any] | None) -> str:
-    # By `get`: reading such an array tells better what is wrong with its description.
-    return "" if array is None else f"{array.get('dtype')} {array.get('shape')}"
-
-
-def _rank(item: ArrayDifference) -> tuple[int, float, str]:
-    if item.kind == "equal":
-        return 3, 0.0, item.name
-    if item.kind != "other values":
-        return 0, 0.0, item.name
-    return 1 if item.is_float else 2, -item.relative, item.name

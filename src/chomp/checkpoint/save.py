@@ -1,37 +1,48 @@
-"""Writing a checkpoint: into an unfinished folder, then one rename.
+"""Saving: when a run saves, how a checkpoint is written, and which old ones are deleted.
 
-In two halves. `start_save` returns when the state may be changed or donated; `finish_save` waits
-until Orbax has written it, and makes it a checkpoint. Every process writes its own shards; process
-0 alone makes folders, writes metadata and renames, and all of them succeed or fail together.
+A checkpoint is written into an unfinished folder and gets its name by one rename. `start_save`
+returns when the state may be changed or donated; `finish_save` waits until Orbax has written it.
+Every process writes its own shards; process 0 alone makes folders, writes metadata, renames and
+deletes, and all of them succeed or fail together. `Checkpointer` does this in the background, one
+save at a time; what goes wrong there is raised at the next call.
 """
 
 import contextlib
 import ctypes
-import dataclasses
 import errno
+import logging
 import os
 import shutil
+import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
+from types import TracebackType
 from typing import Any
 
 import jax
 
 from chomp.checkpoint.arrays import is_caused_by, named_leaves, problem_with_arrays
-from chomp.checkpoint.checksums import checked_receipt
+from chomp.checkpoint.checksums import receipt_of
 from chomp.checkpoint.format import (
     UNFINISHED,
     CheckpointMetadata,
     StepFolder,
+    leftovers,
+    list_checkpoints,
+    open_checkpoint,
+    problem_with_files,
     read_step_folder,
+    remove_checkpoint,
     run_around,
     state_file_sizes,
     state_path,
     step_path,
     write_metadata,
 )
-from chomp.errors import ChompError, StorageError, private_names
+from chomp.config import Config, setting
+from chomp.errors import ChompError, StorageError, private_names, require
 from chomp.mesh.distributed import broadcast, is_first, raise_together
 from chomp.storage import (
     exists,
@@ -48,66 +59,267 @@ _TIMEOUT_S = 600
 # Longer than Orbax's own barriers take to give up, so that their error is the one that is told.
 _FINISH_TIMEOUT_S = 900.0
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_SAFE = "earlier checkpoints are untouched and the same command continues"
+_log = logging.getLogger(__name__)
 
 
-def writer_for(leaves: dict[str, Any], *, max_staged_bytes: int | None) -> Any:
-    """Orbax's `AsyncCheckpointer` for one save of `leaves`, to be closed by the caller.
+@dataclass(frozen=True, kw_only=True)
+class KeepPolicy(Config):
+    """Checkpoints of every so many steps are kept for good, up to and with step `until`."""
 
-    Its `save` returns when the arrays are on the host: safe to donate. With `max_staged_bytes`
-    they are copied there a part at a time, and only what has been written is safe.
+    every: int = setting(ge=1, lt=2**31)
+    until: int | None = setting(default=None, ge=1, lt=2**31)  # null: to the end of the run
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointConfig(Config):
+    """How often a run saves its state. There is always a permanent checkpoint at the end."""
+
+    # Seconds between temporary checkpoints; null: none.
+    save_interval_s: float | None = setting(default=600.0, gt=0, le=1e9)
+    # Steps between permanent checkpoints; null: as `keep` says, or only the one at the end.
+    every: int | None = setting(default=None, ge=1, lt=2**31, aliases=("save_every",))
+    # The same for runs that keep more of their beginning: [{every: 100, until: 1000}, …].
+    keep: tuple[KeepPolicy, ...] = ()
+    # A temporary checkpoint goes when this many newer ones are there.
+    keep_temporary: int = setting(default=2, ge=1, lt=2**31)
+    # Permanent checkpoints that stay, the newest so many; null: all of them.
+    keep_permanent: int | None = setting(default=None, ge=1, lt=2**31, aliases=("max_to_keep",))
+    # Host memory for a save; a larger state is saved in parts, and training waits. null: no bound.
+    max_staged_bytes: int | None = setting(default=None, ge=1, lt=2**63)
+
+    def __post_init__(self) -> None:
+        require(
+            self.every is None or not self.keep,
+            f"checkpoint.every={self.every} with checkpoint.keep={self.keep}",
+            allowed="one of them",
+            fix="set checkpoint.every=null, and add a policy with that period to checkpoint.keep",
+        )
+        ends = [policy.until for policy in self.keep]
+        bounds = [end for end in ends if end is not None]
+        require(
+            bounds == sorted(set(bounds)) and None not in ends[:-1],
+            f"checkpoint.keep with until={ends}",
+            allowed="increasing ends; the last may be null",
+            fix="sort the policies by until, one for each value",
+        )
+        start = 0
+        for policy in self.keep:
+            require(
+                policy.until is None or policy.until // policy.every > start // policy.every,
+                f"checkpoint.keep with every={policy.every} after {start}, until={policy.until}",
+                allowed="policies that keep at least one step: one that `every` divides",
+                fix="lower every, raise until, or remove the policy",
+            )
+            start = policy.until or start
+
+    def is_permanent(self, step: int) -> bool:
+        """Whether the checkpoint of `step` is kept: the first policy that reaches it says."""
+        if self.every is not None:
+            return step % self.every == 0
+        for policy in self.keep:
+            if policy.until is None or step <= policy.until:
+                return step % policy.every == 0
+        return False
+
+    def most_on_disk(self, steps: int) -> tuple[int, int]:
+        """How many permanent and temporary checkpoints a run of `steps` has on disk at most.
+
+        At once, with the one that is being written: an old one goes when a new one is complete.
+        """
+        permanent = 1 + sum(map(self.is_permanent, range(1, steps)))
+        if self.keep_permanent is not None:
+            permanent = min(permanent, self.keep_permanent + 1)
+        temporary = 0 if self.save_interval_s is None else self.keep_temporary
+        return permanent, min(temporary, steps - 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SaveReport:
+    """What one save cost: the run waited `blocked_seconds` of the `seconds` that it took."""
+
+    step: int
+    path: str
+    num_bytes: int  # of the arrays; 0 where a temporary checkpoint was made permanent
+    blocked_seconds: float
+    seconds: float
+
+
+class Checkpointer:
+    """Saves a run's state by its config, in the background. Leave it, or `wait`, to be sure."""
+
+    def __init__(self, folder: str, config: CheckpointConfig, metadata: CheckpointMetadata) -> None:
+        self.folder = folder
+        self._config = config
+        self._metadata = metadata  # of the run; step, offset and tokens are filled in at each save
+        self._last_save = time.monotonic()
+        self._thread: threading.Thread | None = None
+        self._failure: Exception | None = None
+        self._newest = folder
+        self._reports: list[SaveReport] = []  # appended to in the background
+
+    def is_due(self, step: int) -> bool:
+        """Whether the policy asks for a save after `step` completed steps.
+
+        Raises what ended an earlier save in the background, if something did.
+        """
+        self._raise_failure()
+        interval = self._config.save_interval_s
+        is_time = interval is not None and time.monotonic() - self._last_save >= interval
+        return is_time or self.is_permanent(step)
+
+    def is_permanent(self, step: int) -> bool:
+        """Whether the checkpoint of `step` is to be kept: by the step alone, not by the clock."""
+        return self._config.is_permanent(step)
+
+    def save(
+        self,
+        state: Any,
+        *,
+        step: int,
+        data_offset: int,
+        tokens_seen: int,
+        skipped_steps: int = 0,
+        stream_states: dict[str, Any] | None = None,
+        next_batches: Callable[[], Sequence[str]] = tuple,
+        is_final: bool = False,
+    ) -> str:
+        """Start a save, for good if a permanent checkpoint is due; gives the folder it will have.
+
+        Returns when the state may be donated. `next_batches` is asked for their hashes later, in
+        the background and by process 0 only. Raises `NonFiniteError` for a state that is not
+        finite, and what ended an earlier save.
+        """
+        started = time.monotonic()
+        self.wait()
+        metadata = replace(
+            self._metadata,
+            step=step,
+            data_offset=data_offset,
+            tokens_seen=tokens_seen,
+            skipped_steps=skipped_steps,
+            stream_states=stream_states,
+            is_temporary=not (is_final or self.is_permanent(step)),
+        )
+        finish: Callable[[], object] | None = None
+        num_bytes = 0
+        if not _is_saved(self.folder, step):
+            bound = self._config.max_staged_bytes
+            save = start_save(self.folder, state, metadata, max_staged_bytes=bound)
+            finish, num_bytes = partial(finish_save, save, next_batches), save.num_bytes
+        elif not metadata.is_temporary:
+            finish = partial(_promote, self.folder, step)
+        path = self._newest = step_path(self.folder, step)
+        self._last_save = time.monotonic()
+        blocked = self._last_save - started
+
+        def complete() -> None:
+            try:
+                if finish is not None:
+                    finish()
+                # What a save freed goes back to the system, where the C library keeps it (glibc):
+                # else its holes pile up to several times the state. Takes milliseconds.
+                trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+                if trim is not None:
+                    trim(0)
+                if is_first():
+                    config = self._config
+                    clean_up(
+                        self.folder,
+                        keep_temporary=config.keep_temporary,
+                        keep_permanent=config.keep_permanent,
+                    )
+                report = SaveReport(
+                    step=step,
+                    path=path,
+                    num_bytes=num_bytes,
+                    blocked_seconds=blocked,
+                    seconds=time.monotonic() - started,
+                )
+                self._reports.append(report)
+            except Exception as error:
+                self._failure = error
+
+        # Not a daemon: an interpreter that ends waits for it.
+        self._thread = threading.Thread(target=complete, name="checkpoint")
+        self._thread.start()
+        return path
+
+    def wait(self) -> str:
+        """Where the newest save is, once it is on disk; raises what ended it, if something did.
+
+        The folder of all checkpoints, where this attempt has saved nothing.
+        """
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        self._raise_failure()
+        return self._newest
+
+    def take_reports(self) -> list[SaveReport]:
+        """The reports of saves that were completed since the last call."""
+        return [self._reports.pop(0) for _ in range(len(self._reports))]
+
+    def __enter__(self) -> "Checkpointer":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        try:
+            self.wait()
+        except Exception:
+            if error is None:
+                raise
+            _log.exception("the last checkpoint failed too")  # and what is passing ends the run
+
+    def _raise_failure(self) -> None:
+        failure = self._failure
+        if failure is not None:  # otherwise left alone: it may be set at this moment
+            self._failure = None
+            raise failure
+
+
+# ---- One save ------------------------------------------------------------------------------------
+
+
+def save_step_checkpoint(folder: str, state: Any, metadata: CheckpointMetadata) -> str:
+    """Save `state` for good as step `metadata.step`; gives its folder, which is complete then.
+
+    Refuses a state with NaN or infinity. A temporary checkpoint of that step is made permanent
+    instead of being written again.
     """
-    import orbax.checkpoint as ocp  # noqa: PLC0415  # 0.3 s that a plan does not need
-
-    handler = ocp.BasePyTreeCheckpointHandler(
-        # Weights are noise in most of their bits: compressed they take a twelfth less of the disk,
-        # and a second copy of the state in memory until the save is done (November 2026).
-        use_compression=False,
-        **({} if max_staged_bytes is None else _bounds(leaves, max_staged_bytes)),
-    )
-    return ocp.AsyncCheckpointer(
-        ocp.PyTreeCheckpointHandler(handler_impl=handler),
-        async_options=ocp.options.AsyncOptions(
-            timeout_secs=_TIMEOUT_S,
-            # In the background a folder that cannot be made is an error only after that time.
-            create_directories_asynchronously=False,
-        ),
-    )
+    if _is_saved(folder, metadata.step):
+        return _promote(folder, metadata.step)
+    return finish_save(start_save(folder, state, replace(metadata, is_temporary=False)))
 
 
-def give_memory_back() -> None:
-    """Return memory that a save freed to the system, where the C library keeps it (glibc).
-
-    Otherwise its holes pile up from save to save, to several times the state. Takes milliseconds.
-    """
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
-        trim(0)
+def save_temporary_checkpoint(folder: str, state: Any, metadata: CheckpointMetadata) -> str:
+    """Save `state` until a later checkpoint replaces it; gives its folder, complete then."""
+    if _is_saved(folder, metadata.step):
+        return step_path(folder, metadata.step)
+    return finish_save(start_save(folder, state, replace(metadata, is_temporary=True)))
 
 
-def _bounds(leaves: dict[str, Any], max_staged_bytes: int) -> dict[str, Any]:
-    import orbax.checkpoint as ocp  # noqa: PLC0415  # 0.3 s that a plan does not need
+def _is_saved(folder: str, step: int) -> bool:
+    """Whether the checkpoint of `step` is there, as process 0 sees it."""
+    path = step_path(folder, step)
+    return bool(broadcast("checkpoint is there", is_first() and exists(path)))
 
-    # Orbax refuses to write an array that alone is as large as the bound.
-    largest = 1 + max((leaf.nbytes for leaf in leaves.values()), default=0)
-    with private_names("orbax-checkpoint"):
-        from orbax.checkpoint._src.serialization import types  # noqa: PLC0415 (no public name)
 
-        late = types.TransferPriority.ASYNCHRONOUS_DEPRIORITIZED
-
-        class CopiedLate(types.DefaultSerializationStatusCallback):  # type: ignore[misc]
-            """Tells Orbax to copy arrays to the host as others are done, not all at the start."""
-
-            def key_priority(self, _: Any) -> types.TransferPriority:
-                return late
-
-    arrays = ocp.type_handlers.ArrayHandler(callback=CopiedLate())
-    return {
-        "save_concurrent_bytes": max(largest, max_staged_bytes),
-        "save_device_host_concurrent_bytes": max_staged_bytes,
-        "type_handler_registry": ocp.type_handlers.create_type_handler_registry(
-            (jax.Array, arrays)
-        ),
-    }
+def _promote(folder: str, step: int) -> str:
+    """Make the temporary checkpoint of `step` permanent; gives its folder."""
+    path = step_path(folder, step)
+    with raise_together("promotion of a checkpoint"):
+        if is_first():
+            _require_inside(path)
+            saved = read_step_folder(path).metadata
+            if saved.is_temporary:
+                write_metadata(path, replace(saved, is_temporary=False))
+    return path
 
 
 @dataclass(frozen=True)
@@ -117,45 +329,7 @@ class UnfinishedSave:
     path: str
     metadata: CheckpointMetadata
     num_bytes: int  # of all arrays
-    writer: Any  # of `writer_for`
-
-
-def save_step_checkpoint(folder: str, state: Any, metadata: CheckpointMetadata) -> str:
-    """Save `state` for good as step `metadata.step`; gives its folder, which is complete then.
-
-    Refuses a state with NaN or infinity. A temporary checkpoint of that step is made permanent
-    instead of being written again.
-    """
-    if is_saved(folder, metadata.step):
-        return promote(folder, metadata.step)
-    metadata = dataclasses.replace(metadata, is_temporary=False)
-    return finish_save(start_save(folder, state, metadata))
-
-
-def save_temporary_checkpoint(folder: str, state: Any, metadata: CheckpointMetadata) -> str:
-    """Save `state` until a later checkpoint replaces it; gives its folder, complete then."""
-    if is_saved(folder, metadata.step):
-        return step_path(folder, metadata.step)
-    metadata = dataclasses.replace(metadata, is_temporary=True)
-    return finish_save(start_save(folder, state, metadata))
-
-
-def is_saved(folder: str, step: int) -> bool:
-    """Whether the checkpoint of `step` is there, as process 0 sees it."""
-    path = step_path(folder, step)
-    return bool(broadcast("checkpoint is there", is_first() and exists(path)))
-
-
-def promote(folder: str, step: int) -> str:
-    """Make the temporary checkpoint of `step` permanent; gives its folder."""
-    path = step_path(folder, step)
-    with raise_together("promotion of a checkpoint"):
-        if is_first():
-            _require_inside(path)
-            saved = read_step_folder(path).metadata
-            if saved.is_temporary:
-                write_metadata(path, dataclasses.replace(saved, is_temporary=False))
-    return path
+    writer: Any  # Orbax's `AsyncCheckpointer`
 
 
 def start_save(
@@ -167,10 +341,9 @@ def start_save(
     `max_staged_bytes` is written before this returns, that many bytes at a time.
     """
     leaves = named_leaves(state)
-    receipt = checked_receipt(leaves)
-    metadata = dataclasses.replace(
+    metadata = replace(
         metadata,
-        receipt=receipt,
+        receipt=receipt_of(leaves, must_be_finite=True),
         arrays={
             name: {"shape": list(leaf.shape), "dtype": str(leaf.dtype)}
             for name, leaf in leaves.items()
@@ -178,8 +351,6 @@ def start_save(
         time=time.time(),
     )
     num_bytes = sum(leaf.nbytes for leaf in leaves.values())
-    import orbax.checkpoint as ocp  # noqa: PLC0415  # 0.3 s that a plan does not need
-
     path = step_path(folder, metadata.step)
     unfinished = path + UNFINISHED
     with raise_together("start of a checkpoint"):
@@ -189,40 +360,53 @@ def start_save(
                 remove_tree(unfinished)  # left by a process that was killed
             make_folder(unfinished)
             require_space(path, num_bytes)  # Orbax's threads fail late and noisily
-    # A writer with a bound copies after its `save` has returned. So the bound goes to it only
-    # where it is needed, and there the save is waited for.
     distinct = {  # what this process's devices hold alike is copied once
         (name, str(shard.index)): shard.data.nbytes
         for name, leaf in leaves.items()
         for shard in leaf.addressable_shards
     }
-    is_in_parts = max_staged_bytes is not None and sum(distinct.values()) > max_staged_bytes
+    import orbax.checkpoint as ocp  # noqa: PLC0415  # 0.3 s that a plan does not need
+
     try:
-        writer = writer_for(leaves, max_staged_bytes=max_staged_bytes if is_in_parts else None)
+        bounds = {}
+        # A writer with a bound copies after its `save` has returned. So the bound goes to it only
+        # where it is needed, and there the save is waited for.
+        if max_staged_bytes is not None and sum(distinct.values()) > max_staged_bytes:
+            bounds = _bounds(leaves, max_staged_bytes)
+        # Weights are noise in most of their bits: compressed they take a twelfth less of the disk,
+        # and a second copy of the state in memory until the save is done (November 2026).
+        handler = ocp.BasePyTreeCheckpointHandler(use_compression=False, **bounds)
+        writer = ocp.AsyncCheckpointer(
+            ocp.PyTreeCheckpointHandler(handler_impl=handler),
+            async_options=ocp.options.AsyncOptions(
+                timeout_secs=_TIMEOUT_S,
+                # In the background a folder that cannot be made is an error only after that time.
+                create_directories_asynchronously=False,
+            ),
+        )
         writer.save(state_path(unfinished), args=ocp.args.PyTreeSave(leaves))
-        if is_in_parts:
+        if bounds:
             writer.wait_until_finished()
     except Exception as error:
         raise _not_written(path, error) from error
     return UnfinishedSave(path, metadata, num_bytes, writer)
 
 
-def finish_save(
-    save: UnfinishedSave, next_batches: Callable[[], Sequence[str]] | None = None
-) -> str:
+def finish_save(save: UnfinishedSave, next_batches: Callable[[], Sequence[str]] = tuple) -> str:
     """Wait until the arrays are on disk, and give the checkpoint its name; that is its folder.
 
-    `next_batches`, if given, is asked by process 0 for what the metadata has under that name.
+    `next_batches` is asked by process 0 for what the metadata has under that name.
     """
     with raise_together("end of a checkpoint", timeout_s=_FINISH_TIMEOUT_S):
         try:
             save.writer.close()  # waits, and raises what went wrong in Orbax's threads
             if is_first():
                 unfinished = save.path + UNFINISHED
-                sizes = state_file_sizes(unfinished)
-                metadata = dataclasses.replace(save.metadata, state_files=sizes)
-                if next_batches is not None:
-                    metadata = dataclasses.replace(metadata, next_batches=list(next_batches()))
+                metadata = replace(
+                    save.metadata,
+                    state_files=state_file_sizes(unfinished),
+                    next_batches=list(next_batches()) or save.metadata.next_batches,
+                )
                 write_metadata(unfinished, metadata)
                 # Orbax has returned without an error and without a manifest before: where nothing
                 # of what it wrote is found again, it warns and goes on.
@@ -252,9 +436,35 @@ def require_space(path: str, num_bytes: int) -> int | None:
         raise StorageError(
             f"checkpoint {path} needs {num_bytes:,} bytes of space, and {free:,} are free",
             allowed="enough free space for the state",
-            fix="free space; earlier checkpoints are untouched and the same command continues",
+            fix=f"free space; {_SAFE}",
         )
     return free
+
+
+def _bounds(leaves: dict[str, Any], max_staged_bytes: int) -> dict[str, Any]:
+    """Options of Orbax's handler that bound the host memory of a save."""
+    import orbax.checkpoint as ocp  # noqa: PLC0415
+
+    with private_names("orbax-checkpoint"):
+        from orbax.checkpoint._src.serialization import types  # noqa: PLC0415 (no public name)
+
+        late = types.TransferPriority.ASYNCHRONOUS_DEPRIORITIZED
+
+        class CopiedLate(types.DefaultSerializationStatusCallback):  # type: ignore[misc]
+            """Tells Orbax to copy arrays to the host as others are done, not all at the start."""
+
+            def key_priority(self, _: Any) -> types.TransferPriority:
+                return late
+
+    arrays = ocp.type_handlers.ArrayHandler(callback=CopiedLate())
+    registry = ocp.type_handlers.create_type_handler_registry((jax.Array, arrays))
+    # Orbax refuses to write an array that alone is as large as the bound.
+    largest = 1 + max((leaf.nbytes for leaf in leaves.values()), default=0)
+    return {
+        "save_concurrent_bytes": max(largest, max_staged_bytes),
+        "save_device_host_concurrent_bytes": max_staged_bytes,
+        "type_handler_registry": registry,
+    }
 
 
 def _require_inside(path: str) -> None:
@@ -274,9 +484,38 @@ def _not_written(path: str, error: Exception) -> ChompError:
         return error  # has the path and the reason already
     # TensorStore's errors have only the words.
     is_disk_full = is_caused_by(error, _NO_SPACE, [os.strerror(code) for code in _NO_SPACE])
-    remedy = "free space" if is_disk_full else "see the cause"
     return StorageError(
         f"checkpoint {path} could not be written: {error}",
         allowed="a writable folder with space for the state",
-        fix=f"{remedy}; earlier checkpoints are untouched and the same command continues",
+        fix=f"{'free space' if is_disk_full else 'see the cause'}; {_SAFE}",
     )
+
+
+# ---- Deleting ------------------------------------------------------------------------------------
+
+
+def clean_up(folder: str, *, keep_temporary: int, keep_permanent: int | None = None) -> None:
+    """Delete superseded checkpoints and what killed processes left. Only a run's one writer may.
+
+    Superseded are temporary ones that are not among the newest `keep_temporary` of all, and
+    permanent ones not among the newest `keep_permanent` of theirs (None: all stay). What is damaged
+    or moved aside is never touched. Not to be called while the run saves: its own unfinished
+    checkpoint counts as left over. What cannot be deleted is logged and tried again after the next
+    save: it costs space, and should not cost the run.
+    """
+    try:
+        found = list_checkpoints(folder)
+        # Nothing goes while the newest is not whole: an older one may be needed yet.
+        if found and problem_with_files(found[-1]) is None:
+            doomed = [item for item in found[:-keep_temporary] if item.metadata.is_temporary]
+            if keep_permanent is not None:
+                permanent = [item for item in found if not item.metadata.is_temporary]
+                doomed += permanent[:-keep_permanent]
+            for item in doomed:
+                # Only if it is on disk as it was listed: by now it may be permanent, or gone.
+                if open_checkpoint(item.path) == item and problem_with_files(item) is None:
+                    remove_checkpoint(item.path)
+        for path in leftovers(folder):
+            remove_tree(path)
+    except StorageError as error:
+        _log.warning("an old checkpoint could not be deleted: %s", error)

@@ -12,19 +12,21 @@ from rich.filesize import decimal
 from chomp.checkpoint import (
     DamagedCheckpoint,
     StepFolder,
+    place_of,
+    read_step_folder,
+    require_checkpoints_at,
+)
+from chomp.checkpoint.arrays import array_bytes
+from chomp.checkpoint.export import export_weights, weight_bytes
+from chomp.checkpoint.format import (
     Unreadable,
-    array_bytes,
     checkpoints_at,
     is_gone,
     leftovers,
     moved_aside,
     open_checkpoint,
-    place_of,
     problem_with_files,
-    read_step_folder,
-    require_checkpoints_at,
 )
-from chomp.checkpoint.export import export_weights, weight_bytes
 from chomp.checkpoint.inspect import (
     ArrayDifference,
     array_differences,

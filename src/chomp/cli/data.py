@@ -16,7 +16,7 @@ from rich.filesize import decimal
 from rich.table import Table
 from rich.text import Text
 
-from chomp.checkpoint import CHECKPOINTS, latest_checkpoint
+from chomp.checkpoint import latest_checkpoint
 from chomp.cli.commands import DataBuild, DataForecast, DataInspect, DataVerify
 from chomp.cli.load_config import GivenConfig, load_launch
 from chomp.cli.output import print_json, print_rows, print_table, say, shorten
@@ -48,7 +48,13 @@ from chomp.storage.file_hashes import read_files_again
 from chomp.storage.screen import outliving_the_screen
 from chomp.tokenize import DESCRIPTION, Tokenizer, load_tokenizer
 from chomp.tracking import read_metrics
-from chomp.tracking.run_files import RESOLVED_CONFIG, reached_path, record_of, resolved_config
+from chomp.tracking.run_files import (
+    CHECKPOINTS,
+    RESOLVED_CONFIG,
+    reached_path,
+    record_of,
+    resolved_config,
+)
 
 SPLITS: tuple[Split, ...] = ("train", "validation")
 SHOWN_TOKENS = 64  # enough for the characters that are shown of a document

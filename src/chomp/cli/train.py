@@ -15,13 +15,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from chomp.checkpoint import (
-    ASKED_FOR,
-    CHECKPOINTS,
-    latest_checkpoint,
-    step_of_name,
-    step_path,
-)
+from chomp.checkpoint import latest_checkpoint
+from chomp.checkpoint.format import step_of_name, step_path
+from chomp.checkpoint.resume import ASKED_FOR
 from chomp.cli.commands import Train
 from chomp.cli.load_config import GivenConfig, Launch, load_launch
 from chomp.cli.output import say
@@ -56,7 +52,7 @@ from chomp.storage import (
 from chomp.storage.file_hashes import read_files_again
 from chomp.storage.paths import without_dots
 from chomp.storage.screen import outliving_the_screen
-from chomp.tracking.run_files import RESOLVED_CONFIG, record_of
+from chomp.tracking.run_files import CHECKPOINTS, RESOLVED_CONFIG, record_of
 
 Resume = Literal["none", "latest"] | int
 

@@ -34,7 +34,8 @@ from typing import Any, Literal
 
 import jax
 
-from chomp.checkpoint import CHECKPOINTS, METADATA, UNFINISHED, read_step_folder
+from chomp.checkpoint import read_step_folder
+from chomp.checkpoint.format import METADATA, UNFINISHED
 from chomp.checkpoint.inspect import array_differences
 from chomp.cli.commands import VerifyResume
 from chomp.cli.load_config import GivenConfig, load_launch
@@ -46,7 +47,7 @@ from chomp.executor.step import replaced
 from chomp.storage import read_json
 from chomp.storage.screen import outliving_the_screen
 from chomp.tracking import metrics, read_metrics
-from chomp.tracking.run_files import METRICS_FILE
+from chomp.tracking.run_files import CHECKPOINTS, METRICS_FILE
 
 _SAVES = 8  # in a run: so many that all kinds of instants have something to hit
 _SAVE_INTERVAL_S = 1.0

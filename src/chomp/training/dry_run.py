@@ -17,7 +17,9 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding
 from rich.console import Console
 from rich.table import Table
 
-from chomp.checkpoint import latest_checkpoint, list_checkpoints, require_space, require_weights
+from chomp.checkpoint import latest_checkpoint, list_checkpoints
+from chomp.checkpoint.resume import require_weights
+from chomp.checkpoint.save import require_space
 from chomp.config import config_to_mapping
 from chomp.data import (
     BatchSchedule,

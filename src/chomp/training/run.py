@@ -17,6 +17,7 @@ import jax
 from chomp.checkpoint import (
     Checkpointer,
     CheckpointMetadata,
+    LoadOptions,
     StepFolder,
     restore_latest_or_initialize,
 )
@@ -127,7 +128,7 @@ class Run:
             about=metadata,
             mesh=self.mesh,
             config=config,
-            settings=config.trainer,
+            options=LoadOptions.of(config.trainer),
             data_offset_at=loader.batches.examples_before,
             past_fingerprint=partial(resume.past_fingerprint, loader),
             proof=prove,
