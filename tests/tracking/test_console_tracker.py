@@ -1,7 +1,6 @@
 """The console shows a run on a terminal and in a file, and never gets in its way."""
 
 import io
-import logging
 import os
 import pty
 import re
@@ -14,7 +13,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from chomp.tracking import CompositeTracker, ConsoleTracker, JsonlTracker, read_metrics
+from chomp.tracking import ConsoleTracker, read_metrics
 from chomp.tracking.console import Pace, clock, compact
 
 ROW: dict[str, Any] = {
@@ -52,50 +51,41 @@ def printed(console: Console) -> str:
     return console.file.getvalue()
 
 
-def test_without_a_terminal_a_row_is_one_line_however_narrow_the_console() -> None:
+def shown(row: dict[str, Any], *, step: int = 0, total: int = 10, **options: Any) -> str:
+    """What a console without a terminal shows of a row."""
     console = plain_console()
-    tracker = ConsoleTracker(1000, console=console)
-    tracker.log(ROW, step=119)
+    tracker = ConsoleTracker(total, console=console, **options)
+    tracker.log(row, step=step)
     tracker.finish()
-    assert printed(console) == (
+    return printed(console)
+
+
+def test_without_a_terminal_a_row_is_one_line_however_narrow_the_console() -> None:
+    assert shown(ROW, step=119, total=1000) == (
         "step 120/1000 | loss 3.2146 | grad norm 0.512 | lr 3.00e-04 | time 0.500 s | "
         "12.3k tokens/s | ETA 0:07:20\n"
     )
 
 
-def test_an_evaluation_packing_and_memory_are_shown_where_a_row_has_them() -> None:
-    console = plain_console()
+def test_evaluations_short_keys_and_arrays_are_shown_where_a_row_has_them() -> None:
     extra = {"eval/loss": 3.5, "eval/bpb": 1.25, "packing_utilization": 0.981}
-    ConsoleTracker(10, console=console).log({**ROW, **extra, "peak_memory_gb": 12.34}, step=9)
     assert (
         "| eval loss 3.5000 | eval bpb 1.2500 | packing 98.1% | memory 12.3 GB | ETA 0:00:00\n"
-    ) in printed(console)
+    ) in shown({**ROW, **extra, "peak_memory_gb": 12.34}, step=9)
+    short = {"loss": np.float32(2), "grad_norm": np.array(1.5), "lr": 0.1, "tokens_per_sec": 10}
+    assert shown(short) == (
+        "step 1/10 | loss 2.0000 | grad norm 1.5 | lr 1.00e-01 | 10 tokens/s | ETA -\n"
+    )
+    assert "loss nan" in shown({"train/loss": float("nan")})
+    assert shown({"grad/norm/head": 1.0, "mixture/stage": 1}) == ""  # not worth a line
 
 
 def test_an_evaluation_of_averaged_weights_alone_is_shown_as_such() -> None:
-    console = plain_console()
-    tracker = ConsoleTracker(10, console=console, eval_prefix="val")
-    tracker.log({"val/ema/loss": 3.25, "val/ema/bpb": 1.5}, step=4)
-    tracker.log({"val/loss": 3.5, "val/ema/loss": 3.25}, step=9)
-    averaged, current = printed(console).splitlines()
+    averaged = shown({"val/ema/loss": 3.25, "val/ema/bpb": 1.5}, eval_prefix="val")
+    current = shown({"val/loss": 3.5, "val/ema/loss": 3.25}, eval_prefix="val")
     assert "eval loss (averaged weights) 3.2500 | eval bpb (averaged weights) 1.5000" in averaged
     assert "| eval loss 3.5000 |" in current
     assert "averaged" not in current
-
-
-def test_short_keys_and_arrays_are_shown_like_the_long_keys_and_numbers() -> None:
-    console = plain_console()
-    row: dict[str, Any] = {"loss": np.float32(2), "grad_norm": np.array(1.5), "lr": 0.1}
-    ConsoleTracker(10, console=console).log({**row, "tokens_per_sec": 10}, step=0)
-    assert printed(console) == (
-        "step 1/10 | loss 2.0000 | grad norm 1.5 | lr 1.00e-01 | 10 tokens/s | ETA -\n"
-    )
-
-
-def test_a_non_finite_loss_is_shown_as_such() -> None:
-    console = plain_console()
-    ConsoleTracker(10, console=console).log({"train/loss": float("nan")}, step=0)
-    assert "loss nan" in printed(console)
 
 
 @pytest.mark.parametrize(
@@ -123,21 +113,17 @@ def test_odd_rows_are_never_an_error(row: dict[Any, Any], is_terminal: bool) -> 
     tracker.finish()
 
 
-def test_a_row_without_a_loss_is_not_worth_a_line() -> None:
-    console = plain_console()
-    ConsoleTracker(10, console=console).log({"grad/norm/head": 1.0, "mixture/stage": 1}, step=0)
-    assert printed(console) == ""
-
-
-def test_on_a_terminal_a_bar_shows_step_loss_speed_and_time_left() -> None:
-    console = terminal()
-    tracker = ConsoleTracker(1000, start_step=100, console=console)
-    tracker.log(ROW, step=119)
+@pytest.mark.parametrize("width", [80, 120])
+def test_on_a_terminal_a_bar_shows_step_loss_speed_and_time_left(width: int) -> None:
+    console = terminal(width)
+    tracker = ConsoleTracker(1_000_000, start_step=100, console=console)
+    assert "step 100/1000000" in console.export_text(clear=False)  # where the run starts
+    tracker.log(ROW, step=999_998)
     tracker.finish()
     last = console.export_text().splitlines()[-1]
-    assert "━" in last
-    for text in ("step 120/1000", "loss 3.2146", "12.3k tokens/s", "ETA 0:07:20 0:00:"):
-        assert text in last
+    assert re.search(
+        r"[━╸] step 999999/1000000 loss 3\.2146 12\.3k tokens/s ETA 0:00:0\d 0:0", last
+    )
     assert " | " not in last
 
 
@@ -153,22 +139,6 @@ def test_beside_a_bar_rows_are_lines_but_no_more_than_can_be_read() -> None:
     assert len(lines) < 500
 
 
-def test_a_bar_can_be_declined() -> None:
-    console = terminal()
-    tracker = ConsoleTracker(1000, console=console, has_bar=False)
-    tracker.log(ROW, step=119)
-    tracker.log(ROW, step=120)
-    tracker.finish()
-    shown = console.export_text().splitlines()
-    assert [line[:13] for line in shown] == ["step 120/1000", "step 121/1000"]
-
-
-def test_a_resumed_bar_starts_where_the_run_does() -> None:
-    console = terminal()
-    ConsoleTracker(1000, start_step=100, console=console).finish()
-    assert "step 100/1000" in console.export_text()
-
-
 def test_an_evaluation_is_a_line_above_the_bar() -> None:
     console = terminal()
     tracker = ConsoleTracker(1000, console=console)
@@ -178,17 +148,6 @@ def test_an_evaluation_is_a_line_above_the_bar() -> None:
     lines = console.export_text().splitlines()
     assert sum("step 120/1000 | eval loss 3.5000 | ETA" in line for line in lines) == 1
     assert "loss 3.2146" in lines[-1]  # the training loss stays on the bar
-
-
-def test_in_eighty_columns_the_numbers_stay_whole() -> None:
-    console = terminal(width=80)
-    tracker = ConsoleTracker(1_000_000, console=console)
-    tracker.log(ROW, step=999_998)
-    tracker.finish()
-    last = console.export_text().splitlines()[-1]
-    assert re.search(
-        r"[━╸] step 999999/1000000 loss 3\.2146 12\.3k tokens/s ETA 0:00:0\d 0:0", last
-    )
 
 
 def test_finish_gives_the_cursor_back_once_and_may_be_called_twice() -> None:
@@ -201,17 +160,20 @@ def test_finish_gives_the_cursor_back_once_and_may_be_called_twice() -> None:
     assert text.endswith("\n\x1b[?25h")
 
 
-@pytest.mark.parametrize(("variable", "value"), [("CI", "true"), ("TERM", "dumb")])
-def test_under_ci_and_on_a_dumb_terminal_there_are_lines_and_no_bar(
-    monkeypatch: pytest.MonkeyPatch, variable: str, value: str
+@pytest.mark.parametrize("reason", ["CI=true", "TERM=dumb", "declined"])
+def test_under_ci_on_a_dumb_terminal_or_when_declined_there_are_lines_and_no_bar(
+    monkeypatch: pytest.MonkeyPatch, reason: str
 ) -> None:
-    monkeypatch.setenv(variable, value)
+    if "=" in reason:
+        monkeypatch.setenv(*reason.split("="))
     console = terminal()
-    tracker = ConsoleTracker(10, console=console)
-    tracker.log(ROW, step=0)
+    tracker = ConsoleTracker(1000, console=console, has_bar=reason != "declined")
+    tracker.log(ROW, step=119)
+    tracker.log(ROW, step=120)
     tracker.finish()
     assert "\x1b[?25l" not in printed(console)
-    assert console.export_text().startswith("step 1/10 | loss 3.2146")
+    lines = console.export_text().splitlines()
+    assert [line[:13] for line in lines] == ["step 120/1000", "step 121/1000"]
 
 
 PRINT_BESIDE_THE_BAR = """
@@ -321,21 +283,6 @@ def test_a_run_goes_on_when_nobody_reads_its_console_any_more(tmp_path: Path) ->
     assert result.returncode == 0
     assert result.stderr.count("nobody reads the console any more") == 1
     assert len(read_metrics(path)) == 100
-
-
-def test_as_a_sink_the_console_sees_what_the_record_holds(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    console = plain_console()
-    record = JsonlTracker(tmp_path / "metrics.jsonl", attempt=1)
-    tracker = CompositeTracker(record, [ConsoleTracker(2, console=console)])
-    with caplog.at_level(logging.DEBUG):
-        tracker.log(ROW, step=0)
-        tracker.log_summary({"x": 1})
-        tracker.log_artifact("c.yaml", name="config", kind="config")
-        tracker.finish()
-    assert not caplog.text
-    assert printed(console).startswith("step 1/2 | loss 3.2146")
 
 
 def test_the_pace_is_measured_from_the_first_row_so_that_compiling_does_not_count() -> None:

@@ -75,6 +75,10 @@ def test_the_file_takes_all_from_its_level_on_and_the_terminal_warnings(
     assert {line.partition(": ")[2] for line in lines} == kept
     shown = capsys.readouterr().err
     assert shown == ("a warning\n" if level in ("DEBUG", "INFO", "WARNING") else "")
+    with logged_to(None):
+        logging.getLogger("chomp").warning("look")
+        logging.getLogger("chomp").info("a detail")
+    assert capsys.readouterr().err == "look\n"
 
 
 @pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo])
@@ -105,16 +109,6 @@ def test_who_listened_before_hears_no_more_while_a_file_is_open_and_all_as_befor
     assert heard == ["a warning"]
     assert [logging.getLogger(name).level for name in (None, "absl", "chomp", "jax")] == levels
     assert (root.handlers, listener.level) == ([listener], logging.NOTSET)
-
-
-def test_without_a_file_nothing_is_kept_and_warnings_are_shown(
-    monkeypatch: pytest.MonkeyPatch, capsys: Any
-) -> None:
-    monkeypatch.setattr(logging.getLogger(), "handlers", [])
-    with logged_to(None):
-        logging.getLogger("chomp").warning("look")
-        logging.getLogger("chomp").info("a detail")
-    assert capsys.readouterr().err == "look\n"
 
 
 def test_a_secret_of_the_environment_reaches_no_log_and_no_text(

@@ -20,23 +20,27 @@ import jax.numpy as jnp
 import numpy as np
 
 from chomp.checkpoint import (
+    AVERAGE,
+    CHECKPOINTS,
+    WEIGHTS,
     DamagedCheckpoint,
     StepFolder,
+    checked_arrays,
+    described,
+    in_columns,
+    named_leaves,
     place_of,
+    problem_with_files,
     read_step_folder,
     require_checkpoints_at,
     save_step_checkpoint,
+    within,
 )
-from chomp.checkpoint.arrays import AVERAGE, WEIGHTS, checked_arrays, named_leaves, within
-from chomp.checkpoint.compatibility import in_columns
-from chomp.checkpoint.format import problem_with_files
-from chomp.checkpoint.resume import described
 from chomp.config import config_from_mapping
 from chomp.errors import CheckpointError, ChompError, StorageError
 from chomp.launch.console import print_error
 from chomp.mesh import abstract_arrays
 from chomp.storage import exists, join, normalise
-from chomp.tracking.run_files import CHECKPOINTS
 from experiments.grug.array_stacked.model import GrugModelConfig, Transformer
 
 Leaves = Mapping[str, np.ndarray]  # arrays of a state, or of its weights, by name

@@ -4,6 +4,8 @@
 begins with; `load_weights` reads the weights alone. `inspect` and `export` look from outside.
 """
 
+from chomp.checkpoint.arrays import AVERAGE, WEIGHTS, checked_arrays, named_leaves, within
+from chomp.checkpoint.compatibility import in_columns
 from chomp.checkpoint.format import (
     CheckpointMetadata,
     CheckpointPlace,
@@ -12,6 +14,7 @@ from chomp.checkpoint.format import (
     latest_checkpoint,
     list_checkpoints,
     place_of,
+    problem_with_files,
     read_step_folder,
     require_checkpoints_at,
 )
@@ -21,6 +24,7 @@ from chomp.checkpoint.resume import (
     WeightsName,
     all_weights,
     best_weights,
+    described,
     load_weights,
     restore_checkpoint,
     restore_latest_or_initialize,
@@ -34,8 +38,12 @@ from chomp.checkpoint.save import (
     save_step_checkpoint,
     save_temporary_checkpoint,
 )
+from chomp.tracking.run_files import CHECKPOINTS
 
 __all__ = [
+    "AVERAGE",
+    "CHECKPOINTS",
+    "WEIGHTS",
     "CheckpointConfig",
     "CheckpointMetadata",
     "CheckpointPlace",
@@ -49,10 +57,15 @@ __all__ = [
     "WeightsName",
     "all_weights",
     "best_weights",
+    "checked_arrays",
+    "described",
+    "in_columns",
     "latest_checkpoint",
     "list_checkpoints",
     "load_weights",
+    "named_leaves",
     "place_of",
+    "problem_with_files",
     "read_step_folder",
     "require_checkpoints_at",
     "restore_checkpoint",
@@ -60,4 +73,5 @@ __all__ = [
     "save_step_checkpoint",
     "save_temporary_checkpoint",
     "these_weights",
+    "within",
 ]

@@ -197,11 +197,12 @@ def place_of(path: str) -> CheckpointPlace:
         return CheckpointPlace(folder=join(full, CHECKPOINTS), run=full)
     if step_of_name(name) is not None:
         return CheckpointPlace(folder=around, step=full, run=run_around(around))
-    # Moved aside, or with a number such as 007.
-    if (other := _ASIDE.fullmatch(name) or re.fullmatch(r"step-(\d+)", name)) is not None:
+    aside = _ASIDE.fullmatch(name)
+    if (other := aside or re.fullmatch(r"step-(\d+)", name)) is not None:  # such as step-007
         own = f"step-{int(other[1])}"
+        what = "a checkpoint that was moved aside" if aside else "not the name of a checkpoint"
         raise ConfigError(
-            f"{path} does not have a checkpoint's own name",
+            f"{path} is {what}",
             allowed=f"step-N with a plain number, such as {own}",
             fix=f"move any {own} away, rename this folder to {own}, and give that path",
         )
@@ -228,9 +229,10 @@ def checkpoints_at(place: CheckpointPlace) -> list[StepFolder | Unreadable]:
     What a run deletes meanwhile is left out.
     """
     steps = [int(name.removeprefix("step-")) for name in _names(place.folder, _STEP_FOLDER)]
-    paths = [step_path(place.folder, step) for step in sorted(steps, reverse=True)]
+    paths = [step_path(place.folder, step) for step in sorted(steps)]
     found = [open_checkpoint(path) for path in paths if place.step in (None, path)]
-    return [item for item in found if isinstance(item, StepFolder) or not is_gone(item.path)]
+    found = [item for item in found if isinstance(item, StepFolder) or not is_gone(item.path)]
+    return found[::-1]
 
 
 def require_checkpoints_at(place: CheckpointPlace) -> list[StepFolder | Unreadable]:

@@ -11,8 +11,14 @@ from chomp.tracking.console import ConsoleTracker
 from chomp.tracking.logging_config import LoggingConfig, TensorBoardConfig, WandbConfig, logged_to
 from chomp.tracking.metrics import METRICS, Metric, metric_of, name_from, with_short_keys
 from chomp.tracking.record import (
+    CompositeTracker,
     JsonlTracker,
+    MetricValue,
+    NoopTracker,
+    PlainValue,
     Row,
+    Tracker,
+    flat_metrics,
     last_attempt,
     latest_rows,
     read_metrics,
@@ -28,14 +34,6 @@ from chomp.tracking.sidecar import (
     wants_wandb,
 )
 from chomp.tracking.sinks import TensorBoardSink, WandbSink, WandbStart
-from chomp.tracking.tracker import (
-    CompositeTracker,
-    MetricValue,
-    NoopTracker,
-    PlainValue,
-    Tracker,
-    flat_metrics,
-)
 
 __all__ = [
     "METRICS",

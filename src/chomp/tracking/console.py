@@ -37,8 +37,8 @@ from chomp.tracking.metrics import (
     TOKENS_PER_SEC,
     TRAIN_LOSS,
 )
+from chomp.tracking.record import MetricValue
 from chomp.tracking.run_files import AVERAGED, held_out_prefix, is_of_averaged
-from chomp.tracking.tracker import MetricValue
 
 # Rows over which the pace is measured: enough to even out an evaluation or a checkpoint, few enough
 # to follow a change of batch size.
@@ -95,39 +95,35 @@ class TrainingBar:
             TimeElapsedColumn(),
             console=console,
             refresh_per_second=_REFRESH_PER_SECOND,
-            redirect_stdout=_is_terminal(sys.stdout),
-            redirect_stderr=_is_terminal(sys.stderr),
+            redirect_stdout=bool(sys.stdout and sys.stdout.isatty()),
+            redirect_stderr=bool(sys.stderr and sys.stderr.isatty()),
         )
+        fields: dict[str, Any] = dict.fromkeys(("loss", "tokens_per_second", "eta"), "-")
         self._task = self._progress.add_task(
-            "train",
-            total=total_steps,
-            completed=completed_steps,
-            loss="-",
-            tokens_per_second="-",
-            eta="-",
+            "train", total=total_steps, completed=completed_steps, **fields
         )
         before = (sys.stdout, sys.stderr)
         self._progress.start()
         # A handler keeps the stream it was made with, so replacing `sys.stderr` alone does not
         # reach one made earlier, and its warning would land in the middle of the bar.
         self._moved_handlers: list[tuple[_StreamHandler, TextIO]] = []
-        replaced = list(zip(before, (sys.stdout, sys.stderr), strict=True))
-        for logger in [logging.getLogger(), *logging.getLogger().manager.loggerDict.values()]:
-            # The rest are placeholders for names nobody asked for.
-            for handler in logger.handlers if isinstance(logger, logging.Logger) else ():
-                if not isinstance(handler, logging.StreamHandler):
-                    continue
-                for old, new in replaced:
-                    if old is not new and handler.stream is old:
-                        handler.setStream(new)
-                        self._moved_handlers.append((handler, old))
+        loggers = [logging.getLogger(), *logging.getLogger().manager.loggerDict.values()]
+        # The rest are placeholders for names nobody asked for.
+        named = [logger for logger in loggers if isinstance(logger, logging.Logger)]
+        handlers = [handler for logger in named for handler in logger.handlers]
+        for old, new in zip(before, (sys.stdout, sys.stderr), strict=True):
+            if old is new:
+                continue
+            for handler in handlers:
+                if isinstance(handler, logging.StreamHandler) and handler.stream is old:
+                    handler.setStream(new)
+                    self._moved_handlers.append((handler, old))
         # A run that dies without `stop` would leave the terminal without a cursor.
         atexit.register(self.stop)
 
-    def show(self, *, completed_steps: int, **fields: str) -> None:
+    def show(self, completed_steps: int, **fields: Any) -> None:
         """Move the bar and replace the given texts (`loss`, `tokens_per_second`, `eta`)."""
-        texts: dict[str, Any] = dict(fields)  # rich takes its own options by keyword beside them
-        self._progress.update(self._task, completed=completed_steps, **texts)
+        self._progress.update(self._task, completed=completed_steps, **fields)
 
     def stop(self) -> None:
         """Leave the bar as it is now, cursor and streams restored. May be called twice."""
@@ -136,10 +132,6 @@ class TrainingBar:
             handler.setStream(stream)
         self._moved_handlers = []
         self._progress.stop()
-
-
-def _is_terminal(stream: TextIO | None) -> bool:
-    return stream is not None and stream.isatty()
 
 
 class ConsoleTracker:
@@ -167,9 +159,8 @@ class ConsoleTracker:
         # Under CI a terminal is often faked, and a redrawn bar fills the job's log.
         is_ci = os.environ.get("CI", "").lower() not in ("", "0", "false")
         if has_bar and self._console.is_interactive and not is_ci:
-            self._bar = TrainingBar(
-                self._console, total_steps=total_steps, completed_steps=start_step
-            )
+            counts = {"total_steps": total_steps, "completed_steps": start_step}
+            self._bar = TrainingBar(self._console, **counts)
 
     def log(self, metrics: Mapping[str, MetricValue], *, step: int) -> None:
         """Print the row as a line, and move the bar.
@@ -184,7 +175,7 @@ class ConsoleTracker:
             # What a row lacks stays as it was.
             fields = {"loss": "loss", "tokens_per_second": "tokens/s", "eta": "ETA"}
             shown = {field: texts[label] for field, label in fields.items() if label in texts}
-            self._bar.show(completed_steps=completed_steps, **shown)
+            self._bar.show(completed_steps, **shown)
         is_due = self._bar is None or now_s - self._printed_s >= _LINE_GAP_S
         is_evaluation = any(label.startswith("eval loss") for label in texts)
         if not (is_due or is_evaluation or completed_steps >= self._total_steps):
@@ -192,12 +183,12 @@ class ConsoleTracker:
         self._printed_s = now_s
         # A row of other things, such as watched norms, is not worth a line of its own.
         if "loss" in texts or is_evaluation:
-            parts = [f"step {completed_steps}/{self._total_steps}"]
-            parts += [
+            parts = [
                 f"{text} {label}" if label == "tokens/s" else f"{label} {text}"
                 for label, text in texts.items()
             ]
-            self._print(Text(" | ".join(parts)))
+            counts = f"step {completed_steps}/{self._total_steps}"
+            self._print(Text(" | ".join([counts, *parts])))
 
     def log_summary(self, metrics: Mapping[str, MetricValue]) -> None:
         """Nothing is shown."""

@@ -10,6 +10,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Literal
 
 from chomp.config import Config, setting
@@ -29,12 +30,13 @@ from chomp.tracking.run_files import (
     SAMPLES,
     TEMPLATE,
     TOKENIZER,
+    TRAIN_LOG,
 )
 
 # What a run folder holds beside the files that are named here.
 _TAKEN = (
     *(RESOLVED_CONFIG, ORIGINAL_CONFIG, METRICS_FILE, SAMPLES, ARTIFACTS, PROFILER, TEMPLATE),
-    *(TOKENIZER, REPORT, "train.log", "tensorboard", CHECKPOINTS),
+    *(TOKENIZER, REPORT, TRAIN_LOG, "tensorboard", CHECKPOINTS),
 )
 
 Level = Literal["DEBUG", "INFO", "WARNING", "ERROR"]
@@ -85,37 +87,30 @@ class LoggingConfig(Config):
     original_config: str | None = setting(default=None, mark="cosmetic", is_versioned=False)
 
     def __post_init__(self) -> None:
-        require(
-            bool(self.project.strip()),
-            f"logging.project={self.project!r}",
-            allowed="a name that is not blank",
-            fix="remove it, or name the project",
-        )
+        fix = "remove it, or name the project"
+        is_named = bool(self.project.strip())
+        require(is_named, f"logging.project={self.project!r}", allowed="a name", fix=fix)
         _require_own("logging.metrics_file", self.metrics_file, METRICS_FILE)
+        places = {"metrics_file": self.metrics_file, "tensorboard.folder": self.tensorboard.folder}
         if self.log_file is not None:
-            _require_own("logging.log_file", self.log_file, "train.log")
-        both = [self.metrics_file, *filter(None, [self.log_file])]
-        places = [f"{place}/" for place in (*both, self.tensorboard.folder)]
+            _require_own("logging.log_file", self.log_file, TRAIN_LOG)
+            places["log_file"] = self.log_file
+        # In order, one that lies inside another or equals it comes right after it.
+        ordered = sorted(f"{place}/" for place in places.values())
         require(
-            not any(a != b and b.startswith(a) for a in places for b in places)
-            and len(set(places)) == len(places),
-            f"logging.metrics_file={self.metrics_file}, logging.log_file={self.log_file} and "
-            f"logging.tensorboard.folder={self.tensorboard.folder}",
-            allowed="three different paths, none inside another",
+            not any(inner.startswith(outer) for outer, inner in pairwise(ordered)),
+            ", ".join(f"logging.{name}={place}" for name, place in places.items()),
+            allowed="different paths, none inside another",
             fix="rename one of them",
         )
 
 
 def _require_own(name: str, value: str, usual: str) -> None:
-    """Refuse a path that leaves the run folder, or that is taken there for something else.
-
-    What a run writes must move and go with it.
-    """
+    """Refuse a path that leaves the run folder, or that is taken there for something else."""
     parts = value.split("/")
+    is_inside = bool(value.strip()) and not any(part in ("", ".", "..") for part in parts)
     require(
-        bool(value.strip())
-        and not any(part in ("", ".", "..") for part in parts)
-        and (value == usual or not (parts[0] in _TAKEN or parts[0].startswith("."))),
+        is_inside and (value == usual or not (parts[0] in _TAKEN or parts[0].startswith("."))),
         f"{name}={value!r}",
         allowed=f"a path inside the run folder, other than {', '.join(_TAKEN)}",
         fix=f"set {name} to a plain name, such as {usual}",
@@ -127,9 +122,19 @@ def logged_to(path: str | None, level: str = "INFO") -> Iterator[None]:
     """While it is open, messages from `level` on go to the file too; None: only the terminal."""
     root = logging.getLogger()
     others = list(root.handlers)
-    handlers: list[logging.Handler] = [] if path is None else [_file_handler(path, level)]
+    handlers: list[logging.Handler] = []
+    if path is not None:
+        with storage_errors(path, "write"):  # a pipe would be waited for
+            os.close(open_regular(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT))
+            to_file = logging.FileHandler(path, encoding="utf-8")
+        to_file.setFormatter(_WithoutSecrets(_FORM))
+        to_file.setLevel(level)
+        handlers.append(to_file)
     if not others:  # Python shows warnings by itself only while nobody else handles them
-        handlers.append(_terminal_handler())
+        to_terminal = logging.StreamHandler()
+        to_terminal.setFormatter(PlainFormatter())
+        to_terminal.setLevel(logging.WARNING)
+        handlers.append(to_terminal)
     loggers = [root, *map(logging.getLogger, _OWN_LEVELS)]
     listening: list[logging.Logger | logging.Handler] = [*loggers, *others]
     before = [(item, item.level) for item in listening]
@@ -157,19 +162,3 @@ class _WithoutSecrets(PlainFormatter):
     def format(self, record: logging.LogRecord) -> str:
         """The line, redacted."""
         return redacted(super().format(record))
-
-
-def _file_handler(path: str, level: str) -> logging.Handler:
-    with storage_errors(path, "write"):  # a pipe would be waited for
-        os.close(open_regular(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT))
-        handler = logging.FileHandler(path, encoding="utf-8")
-    handler.setFormatter(_WithoutSecrets(_FORM))
-    handler.setLevel(level)
-    return handler
-
-
-def _terminal_handler() -> logging.Handler:
-    handler = logging.StreamHandler()
-    handler.setFormatter(PlainFormatter())
-    handler.setLevel(logging.WARNING)
-    return handler

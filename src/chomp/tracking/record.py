@@ -5,10 +5,13 @@ are not of a step: `summary` values describe the run, an `artifact` names a file
 of a run is an attempt, counted from 1; steps that a resumed run repeats are in the file twice.
 
 A line counts once its newline is on disk. A process killed inside a write can leave one fragment,
-at the end; `set_aside_torn_line` moves it out of the way before anything is appended after it.
+at the end; it is moved out of the way before anything is appended after it.
 
 A histogram in a row: `<key>` is the text of a JSON list of counts; `<key>/min` and `<key>/max` are
 the outer edges, and the bins between them are of equal width.
+
+The record is a run's memory, so its failure ends the run. A tracker beside it shows what the record
+holds, so its failure costs a log message.
 """
 
 import errno
@@ -17,16 +20,18 @@ import logging
 import math
 import os
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from os import PathLike
 from pathlib import Path
-from typing import Any, BinaryIO, NoReturn, TypeAlias, cast
+from typing import IO, Any, NoReturn, Protocol, TypeAlias, cast, runtime_checkable
 
 from chomp.errors import ConfigError, StorageError
 from chomp.storage.files import open_regular
-from chomp.tracking.tracker import MetricValue, PlainValue, flat_metrics
 
+PlainValue: TypeAlias = float | int | str | bool | None
 # A row as read from a file. Its values are flat, but only the file knows of which type each is.
 Row: TypeAlias = dict[str, Any]
 
@@ -35,7 +40,6 @@ NONFINITE_SUFFIX = "/nonfinite"
 MAX_STEP = 1 << 31
 
 _BLOCK_BYTES = 1 << 16
-_logger = logging.getLogger(__name__)
 # Keys of the line itself. A metric may repeat a step key, if it says the same.
 _STEP_KEYS = ("step", "global_step")
 _LINE_KEYS = ("attempt", "time", "kind")
@@ -43,35 +47,88 @@ _MAX_LINES_NAMED = 5
 # A line is one write, so it is whole within microseconds; what is torn for longer is left for good.
 _PATIENCE_S = 0.5
 _LOOK_EVERY_S = 0.05
-_HISTOGRAM_MARK = "/hist/"
-_told_unreadable: set[tuple[object, ...]] = set()  # files and lines of which the log was told
+_logger = logging.getLogger(__name__)
 
 
-def json_line(row: Mapping[str, PlainValue]) -> bytes:
-    """The row as one line of strict JSON, newline included.
+class HoldsOneValue(Protocol):
+    """A NumPy or JAX scalar, or a 0-d array: anything whose `.item()` is a plain value."""
 
-    JSON has no NaN or infinity: such a value becomes null, and `<key>/nonfinite` says which it was.
+    def item(self) -> object:
+        """The plain Python value; on a device array this waits for the device."""
+        ...
+
+
+MetricValue: TypeAlias = PlainValue | HoldsOneValue
+
+
+@runtime_checkable
+class Tracker(Protocol):
+    """Where a run's metrics go. Calls come from one thread, in the order of the run."""
+
+    def log(self, metrics: Mapping[str, MetricValue], *, step: int) -> None:
+        """Take one row; `step` is the 0-based index of the completed step it describes."""
+        ...
+
+    def log_summary(self, metrics: Mapping[str, MetricValue]) -> None:
+        """Take values that describe the whole run; a later value of a name replaces an earlier."""
+        ...
+
+    def log_artifact(self, path: str | PathLike[str], *, name: str, kind: str) -> None:
+        """Take note of a file that belongs to the run, such as its config."""
+        ...
+
+    def finish(self) -> None:
+        """Hand over everything taken so far. May be called twice."""
+        ...
+
+
+# ---- Values and lines ----------------------------------------------------------------------------
+
+
+def flat_metrics(metrics: Mapping[str, MetricValue]) -> dict[str, PlainValue]:
+    """The same row with plain JSON values, non-finite floats included.
+
+    Raises `ConfigError` for a nested value, an array of more than one number, and a name that is
+    not a string.
     """
-    encoded: dict[str, PlainValue] = {}
-    for key, value in row.items():
-        if isinstance(value, float) and not math.isfinite(value):
-            if key + NONFINITE_SUFFIX in row:
-                raise ConfigError(
-                    f"the metric {key!r} is {value}, and the row also has "
-                    f"{key + NONFINITE_SUFFIX!r}",
-                    allowed=f"no name ending in {NONFINITE_SUFFIX!r} beside a non-finite value",
-                    fix="rename the second metric",
-                )
-            encoded[key] = None
-            encoded[key + NONFINITE_SUFFIX] = str(value)
-        else:
-            encoded[key] = value
-    # ASCII escapes keep a line one line (U+2028) and carry a lone surrogate, which UTF-8 cannot.
-    return json.dumps(encoded, allow_nan=False, separators=(",", ":")).encode("ascii") + b"\n"
+    for name in metrics:
+        if not isinstance(name, str) or not name:
+            raise ConfigError(
+                f"a metric with the name {name!r}",
+                allowed="names that are non-empty strings",
+                fix="log it under a name such as 'train/loss'",
+            )
+    return {name: _plain(name, value) for name, value in metrics.items()}
+
+
+def _plain(name: str, value: object) -> PlainValue:
+    """`value` as exactly a bool, int, float, str or None."""
+    if value is None or isinstance(value, bool):
+        return value
+    # Subclasses are cast away: np.float64 is a float and an IntEnum an int, but a row must compare
+    # equal to the row read back, in type too.
+    if isinstance(value, int):
+        return int(value)
+    if isinstance(value, float):
+        return float(value)
+    if isinstance(value, str):
+        return str.__str__(value)  # not str(): that of a (str, Enum) is its member's name
+    # An array of shape (1,) is refused too: with another batch size it would hold more.
+    shape = getattr(value, "shape", ())
+    if hasattr(value, "item") and shape == ():
+        inner = value.item()
+        if inner is None or isinstance(inner, bool | int | float | str):
+            return _plain(name, inner)
+    what = f"{type(value).__name__} of shape {shape}" if shape != () else type(value).__name__
+    raise ConfigError(
+        f"the metric {name!r} is a {what}",
+        allowed="a number, a string, a bool, None or a 0-d array of one of these",
+        fix=f"log each number under its own name, such as '{name}/mean'",
+    )
 
 
 def strict_json(value: Any) -> Any:
-    """A nested value with null for NaN and infinity, and `<key>/nonfinite` beside it as above."""
+    """A nested value with null for NaN and infinity; `<key>/nonfinite` beside it says which."""
     if isinstance(value, Mapping):
         bad = {k: v for k, v in value.items() if isinstance(v, float) and not math.isfinite(v)}
         told = {f"{key}{NONFINITE_SUFFIX}": str(number) for key, number in bad.items()}
@@ -81,15 +138,34 @@ def strict_json(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
+def json_line(row: Mapping[str, PlainValue]) -> bytes:
+    """The row as one line of strict JSON, newline included; of non-finite values as above."""
+    for key, value in row.items():
+        companion = f"{key}{NONFINITE_SUFFIX}"
+        if companion in row and isinstance(value, float) and not math.isfinite(value):
+            raise ConfigError(
+                f"the metric {key!r} is {value}, and the row also has {companion!r}",
+                allowed=f"no name ending in {NONFINITE_SUFFIX!r} beside a non-finite value",
+                fix="rename the second metric",
+            )
+    # ASCII escapes keep a line one line (U+2028) and carry a lone surrogate, which UTF-8 cannot.
+    text = json.dumps(strict_json(row), allow_nan=False, separators=(",", ":"))
+    return text.encode("ascii") + b"\n"
+
+
 def row_of_line(line: bytes) -> Row | None:
     """The row of a line, or None if it is not a whole line of strict JSON with one flat object.
 
     Its step and its attempt, where it has them, are whole numbers that a run can reach.
     """
+
+    def refuse(constant: str) -> NoReturn:
+        raise ValueError(f"{constant} is not JSON")
+
     if not line.endswith(b"\n"):
         return None
     try:
-        row = json.loads(line, parse_constant=_refuse_constant)
+        row = json.loads(line, parse_constant=refuse)
     except (ValueError, RecursionError):
         return None
     if not isinstance(row, dict) or any(type(value) in (dict, list) for value in row.values()):
@@ -99,46 +175,7 @@ def row_of_line(line: bytes) -> Row | None:
     return cast(Row, row) if is_row else None
 
 
-def set_aside_torn_line(path: Path) -> None:
-    """Leave `path` ending in a whole line; a torn last line is appended to `<path>.torn`."""
-    with open(open_regular(str(path), os.O_RDWR), "r+b") as file:
-        size = file.seek(0, os.SEEK_END)
-        start = _last_line_start(file, size)
-        file.seek(start)
-        fragment = file.read(size - start)
-        if not fragment or row_of_line(fragment) is not None:
-            return
-        torn = path.with_name(path.name + ".torn")
-        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW
-        with open(open_regular(str(torn), flags, 0o644), "ab") as aside:
-            aside.write(fragment.removesuffix(b"\n") + b"\n")
-            aside.flush()
-            # Only then cut: a kill between the two leaves the fragment twice, never nowhere.
-            os.fsync(aside.fileno())
-        file.truncate(start)
-    _logger.warning(
-        "%s ended in a torn line (%d bytes), as a killed process leaves it; moved to %s",
-        path,
-        len(fragment),
-        torn,
-    )
-
-
-def _last_line_start(file: BinaryIO, size: int) -> int:
-    """Offset of the last line, read backwards in blocks: the file may be very long."""
-    end = size - 1  # the last byte may be the last line's own newline
-    while end > 0:
-        start = max(0, end - _BLOCK_BYTES)
-        file.seek(start)
-        newline = file.read(end - start).rfind(b"\n")
-        if newline >= 0:
-            return start + newline + 1
-        end = start
-    return 0
-
-
-def _refuse_constant(constant: str) -> NoReturn:
-    raise ValueError(f"{constant} is not JSON")
+# ---- Writing -------------------------------------------------------------------------------------
 
 
 class JsonlTracker:
@@ -197,9 +234,8 @@ class JsonlTracker:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             if self._path.is_symlink():  # it may lead to any file of this user
                 raise OSError(errno.ELOOP, "it is a symbolic link, which is not written through")
-            is_settled = self._is_shared and _ends_in_a_line(self._path, _PATIENCE_S)
-            if self._path.exists() and not is_settled:
-                set_aside_torn_line(self._path)
+            if self._path.exists():
+                _set_aside_torn_line(self._path, is_shared=self._is_shared)
             # Append: should a forgotten process still write, no row can land on another.
             flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW
             self._descriptor = open_regular(str(self._path), flags, 0o644)
@@ -233,6 +269,137 @@ class JsonlTracker:
         )
 
 
+def _refuse_other_values(row: Mapping[str, PlainValue], own: Mapping[str, int]) -> None:
+    """Raise if a metric would replace one of the line's own keys; one that repeats it may stay."""
+    for key in row:
+        if key in _LINE_KEYS or (key in own and row[key] != own[key]):
+            where = f"in the row of step {own['step']}" if own else "in the summary"
+            raise ConfigError(
+                f"a metric {key!r} = {row[key]!r} {where}",
+                allowed=f"names other than {[*own, *_LINE_KEYS]}, which describe the line itself",
+                fix=f"give the metric a namespace, such as 'train/{key}'",
+            )
+
+
+def _set_aside_torn_line(path: Path, *, is_shared: bool) -> None:
+    """Leave `path` ending in a whole line; a torn last line is appended to `<path>.torn`."""
+    deadline = time.monotonic() + (_PATIENCE_S if is_shared else 0)
+    with open(open_regular(str(path), os.O_RDWR), "r+b", buffering=0) as file:
+        while True:
+            start = _last_line_start(file)
+            file.seek(start)
+            fragment = file.read()
+            # In a shared record a whole line is not ours, and the next may be under way.
+            is_settled = is_shared and fragment.endswith(b"\n")
+            if not fragment or is_settled or row_of_line(fragment) is not None:
+                return
+            if time.monotonic() >= deadline:
+                break
+            time.sleep(_LOOK_EVERY_S)
+        torn = path.with_name(path.name + ".torn")
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW
+        with open(open_regular(str(torn), flags, 0o644), "ab") as aside:
+            aside.write(fragment.removesuffix(b"\n") + b"\n")
+            aside.flush()
+            # Only then cut: a kill between the two leaves the fragment twice, never nowhere.
+            os.fsync(aside.fileno())
+        file.truncate(start)
+    _logger.warning(
+        "%s ended in a torn line (%d bytes), as a killed process leaves it; moved to %s",
+        *(path, len(fragment), torn),
+    )
+
+
+def _last_line_start(file: IO[bytes]) -> int:
+    """Offset of the last line, read backwards in blocks: the file may be very long."""
+    end = file.seek(0, os.SEEK_END) - 1  # the last byte may be the last line's own newline
+    while end > 0:
+        start = max(0, end - _BLOCK_BYTES)
+        file.seek(start)
+        newline = file.read(end - start).rfind(b"\n")
+        if newline >= 0:
+            return start + newline + 1
+        end = start
+    return 0
+
+
+class CompositeTracker:
+    """Hands every call to `record`, whose exceptions are raised, and then to each of `sinks`.
+
+    Values are made plain once, so a device array is waited for once however many sinks there are.
+    Nothing that a sink raises gets out; what it lost is counted, and later rows are still tried.
+    """
+
+    def __init__(self, record: Tracker, sinks: Iterable[Tracker] = ()) -> None:
+        self._record, self._sinks = record, list(sinks)
+        self._lost_rows: Counter[Tracker] = Counter()
+        self._failed: set[Tracker] = set()
+
+    def log(self, metrics: Mapping[str, MetricValue], *, step: int) -> None:
+        """Log the row to the record, then to every sink."""
+        row = flat_metrics(metrics)
+        self._record.log(row, step=step)
+        # A copy for each: what a sink does to its row is no other sink's business.
+        self._call_sinks(lambda sink: sink.log(dict(row), step=step))
+
+    def log_summary(self, metrics: Mapping[str, MetricValue]) -> None:
+        """Log the summary to the record, then to every sink."""
+        row = flat_metrics(metrics)
+        self._record.log_summary(row)
+        self._call_sinks(lambda sink: sink.log_summary(dict(row)))
+
+    def log_artifact(self, path: str | PathLike[str], *, name: str, kind: str) -> None:
+        """Log the artifact to the record, then to every sink."""
+        self._record.log_artifact(path, name=name, kind=kind)
+        self._call_sinks(lambda sink: sink.log_artifact(path, name=name, kind=kind))
+
+    def finish(self) -> None:
+        """Finish all of them, even if the record cannot, and say what each sink has lost."""
+        lost_rows, self._lost_rows = self._lost_rows, Counter()
+        try:
+            self._record.finish()
+        finally:
+            # A terminal is left clean even when the disk is full.
+            self._call_sinks(lambda sink: sink.finish())
+            self._lost_rows.clear()
+            for sink, lost in lost_rows.items():
+                _logger.error("%s lost %d rows; the record has them", type(sink).__name__, lost)
+
+    def _call_sinks(self, call: Callable[[Tracker], None]) -> None:
+        for sink in self._sinks:
+            try:
+                call(sink)
+            except Exception:
+                self._lost_rows[sink] += 1
+                # Only the first is told in full: what is broken fails at every row.
+                if sink not in self._failed:
+                    self._failed.add(sink)
+                    _logger.exception(
+                        "%s failed. The run goes on and the record keeps every row; further "
+                        "failures of this sink are only counted",
+                        type(sink).__name__,
+                    )
+
+
+class NoopTracker:
+    """A tracker that takes everything and keeps nothing; it never waits for a device."""
+
+    def log(self, metrics: Mapping[str, MetricValue], *, step: int) -> None:
+        """Nothing happens."""
+
+    def log_summary(self, metrics: Mapping[str, MetricValue]) -> None:
+        """Nothing happens."""
+
+    def log_artifact(self, path: str | PathLike[str], *, name: str, kind: str) -> None:
+        """Nothing happens."""
+
+    def finish(self) -> None:
+        """Nothing happens."""
+
+
+# ---- Reading -------------------------------------------------------------------------------------
+
+
 def read_metrics(path: str | PathLike[str]) -> list[Row]:
     """Every row of the file in order, summaries and artifacts included, as written.
 
@@ -248,9 +415,8 @@ def last_attempt(path: str | PathLike[str]) -> int:
     Lines that cannot be read are left out and reported in the log: a damaged record must not keep a
     run from resuming.
     """
-    if not Path(path).exists():
-        return 0
-    return max((_attempt_of(row) for row in _readable_rows(Path(path))), default=0)
+    rows = _readable_rows(Path(path)) if Path(path).exists() else ()
+    return max(map(_attempt_of, rows), default=0)
 
 
 def recorded_summary(path: str | PathLike[str]) -> Row:
@@ -292,52 +458,36 @@ def _readable_rows(path: Path, *, is_torn_told: bool = False) -> Iterator[Row]:
     """The rows of the file; the log is told of lines that cannot be read, if the last only so."""
     unreadable: list[int] = []
     number = 0
-    for number, row in _numbered_rows(path):
-        if row is None:
-            unreadable.append(number)
-        else:
-            yield row
-    if unreadable and unreadable[-1] == number:
-        unreadable.pop()
-        if is_torn_told:
-            _logger.warning("%s: line %d, the last, is torn and was left out", path, number)
-    # Once: a run reads its record when it begins and when it ends.
-    if unreadable and (told := (str(path), *unreadable)) not in _told_unreadable:
-        _told_unreadable.add(told)
-        count, first = len(unreadable), unreadable[:_MAX_LINES_NAMED]
-        _logger.warning(
-            "%s: %d damaged line%s left out, and all others used: line %s%s. `sed -n %dp %s` shows "
-            "one",
-            *(path, count, "" if count == 1 else "s", ", ".join(map(str, first))),
-            *("" if count == len(first) else ", …", first[0], path),
-        )
-
-
-def _numbered_rows(path: Path) -> Iterator[tuple[int, Row | None]]:
-    """Each line's number from 1, and its row, or None where the line is torn or broken."""
     try:
         with open(open_regular(str(path)), "rb") as file:
             for number, line in enumerate(file, start=1):
-                yield number, row_of_line(line)
+                if (row := row_of_line(line)) is None:
+                    unreadable.append(number)
+                else:
+                    yield row
     except OSError as error:
         raise StorageError(
             f"cannot read the metrics file {path}: {error.strerror or error}",
             allowed="the metrics.jsonl of a run that has logged a row",
             fix="check the run folder's path",
         ) from error
+    if unreadable and unreadable[-1] == number:
+        unreadable.pop()
+        if is_torn_told:
+            _logger.warning("%s: line %d, the last, is torn and was left out", path, number)
+    if unreadable:
+        _warn_of_damage(path, tuple(unreadable))
 
 
-def _refuse_other_values(row: Mapping[str, PlainValue], own: Mapping[str, int]) -> None:
-    """Raise if a metric would replace one of the line's own keys; one that repeats it may stay."""
-    clashes = [key for key in row if key in _LINE_KEYS or (key in own and row[key] != own[key])]
-    if clashes:
-        key = clashes[0]
-        raise ConfigError(
-            f"a metric {key!r} = {row[key]!r}"
-            + (f" in the row of step {own['step']}" if own else " in the summary"),
-            allowed=f"names other than {[*own, *_LINE_KEYS]}, which describe the line itself",
-            fix=f"give the metric a namespace, such as 'train/{key}'",
-        )
+@cache  # once: a run reads its record when it begins and when it ends
+def _warn_of_damage(path: Path, lines: tuple[int, ...]) -> None:
+    plural = "" if len(lines) == 1 else "s"
+    named = ", ".join(map(str, lines[:_MAX_LINES_NAMED]))
+    named += ", …" if len(lines) > _MAX_LINES_NAMED else ""
+    _logger.warning(
+        "%s: %d damaged line%s left out, and all others used: line %s. `sed -n %dp %s` shows one",
+        *(path, len(lines), plural, named, lines[0], path),
+    )
 
 
 def _attempt_of(row: Row) -> int:
@@ -350,19 +500,6 @@ def _overlay(known: Row, newer: Row) -> None:
     for key in newer:
         known.pop(key + NONFINITE_SUFFIX, None)
     known.update(newer)
-
-
-def _ends_in_a_line(path: Path, patience_s: float) -> bool:
-    """Whether the file ends in a whole line, at once or within the time that a write may take."""
-    deadline = time.monotonic() + patience_s
-    while time.monotonic() <= deadline:
-        with open(open_regular(str(path)), "rb") as file:
-            size = file.seek(0, os.SEEK_END)
-            file.seek(max(size - 1, 0))
-            if file.read() in (b"", b"\n"):
-                return True
-        time.sleep(_LOOK_EVERY_S)
-    return False
 
 
 @dataclass(frozen=True)
@@ -384,17 +521,16 @@ def histograms_of(row: Mapping[str, PlainValue]) -> dict[str, Histogram]:
     """The histograms in a row by name; what only looks like one is left out."""
     found = {}
     for name, text in row.items():
-        low, high = row.get(f"{name}/min"), row.get(f"{name}/max")
-        if _HISTOGRAM_MARK not in name or not isinstance(text, str):
+        if "/hist/" not in name or not isinstance(text, str):
             continue
         try:
             counts = json.loads(text)
         except ValueError:
             continue
-        if isinstance(counts, list) and counts and all(map(_is_number, [*counts, low, high])):
-            found[name] = Histogram(list(map(float, counts)), float(low or 0), float(high or 0))
+        low, high = row.get(f"{name}/min"), row.get(f"{name}/max")
+        # By `type`: a flag is no number.
+        if not isinstance(counts, list) or not counts:
+            continue
+        if {type(n) for n in (*counts, low, high)} <= {int, float}:
+            found[name] = Histogram([float(n) for n in counts], float(low or 0), float(high or 0))
     return found
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
