@@ -30,7 +30,6 @@ from chomp.data import (
     TextFormat,
     TextSource,
     located_documents,
-    part_names,
     source_documents,
     source_fingerprint,
 )
@@ -145,7 +144,7 @@ def test_a_flipped_byte_in_a_compressed_file_is_found(tmp_path):
 
 def test_a_damaged_parquet_file_is_named(tmp_path):
     source = source_of("parquet", tmp_path, [[f"{n} {'x' * 50}" for n in range(100)]])
-    (path,) = map(Path, part_names(source))
+    (path,) = map(Path, source.part_names())
     whole = path.read_bytes()
     for content in [b"", b"text", whole[: len(whole) // 2], whole[:4] + bytes(200) + whole[204:]]:
         path.write_bytes(content)
@@ -187,7 +186,7 @@ def test_an_array_with_one_axis_needs_its_separator(tmp_path):
 @pytest.mark.parametrize("kind", FILE_KINDS)
 def test_a_file_that_vanished_since_it_was_listed_is_named(tmp_path, kind):
     source = source_of(kind, tmp_path, [["a"], ["b"]])
-    parts = part_names(source)
+    parts = source.part_names()
     Path(parts[1]).unlink()
     documents = located_documents(source, parts=parts)
     next(documents)
@@ -339,7 +338,7 @@ def test_a_connection_that_breaks_is_no_fault_of_the_data():
 
 def test_a_connection_that_breaks_below_pyarrow_is_no_fault_of_the_data(tmp_path, monkeypatch):
     fsspec.register_implementation("flaky", FlakyFileSystem, clobber=True)
-    (path,) = part_names(source_of("parquet", tmp_path, [["x" * 10**5] * 50]))
+    (path,) = source_of("parquet", tmp_path, [["x" * 10**5] * 50]).part_names()
     FlakyFileSystem().pipe_file("/bucket/a.parquet", Path(path).read_bytes())
     source = ParquetSource(paths=("flaky://bucket/a.parquet",))
     assert len(list(source_documents(source))) == 50

@@ -174,7 +174,7 @@ def test_every_document_of_a_store_is_found_in_its_source(store_config):
         assert tokens.tolist() == as_bytes([document.text])
 
 
-@pytest.mark.parametrize("kind", ["jsonl", "jsonl.gz", "jsonl.zst", "parquet", "memory"])
+@pytest.mark.parametrize("kind", ["jsonl.zst", "parquet", "memory"])
 def test_sources_of_every_kind_become_the_same_line(tmp_path: Path, config: Config, kind: str):
     (tmp_path / "files").mkdir()
     # White space is no document, and has no place in the store.
@@ -192,7 +192,8 @@ def test_sources_of_every_kind_become_the_same_line(tmp_path: Path, config: Conf
 @pytest.mark.usefixtures("_small_shards", "_early_processes")
 def test_two_processes_make_the_store_of_one(tmp_path: Path, config: Config):
     (tmp_path / "files").mkdir()
-    texts = [f"document {i} " * (1 + i % 40) for i in range(150)]
+    # Long documents first and last in turn: what is asked later is often ready earlier.
+    texts = [f"document {i} " * (80 if i % 9 == 0 else 1 + i % 5) for i in range(150)]
     source = source_of("jsonl", tmp_path / "files", [texts[:70], texts[70:]])
     undisturbed = build_undisturbed(config(source, processes=1), tmp_path)
     build_store(config(source, processes=2))
@@ -200,16 +201,8 @@ def test_two_processes_make_the_store_of_one(tmp_path: Path, config: Config):
     assert len([name for name in undisturbed if name.startswith("tokens/c/")]) > 50
 
 
-def test_only_the_first_documents_are_built_if_so_many_are_wanted(tmp_path, config, source):
-    texts = split_texts(source, "train")
-    for count in (1, 3, len(texts), len(texts) + 5):
-        path = str(tmp_path / f"first {count}")
-        build_store(config(source, output_path=path, max_documents=count))
-        assert line_of(path) == as_bytes(texts[:count])
-
-
 @pytest.mark.usefixtures("_small_shards")
-@pytest.mark.parametrize("count", [10, 11, 14])
+@pytest.mark.parametrize("count", [10, 11, 99])
 def test_a_bounded_build_that_was_stopped_ends_at_the_same_document(
     tmp_path: Path, config: Config, source, happening: Happening, count: int
 ):
@@ -223,7 +216,8 @@ def test_a_bounded_build_that_was_stopped_ends_at_the_same_document(
     assert progress["num_documents"] == 9  # the tenth is there in part
     build_store(bounded)
     assert files_of(tmp_path / "store") == undisturbed
-    assert TokenStore.open(str(tmp_path / "store")).manifest.num_documents == count
+    texts = split_texts(source, "train")[:count]
+    assert line_of(str(tmp_path / "store")) == as_bytes(texts)
 
 
 CONVERSATIONS = [
@@ -334,20 +328,6 @@ def test_a_store_is_built_with_the_tokenizer_it_is_given(tokenizer_config, store
     assert "tokenizer" in caught.value.allowed
 
 
-def test_a_document_that_quotes_the_end_token_stays_one_document(
-    tmp_path: Path, tokenizer_config, store_config
-):
-    for i in range(20):
-        (tmp_path / f"{i:02}.txt").write_text(f"{i} is <|endoftext|> not over <|endoftext|>")
-    fingerprint = source_fingerprint(store_config.source)
-    build_tokenizer(replace(tokenizer_config, source_fingerprints=(fingerprint,)))
-    path = tokenizer_config.output_path
-    build_store(replace(store_config, source_fingerprint=fingerprint, tokenizer_path=path))
-    tokenizer = load_tokenizer(path)
-    line = line_of(store_config.output_path, tokenizer.content_hash)
-    assert line.count(tokenizer.eos_id) == len(split_texts(store_config.source, "train"))
-
-
 def test_a_byte_tokenizer_needs_no_sources(tmp_path: Path):
     build_tokenizer(
         TokenizerBuildConfig(
@@ -414,10 +394,9 @@ def test_another_finished_store_in_its_place_is_never_overwritten(tmp_path: Path
     assert files_of(tmp_path / "store") == before
 
 
-@pytest.mark.parametrize("content", ["", " \n"])
-def test_sources_without_a_document_are_named(tmp_path, tokenizer_config, store_config, content):
-    for path in tmp_path.glob("*.txt"):
-        path.write_text(content)
+def test_sources_without_a_document_are_named(tmp_path, tokenizer_config, store_config):
+    for number, path in enumerate(tmp_path.glob("*.txt")):
+        path.write_text(" \n" * (number % 2))
     with pytest.raises(DataError) as caught:
         build_tokenizer(tokenizer_config)
     assert "no text" in caught.value.given
@@ -433,15 +412,6 @@ def test_a_split_without_a_held_out_document_is_built_and_said(store_config, cap
     assert TokenStore.open(store_config.output_path).num_tokens == 0
 
 
-def test_a_file_that_is_not_utf8_stops_both_builds(tmp_path, tokenizer_config, store_config):
-    for path in tmp_path.glob("*.txt"):
-        path.write_bytes(b"\xff")
-    for build_it, config in [(build_tokenizer, tokenizer_config), (build_store, store_config)]:
-        with pytest.raises(DataError) as caught:
-            build_it(config)
-        assert "not UTF-8 at byte 0" in caught.value.given
-
-
 BROKEN = {
     "no text key": (b'{"text": "fine"}\n{"body": "x"}\n', ("lines.jsonl:1", "'text'")),
     "no text": (b'{"text": "fine"}\n{"text": 3}\n', ("lines.jsonl:1", "'text'")),
@@ -450,7 +420,6 @@ BROKEN = {
         ("lines.jsonl:1 ", "not UTF-8 at byte 10"),
     ),
     "no JSON": (b'{"text": "fine"}\n{"text"\n', ("lines.jsonl:1 ", "not JSON")),
-    "no document": (b"\n\n", ("no document",)),
 }
 
 

@@ -1,9 +1,5 @@
 """A data config as executor steps: what is built, and what makes it another build."""
 
-import json
-import os
-import subprocess
-import sys
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -12,11 +8,8 @@ import jaxtyping
 import numpy as np
 import pytest
 
-from chomp.config import config_to_mapping
 from chomp.data import (
     BatchSchedule,
-    ChatFormat,
-    JsonlSource,
     LmComponentConfig,
     LmDataConfig,
     MixtureStage,
@@ -27,6 +20,8 @@ from chomp.data import (
     TokenizerConfig,
     TokenStore,
     build_eval_datasets,
+    build_steps,
+    build_tokenizer,
     build_train_dataset,
     documents_of_split,
     source_documents,
@@ -150,32 +145,92 @@ def test_a_step_killed_after_its_last_write_succeeds_when_run_again(data, tmp_pa
     run_all(plan(data, tmp_path / "outputs"))
 
 
-def test_a_changed_file_changes_the_tokenizer_and_every_store_made_with_it(data, tmp_path: Path):
-    before = {name: planned.path for name, planned in plan(data, tmp_path).items()}
-    (tmp_path / "rhymes-03.txt").write_text("changed")
-    after = {name: planned.path for name, planned in plan(data, tmp_path).items()}
-    assert before.keys() == after.keys()
-    assert not set(before.values()) & set(after.values())
+def of_bytes(data: LmDataConfig) -> LmDataConfig:
+    return replace(data, tokenizer=TokenizerConfig(kind="byte"))
 
 
-def test_with_the_byte_tokenizer_a_changed_file_changes_its_own_stores(data, tmp_path: Path):
-    data = replace(data, tokenizer=TokenizerConfig(kind="byte"))
-    before = {name: planned.path for name, planned in plan(data, tmp_path).items()}
-    (tmp_path / "rhymes-03.txt").write_text("changed")
-    after = {name: planned.path for name, planned in plan(data, tmp_path).items()}
-    changed = {name for name in before if before[name] != after[name]}
-    assert changed == {"tokens/rhymes-train", "tokens/rhymes-validation"}
+def of_hub(data: LmDataConfig, name: str = "someone/small", **more: str) -> LmDataConfig:
+    return replace(data, tokenizer=TokenizerConfig(kind="hub", name=name, **more))
 
 
-def test_weights_tags_and_rules_change_no_step(data: LmDataConfig, tmp_path: Path):
-    other = with_component(data, "rhymes", weight=0.2, tags=("text/rhymes",))
-    other = replace(other, train_on_eos=False, mask_boundary_loss=False)
-    assert changed_steps(data, other, tmp_path) == set()
+def streamed(data: LmDataConfig, **settings: int) -> LmDataConfig:
+    return with_component(data, "rhymes", stream=StreamConfig(**settings))
 
 
-def test_another_split_changes_every_step(data: LmDataConfig, tmp_path: Path):
-    other = replace(data, validation_fraction=0.3)
-    assert changed_steps(data, other, tmp_path) == set(plan(data, tmp_path))
+def other_format(data: LmDataConfig) -> LmDataConfig:
+    return with_component(data, "rhymes", format=TextFormat(text_key="body"))
+
+
+def moved(data: LmDataConfig) -> LmDataConfig:
+    """The same files in another folder."""
+    for name, component in data.components.items():
+        (pattern,) = component.source.paths
+        for file in Path(pattern).parent.glob("*.txt"):
+            (file.parent / "moved").mkdir(exist_ok=True)
+            (file.parent / "moved" / file.name).write_bytes(file.read_bytes())
+        source = TextSource(paths=(str(Path(pattern).parent / "moved" / Path(pattern).name),))
+        data = with_component(data, name, source=source)
+    return data
+
+
+def edited(data: LmDataConfig) -> LmDataConfig:
+    """The config as it is, and a file of rhymes that changed."""
+    (path,) = data.components["rhymes"].source.paths
+    Path(path.replace("*", "03")).write_text("changed")
+    return data
+
+
+LATER = MixtureStage(start_step=9, weights={"numbers": 0.0, "rhymes": 1.0})
+FIRST = MixtureStage(start_step=0, weights={"numbers": 1.0, "rhymes": 0.0})
+RHYMES = {"tokens/rhymes-train", "tokens/rhymes-validation"}
+STORES = {"tokens/numbers-train", "tokens/numbers-validation", *RHYMES}
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "expected"),
+    [
+        (lambda data: data, edited, {"tokenizer/bpe", *STORES}),
+        (of_bytes, lambda data: edited(of_bytes(data)), RHYMES),
+        (lambda data: data, moved, set()),
+        (
+            lambda data: data,
+            lambda data: replace(
+                with_component(data, "rhymes", weight=0.2, tags=("text/rhymes",)),
+                train_on_eos=False,
+                mask_boundary_loss=False,
+            ),
+            set(),
+        ),
+        (
+            lambda data: data,
+            lambda data: replace(data, validation_fraction=0.3),
+            {"tokenizer/bpe", *STORES},
+        ),
+        # The tokenizer is trained on what formats make of records; all stores are made with it.
+        (lambda data: data, other_format, {"tokenizer/bpe", *STORES}),
+        (of_bytes, lambda data: other_format(of_bytes(data)), RHYMES),
+        (of_hub, lambda data: of_hub(data, "someone/large"), {"tokenizer/hub", *STORES}),
+        (of_hub, lambda data: of_hub(data, revision="v2"), {"tokenizer/hub", *STORES}),
+        (streamed, lambda data: streamed(data, window_documents=7), set()),
+        (
+            streamed,
+            lambda data: streamed(data, max_validation_documents=7),
+            {"tokens/rhymes-validation"},
+        ),
+        # A component of any stage is trained on.
+        (lambda data: replace(data, stages=(FIRST, LATER)), lambda data: data, set()),
+    ],
+)
+def test_what_is_built_anew_after_a_change(data, tmp_path: Path, before, after, expected):
+    first = {name: planned.path for name, planned in plan(before(data), tmp_path / "o").items()}
+    second = {name: planned.path for name, planned in plan(after(data), tmp_path / "o").items()}
+    assert {name for name in second if second[name] != first[name]} == expected
+
+
+def test_weight_0_in_some_stages_alone_holds_out_the_usual_fraction(data, tmp_path: Path):
+    assert replace(data, stages=(FIRST, LATER)).held_out_fraction("rhymes") == 0.2
+    never = replace(data, stages=(FIRST,))
+    assert [never.held_out_fraction(name) for name in data.components] == [0.2, 1.0]
 
 
 def test_a_component_that_is_only_evaluated_has_no_part_in_training(data, tmp_path: Path):
@@ -226,35 +281,11 @@ def test_a_component_of_weight_0_takes_a_store_of_a_part_only_if_it_is_the_held_
     assert "0.2" in caught.value.given
 
 
-def test_weight_0_in_some_stages_alone_holds_out_the_usual_fraction(data, tmp_path: Path):
-    stages = (
-        MixtureStage(start_step=0, weights={"numbers": 1.0, "rhymes": 0.0}),
-        MixtureStage(start_step=9, weights={"numbers": 0.0, "rhymes": 1.0}),
-    )
-    assert replace(data, stages=stages).held_out_fraction("rhymes") == 0.2
-    never = replace(data, stages=stages[:1])
-    assert [never.held_out_fraction(name) for name in data.components] == [0.2, 1.0]
-    assert changed_steps(data, never, tmp_path) == {
-        "tokenizer/bpe",
-        *(name for name in plan(never, tmp_path) if name.startswith("tokens/")),
-    }
-
-
 @pytest.mark.parametrize("stages", [(), (MixtureStage(start_step=0, weights={"a": 0.0}),)])
 def test_a_config_that_trains_on_nothing_is_refused(stages):
     with pytest.raises(ConfigError) as caught:
         LmDataConfig(components={"a": LmComponentConfig(weight=0.0)}, stages=stages)
     assert "0" in caught.value.given
-
-
-def test_a_component_of_weight_0_without_a_document_is_refused(data, tmp_path: Path):
-    (tmp_path / "blank.txt").write_text("  ")
-    source = TextSource(paths=(str(tmp_path / "blank.txt"),))
-    data = with_component(data, "rhymes", source=source, weight=0.0)
-    data = replace(data, tokenizer=TokenizerConfig(kind="byte"))
-    steps = list(plan(data, tmp_path / "outputs").values())
-    (failure,) = run_plan(steps, lambda planned: planned.step.fn(planned.config))
-    assert isinstance(failure.error, DataError)
 
 
 def test_a_given_tokenizer_is_known_by_its_content_and_not_by_its_path(data, tmp_path: Path):
@@ -322,70 +353,6 @@ def test_a_tokenizer_file_that_changes_between_plan_and_build_is_refused(
     assert not Path(planned.path, "chomp_tokenizer.json").exists()
 
 
-def test_a_tokenizer_of_a_hub_is_known_by_its_name_and_revision(data, tmp_path: Path):
-    def using(name: str, **more: object) -> LmDataConfig:
-        return replace(data, tokenizer=TokenizerConfig(kind="hub", name=name, **more))
-
-    everything = set(plan(using("someone/small"), tmp_path))
-    assert "tokenizer/hub" in everything
-    for other in (using("someone/large"), using("someone/small", revision="v2")):
-        assert changed_steps(using("someone/small"), other, tmp_path) == everything
-
-
-BUILD_TOKENIZER = """
-import json, sys
-from chomp.config import config_from_mapping
-from chomp.data import TokenizerBuildConfig, build_tokenizer
-build_tokenizer(config_from_mapping(TokenizerBuildConfig, json.loads(sys.argv[1])))
-"""
-
-
-def test_a_tokenizer_of_a_hub_is_built_from_what_the_hub_has(tmp_path: Path, rules: Path):
-    # A cache as the hub library lays it out; a fresh process, since that reads its settings once.
-    commit = "0123456789abcdef0123456789abcdef01234567"
-    model = tmp_path / "hub" / "models--someone--small"
-    (model / "snapshots" / commit).mkdir(parents=True)
-    (model / "snapshots" / commit / "tokenizer.json").write_text(rules.read_text())
-    (model / "refs").mkdir()
-    (model / "refs" / "main").write_text(commit)
-    config = TokenizerBuildConfig(
-        output_path=str(tmp_path / "built"),
-        tokenizer=TokenizerConfig(kind="hub", name="someone/small"),
-    )
-    subprocess.run(
-        [sys.executable, "-c", BUILD_TOKENIZER, json.dumps(config_to_mapping(config))],
-        env={**os.environ, "HF_HUB_CACHE": str(tmp_path / "hub"), "HF_HUB_OFFLINE": "1"},
-        check=True,
-    )
-    built = load_tokenizer(str(tmp_path / "built"))
-    assert built.content_hash == JsonTokenizer(rules.read_text()).content_hash
-
-
-def test_formats_are_part_of_what_a_step_is(data: LmDataConfig, tmp_path: Path):
-    other = with_component(data, "rhymes", format=TextFormat(text_key="body"))
-    # The tokenizer is trained on what formats make of the records, and all stores are made with it.
-    assert changed_steps(data, other, tmp_path) == set(plan(data, tmp_path))
-    data, other = (replace(each, tokenizer=TokenizerConfig(kind="byte")) for each in (data, other))
-    rhymes = {"tokens/rhymes-train", "tokens/rhymes-validation"}
-    assert changed_steps(data, other, tmp_path) == rhymes
-
-
-def test_conversations_become_stores_with_weights(data: LmDataConfig, tmp_path: Path):
-    answer = {"role": "assistant", "content": "on"}
-    turns = [[{"role": "user", "content": f"and {i}?"}, answer] for i in range(40)]
-    lines = [json.dumps({"messages": each}) + "\n" for each in turns]
-    (tmp_path / "chat.jsonl").write_text("".join(lines))
-    chat = LmComponentConfig(
-        source=JsonlSource(paths=(str(tmp_path / "chat.jsonl"),)), format=ChatFormat()
-    )
-    steps = plan(replace(data, components={"chat": chat}), tmp_path / "outputs")
-    run_all(steps)
-    store = TokenStore.open(steps["tokens/chat-train"].path)
-    weights = store.read_loss_weights(np.asarray([0]), np.asarray([store.num_tokens]))
-    assert weights is not None
-    assert set(weights.tolist()) == {0.0, 1.0}
-
-
 def test_a_stream_has_no_train_store_and_a_bounded_validation_store(data, tmp_path: Path):
     stream = StreamConfig(max_validation_documents=2)
     streamed = with_component(data, "rhymes", stream=stream)
@@ -400,25 +367,6 @@ def test_a_stream_has_no_train_store_and_a_bounded_validation_store(data, tmp_pa
     assert stores["rhymes"].manifest.identity.max_documents == 2
     assert stores["numbers"].manifest.num_documents > 2
     assert stores["numbers"].manifest.identity.max_documents is None
-
-
-def test_of_a_stream_only_the_bound_is_part_of_its_validation_store(data, tmp_path: Path):
-    def streamed(**settings: int) -> LmDataConfig:
-        return with_component(data, "rhymes", stream=StreamConfig(**settings))
-
-    assert changed_steps(streamed(), streamed(window_documents=7), tmp_path) == set()
-    bounded = streamed(max_validation_documents=7)
-    assert changed_steps(streamed(), bounded, tmp_path) == {"tokens/rhymes-validation"}
-
-
-def test_a_component_of_any_stage_gets_a_train_store(data: LmDataConfig, tmp_path: Path):
-    idle = with_component(data, "rhymes", weight=0.0)
-    stages = (
-        MixtureStage(start_step=0, weights={"numbers": 1.0, "rhymes": 0.0}),
-        MixtureStage(start_step=9, weights={"numbers": 0.0, "rhymes": 1.0}),
-    )
-    assert "tokens/rhymes-train" not in plan(idle, tmp_path)
-    assert changed_steps(replace(data, stages=stages), data, tmp_path) == set()
 
 
 @pytest.mark.parametrize(
@@ -438,23 +386,6 @@ def test_settings_that_do_not_belong_to_a_kind_of_tokenizer_are_refused(settings
     with pytest.raises(ConfigError) as caught:
         TokenizerConfig(**settings)
     assert expected in caught.value.given
-
-
-def test_a_tokenizer_that_is_not_built_yet_cannot_be_loaded():
-    with pytest.raises(ConfigError) as caught:
-        TokenizerConfig().load()
-    assert "launch file" in caught.value.fix
-
-
-def test_a_source_is_known_by_its_content_and_not_by_its_path(data: LmDataConfig, tmp_path: Path):
-    (tmp_path / "moved").mkdir()
-    for file in tmp_path.glob("*.txt"):
-        (tmp_path / "moved" / file.name).write_bytes(file.read_bytes())
-    moved = data
-    for name in data.components:
-        paths = (str(tmp_path / f"moved/{name}-*.txt"),)
-        moved = with_component(moved, name, source=TextSource(paths=paths))
-    assert changed_steps(data, moved, tmp_path / "outputs") == set()
 
 
 def test_errors_of_a_plan_name_the_component(data: LmDataConfig):
@@ -478,3 +409,24 @@ def test_a_tokenizer_may_learn_from_the_first_documents_only(data: LmDataConfig,
         texts += [d.text for d in islice(documents_of_split(documents, "train", 0.2), 2)]
     expected = train_bpe(texts, vocab_size=300).content_hash
     assert load_tokenizer(steps["tokenizer/bpe"].path).content_hash == expected
+
+
+def test_a_tokenizer_of_a_hub_is_the_one_that_is_named(tmp_path: Path, monkeypatch):
+    asked = []
+
+    def load(name: str, **options: object) -> ByteTokenizer:
+        asked.append((name, options))
+        return ByteTokenizer()
+
+    monkeypatch.setattr(build_steps, "load_hub_tokenizer", load)
+    tokenizer = TokenizerConfig(kind="hub", name="someone/small", revision="v2", eos="</s>", bos=1)
+    build_tokenizer(TokenizerBuildConfig(output_path=str(tmp_path), tokenizer=tokenizer))
+    assert isinstance(load_tokenizer(str(tmp_path)), ByteTokenizer)
+    options = {"revision": "v2", "eos": "</s>", "bos": 1, "is_patient": True}
+    assert asked == [("someone/small", options)]
+
+
+def test_a_tokenizer_that_is_not_built_yet_cannot_be_loaded():
+    with pytest.raises(ConfigError) as caught:
+        TokenizerConfig().load()
+    assert "launch file" in caught.value.fix

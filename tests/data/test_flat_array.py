@@ -125,11 +125,6 @@ def test_any_pieces_are_slices_of_the_line(any_array, ends, repeats):
     assert pieces_of(any_array, pieces) == expected.tolist()
 
 
-def test_no_pieces_and_empty_pieces_are_nothing(any_array):
-    assert pieces_of(any_array, []) == []
-    assert pieces_of(any_array, [(0, 0), (187, 0), (64, 0)]) == []
-
-
 @pytest.mark.parametrize("dtype", ["uint8", "uint16", "uint32", "int64", "float32"])
 def test_numbers_of_every_type_come_back(tmp_path: Path, dtype: str):
     values = (VALUES % 251).astype(dtype) + np.asarray(0.25 if dtype == "float32" else 0, dtype)
@@ -169,15 +164,6 @@ def test_a_flipped_byte_is_found_after_other_chunks_of_its_shard_were_read(path:
             pieces_of(array, [(CHUNK, SHARD - CHUNK)])
         assert "array is damaged: " in caught.value.given
         flip(shard, offset)
-
-
-def test_what_was_found_damaged_once_is_refused_every_time(path: Path):
-    flip(path / FIRST_SHARD, 0)
-    array = FlatArray.open(str(path))
-    for _ in range(3):
-        with pytest.raises(DataError) as caught:
-            pieces_of(array, [(0, 1)])
-        assert "is damaged" in caught.value.given
 
 
 def test_damage_is_no_trouble_for_what_lies_elsewhere(path: Path):

@@ -6,7 +6,7 @@ import sys
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from vocabularies import TEXTS, byte_level
 
@@ -25,33 +25,6 @@ def bpe() -> BpeTokenizer:
 @pytest.fixture(scope="module", params=["byte", "bpe"])
 def tokenizer(request: pytest.FixtureRequest, bpe: BpeTokenizer) -> Tokenizer:
     return ByteTokenizer() if request.param == "byte" else bpe
-
-
-@given(text=any_text)
-@example("\x00\x01\x1b[0m\r\n\t\x7f\x85")
-@example("e\u0301 \u00e9 \u2028\ufeff\u200d \U0010ffff 👩‍👩‍👧")
-@example("  two blanks,  and a blank at the end ")
-@example("<|endoftext|>")
-def test_any_text_comes_back_and_its_tokens_are_its_bytes(tokenizer: Tokenizer, text: str):
-    (ids,) = tokenizer.encode_batch([text])
-    assert tokenizer.decode(ids) == text
-    table = tokenizer.token_bytes()
-    assert b"".join(table[i] or b"no bytes" for i in ids) == text.encode()
-    assert bytes_per_token(tokenizer)[ids].sum() == len(text.encode())
-
-
-@given(before=any_text, after=any_text)
-def test_a_document_that_quotes_the_end_token_does_not_end_there(
-    tokenizer: Tokenizer, before: str, after: str
-):
-    (ids,) = tokenizer.encode_batch([f"{before}<|endoftext|>{after}"])
-    assert tokenizer.eos_id not in ids
-
-
-def test_a_batch_is_encoded_text_by_text(tokenizer: Tokenizer):
-    texts = ["", "one", "two words", ""]
-    assert tokenizer.encode_batch(texts) == [tokenizer.encode_batch([t])[0] for t in texts]
-    assert tokenizer.encode_batch([]) == []
 
 
 def test_every_id_is_below_the_vocabulary_size_and_only_the_end_has_no_bytes(tokenizer: Tokenizer):
@@ -130,34 +103,12 @@ def test_added_tokens_that_are_text_have_the_bytes_of_that_text():
     assert len(ids) == 1 + 1 + 1 + 1 + len("<|endoftext|>")
 
 
-def test_a_length_limit_in_the_rules_does_not_cut_documents():
-    rules = byte_level([], special=["<|endoftext|>"], plain=[])
-    rules.enable_truncation(4)
-    rules.enable_padding(length=4)
-    tokenizer = BpeTokenizer(rules.to_str())
-    assert [len(ids) for ids in tokenizer.encode_batch(["a", "a" * 50])] == [1, 50]
-
-
 @pytest.mark.parametrize("size", [-1, 0, 256])
 def test_a_vocabulary_without_room_for_every_byte_is_refused(size: int):
     with pytest.raises(DataError) as caught:
         train_bpe(TEXTS, vocab_size=size)
     assert str(size) in caught.value.given
     assert "257" in caught.value.allowed
-
-
-def test_rules_that_are_no_json_are_refused():
-    with pytest.raises(DataError) as caught:
-        BpeTokenizer('{"version": "1.0"', source="folder/tokenizer.json")
-    assert "folder/tokenizer.json" in caught.value.given
-
-
-def test_an_end_token_that_texts_can_contain_is_refused():
-    rules = byte_level(["<|endoftext|>"], special=["</s>"], plain=[]).to_str()
-    with pytest.raises(DataError) as caught:
-        BpeTokenizer(rules, eos=256)
-    assert "id 256" in caught.value.given
-    assert "257 (</s>)" in caught.value.allowed
 
 
 @settings(max_examples=20, deadline=None)

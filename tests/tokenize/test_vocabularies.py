@@ -3,6 +3,8 @@
 import json
 import pickle
 import random
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -49,18 +51,32 @@ KINDS = {
     "unigram": unigram,
     "unigram_never": lambda: unigram("never"),
 }
-QUOTES = [*SPECIALS, "<0x0A>", "<0xFF>", "<|end_of_text|>", "[SEP]", "</s></s>", "<</s>"]
+TOKENIZERS: dict[str, Callable[[], Tokenizer]] = {
+    "byte": ByteTokenizer,
+    "bpe": lambda: train_bpe(TEXTS, vocab_size=300),
+    **{name: partial(lambda rules: JsonTokenizer(rules()), rules) for name, rules in KINDS.items()},
+}
+QUOTES = [
+    "<|endoftext|>",
+    *SPECIALS,
+    "<0x0A>",
+    "<0xFF>",
+    "<|end_of_text|>",
+    "[SEP]",
+    "</s></s>",
+    "<</s>",
+]
 
 
-@pytest.fixture(scope="module", params=KINDS)
+@pytest.fixture(scope="module", params=TOKENIZERS)
 def kind(request: pytest.FixtureRequest) -> str:
     return request.param
 
 
 @pytest.fixture(scope="module")
-def tokenizer(kind: str) -> JsonTokenizer:
+def tokenizer(kind: str) -> Tokenizer:
     """One of each kind that can write any text."""
-    return JsonTokenizer(KINDS[kind](), source=kind)
+    return TOKENIZERS[kind]()
 
 
 def raw(tokenizer: Tokenizer, text: str) -> bytes:
@@ -80,7 +96,7 @@ def special_ids(tokenizer: Tokenizer) -> set[int]:
 @example("\x00\x01\x1b[0m\r\n\t\x7f\x85 \u2028\ufeff\u200d \U0010ffff 👩‍👩‍👧")
 @example("    return <0x0A></s>")
 def test_any_text_comes_back_and_its_tokens_are_its_bytes(
-    kind: str, tokenizer: JsonTokenizer, text: str
+    kind: str, tokenizer: Tokenizer, text: str
 ):
     assert tokenizer.can_encode_any_text
     # The documented rule: a blank the rules put in front counts, though the text has none.
@@ -95,11 +111,17 @@ def test_any_text_comes_back_and_its_tokens_are_its_bytes(
 
 
 @given(before=any_text, after=any_text, quote=st.sampled_from(QUOTES))
-def test_a_quoted_token_is_text(tokenizer: JsonTokenizer, before: str, after: str, quote: str):
+def test_a_quoted_token_is_text(tokenizer: Tokenizer, before: str, after: str, quote: str):
     text = f"a{before}{quote}{after}"
     (ids,) = tokenizer.encode_batch([text])
     assert special_ids(tokenizer).isdisjoint(ids)
     assert tokenizer.decode(ids) == text
+
+
+def test_a_batch_is_encoded_text_by_text(tokenizer: Tokenizer):
+    texts = ["", "one", "two words", ""]
+    assert tokenizer.encode_batch(texts) == [tokenizer.encode_batch([t])[0] for t in texts]
+    assert tokenizer.encode_batch([]) == []
 
 
 def test_a_mark_in_a_document_is_the_blank_it_becomes():
@@ -208,10 +230,7 @@ def test_fallback_to_bytes_that_are_not_all_there_refuses_what_needs_the_others(
     assert "character 1: 'é' (U+00E9)" in caught.value.given
 
 
-@pytest.mark.parametrize("name", ["byte", "bpe", *KINDS])
-def test_half_of_a_surrogate_pair_is_refused_by_name(name: str):
-    others = {"byte": ByteTokenizer, "bpe": lambda: train_bpe(TEXTS, vocab_size=260)}
-    tokenizer = others[name]() if name in others else JsonTokenizer(KINDS[name]())
+def test_half_of_a_surrogate_pair_is_refused_by_name(tokenizer: Tokenizer):
     with pytest.raises(UnencodableText) as caught:
         tokenizer.encode_batch(["fine", "ab\ud800", "c\udfff"])
     assert caught.value.text_index == 1

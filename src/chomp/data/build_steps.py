@@ -9,18 +9,18 @@ import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache
-from itertools import chain, islice
+from itertools import islice
 from typing import Any
 
 from chomp.config import Config, setting
-from chomp.data.config import LmComponentConfig, LmDataConfig, TokenizerConfig
+from chomp.data.config import LmDataConfig, TokenizerConfig
 from chomp.data.contamination import (
     ValidationSet,
     keys_of_sets,
     sets_fingerprint,
     validation_sets,
 )
-from chomp.data.documents import Document, Split, content_key, documents_of_split
+from chomp.data.documents import Split, content_key, documents_of_split
 from chomp.data.formats import Format
 from chomp.data.huggingface import HuggingFaceSource
 from chomp.data.progress import progress_bar
@@ -47,8 +47,6 @@ from chomp.tokenize import (
     train_bpe,
 )
 
-Fingerprint = Callable[[str, Source], str]
-
 log = logging.getLogger(__name__)
 
 # What a GPU would do nothing for must not keep one from a step that trains.
@@ -69,29 +67,11 @@ def with_data_steps(data: LmDataConfig) -> LmDataConfig:
         return source_fingerprint(source, component=name)
 
     weights = data.weights
-    _require_sets_apart(data, fingerprint_of)
-    tokenizer = data.tokenizer.path or output_path_of(_tokenizer_step(data, fingerprint_of))
-
-    def with_stores(name: str, component: LmComponentConfig) -> LmComponentConfig:
-        def store(split: Split) -> str:
-            return output_path_of(_store_step(name, split, data, tokenizer, fingerprint_of))
-
-        needs_train_store = weights[name] > 0 and component.stream is None
-        train = component.train_store or (store("train") if needs_train_store else None)
-        validation = component.validation_store
-        if validation is None and data.held_out_fraction(name) > 0:
-            validation = store("validation")
-        return replace(component, train_store=train, validation_store=validation)
-
-    components = {name: with_stores(name, part) for name, part in data.components.items()}
-    return replace(data, tokenizer=replace(data.tokenizer, path=tokenizer), components=components)
-
-
-def _require_sets_apart(data: LmDataConfig, fingerprint_of: Fingerprint) -> None:
-    """Refuse a validation set that is a training source, and name what cannot be compared."""
-    sets = {each.source_fingerprint: each.name for each in validation_sets(data, fingerprint_of)}
+    sets = validation_sets(data, fingerprint_of)
+    # Of two sets with the same content the last is named.
+    set_of = {each.source_fingerprint: each.name for each in sets}
     for name, component in data.components.items():
-        if not sets or data.weights[name] == 0:
+        if not sets or weights[name] == 0:
             continue
         if component.train_store is not None:
             log.warning(
@@ -100,7 +80,7 @@ def _require_sets_apart(data: LmDataConfig, fingerprint_of: Fingerprint) -> None
                 name,
             )
         elif component.source is not None:
-            same = sets.get(fingerprint_of(name, component.source))
+            same = set_of.get(fingerprint_of(name, component.source))
             require(
                 same is None or data.allow_contamination,
                 f"data.validation.{same} with the same content as data.components.{name}",
@@ -108,9 +88,67 @@ def _require_sets_apart(data: LmDataConfig, fingerprint_of: Fingerprint) -> None
                 fix="correct one of the paths, or hold out a part of the component with "
                 "data.validation_fraction",
             )
+    kept_out: dict[str, Any] = {}  # the fields of a build that say what training must not see
+    if sets:
+        hashed = sets_fingerprint(sets, allow_contamination=data.allow_contamination)
+        kept_out = {
+            "validation_sets": sets,  # where they are does not count, what they hold does
+            "allow_contamination": data.allow_contamination,
+            "kept_out": versioned(hashed),
+        }
+    path = data.tokenizer.path
+    tokenizer = path or output_path_of(_tokenizer_step(data, fingerprint_of, kept_out))
+
+    # A tokenizer that a step builds is identified by that step. One that is given by its path has
+    # to be by its content: the path alone enters no hash.
+    @cache
+    def tokenizer_hash() -> str | None:
+        return load_tokenizer(path).content_hash if isinstance(path, str) else None
+
+    def store(name: str, split: Split) -> str:
+        """The output of the step that turns one split of a component into tokens."""
+        component = data.components[name]
+        source = component.required_source(name)
+        # All of a stream's held-out documents would take a reading of the whole stream.
+        stream = component.stream if split == "validation" else None
+        most = None if stream is None else stream.max_validation_documents
+        fraction = data.held_out_fraction(name)
+        step = ExecutorStep(
+            name=f"tokens/{name}-{split}",
+            description=f"tokenize {name}, {split} split",
+            fn=build_store,
+            resources=_RESOURCES,
+            config=StoreBuildConfig(
+                output_path=this_output_path(),
+                name=versioned(name),
+                source=source,  # where it is does not count, what it holds does
+                source_fingerprint=versioned(fingerprint_of(name, source)),
+                format=versioned(component.format),
+                split=versioned(split),
+                validation_fraction=versioned(fraction),
+                max_documents=versioned(most),
+                tokenizer_path=tokenizer,
+                tokenizer_hash=versioned(tokenizer_hash()),
+                with_held_out=component.validation_store is None and fraction > 0,
+                **(kept_out if split == "train" else {}),
+            ),
+        )
+        return output_path_of(step)
+
+    components = {}
+    for name, component in data.components.items():
+        train, validation = component.train_store, component.validation_store
+        if train is None and weights[name] > 0 and component.stream is None:
+            train = store(name, "train")
+        if validation is None and data.held_out_fraction(name) > 0:
+            validation = store(name, "validation")
+        components[name] = replace(component, train_store=train, validation_store=validation)
+    return replace(data, tokenizer=replace(data.tokenizer, path=tokenizer), components=components)
 
 
-def _tokenizer_step(data: LmDataConfig, fingerprint_of: Fingerprint) -> ExecutorStep:
+def _tokenizer_step(
+    data: LmDataConfig, fingerprint_of: Callable[[str, Source], str], kept_out: dict[str, Any]
+) -> ExecutorStep:
     """The step that makes the tokenizer; a BPE learns from the train split of every component."""
     # Only a BPE reads documents, so only there are sources part of the identity.
     weights = data.weights if data.tokenizer.kind == "bpe" else {}
@@ -130,57 +168,9 @@ def _tokenizer_step(data: LmDataConfig, fingerprint_of: Fingerprint) -> Executor
             formats=versioned(tuple(data.components[name].format for name in names)),
             source_fingerprints=versioned(tuple(map(fingerprint_of, names, sources))),
             validation_fraction=versioned(data.validation_fraction),
-            **_kept_out(data, fingerprint_of if names else None),
+            **(kept_out if names else {}),
         ),
     )
-
-
-def _store_step(
-    name: str, split: Split, data: LmDataConfig, tokenizer_path: str, fingerprint_of: Fingerprint
-) -> ExecutorStep:
-    """The step that turns one split of one component into tokens."""
-    component = data.components[name]
-    source = component.required_source(name)
-    # All of a stream's held-out documents would take a reading of the whole stream.
-    is_bounded = component.stream is not None and split == "validation"
-    most = component.stream.max_validation_documents if component.stream and is_bounded else None
-    # A tokenizer that a step builds is identified by that step. One that is given by its path has
-    # to be by its content: the path alone enters no hash.
-    path = data.tokenizer.path
-    tokenizer_hash = load_tokenizer(path).content_hash if isinstance(path, str) else None
-    return ExecutorStep(
-        name=f"tokens/{name}-{split}",
-        description=f"tokenize {name}, {split} split",
-        fn=build_store,
-        resources=_RESOURCES,
-        config=StoreBuildConfig(
-            output_path=this_output_path(),
-            name=versioned(name),
-            source=source,  # where it is does not count, what it holds does
-            source_fingerprint=versioned(fingerprint_of(name, source)),
-            format=versioned(component.format),
-            split=versioned(split),
-            validation_fraction=versioned(data.held_out_fraction(name)),
-            max_documents=versioned(most),
-            tokenizer_path=tokenizer_path,
-            tokenizer_hash=versioned(tokenizer_hash),
-            with_held_out=component.validation_store is None and data.held_out_fraction(name) > 0,
-            **_kept_out(data, fingerprint_of if split == "train" else None),
-        ),
-    )
-
-
-def _kept_out(data: LmDataConfig, fingerprint_of: Fingerprint | None) -> dict[str, Any]:
-    """The fields of a build that say which documents training must not see."""
-    sets = () if fingerprint_of is None else validation_sets(data, fingerprint_of)
-    if not sets:
-        return {}
-    allow = data.allow_contamination
-    return {
-        "validation_sets": sets,  # where they are does not count, what they hold does
-        "allow_contamination": allow,
-        "kept_out": versioned(sets_fingerprint(sets, allow_contamination=allow)),
-    }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -209,55 +199,28 @@ def build_tokenizer(config: TokenizerBuildConfig) -> None:
             allowed="the file as it was when this build was planned",
             fix="run the same command again: it uses the file that is there now",
         )
-    tokenizer = _untrained_tokenizer(config.tokenizer)
+    tokenizer = early_tokenizer(config.tokenizer)
     if tokenizer is None:
         with progress_bar("training the tokenizer") as advance:
-            tokenizer = train_bpe(
-                _training_texts(config, advance), vocab_size=config.tokenizer.vocab_size
-            )
+            texts = _training_texts(config, advance)
+            tokenizer = train_bpe(texts, vocab_size=config.tokenizer.vocab_size)
         for source, fingerprint in zip(config.sources, config.source_fingerprints, strict=True):
             refuse_changed_source(source, fingerprint)
     save_tokenizer(tokenizer, config.output_path)
 
 
-def _untrained_tokenizer(config: TokenizerConfig, *, is_patient: bool = True) -> Tokenizer | None:
-    """The tokenizer from a file or a hub; None for one that is trained on the documents."""
-    if config.kind == "byte":
-        return ByteTokenizer()
-    if config.kind == "json":
-        return tokenizer_from_json_file(str(config.file), eos=config.eos, bos=config.bos)
-    if config.kind == "hub":
-        return load_hub_tokenizer(
-            str(config.name),
-            revision=config.revision,
-            eos=config.eos,
-            bos=config.bos,
-            is_patient=is_patient,
-        )
-    return None
-
-
 def _training_texts(config: TokenizerBuildConfig, advance: Callable[[int], None]) -> Iterator[str]:
     keys = {} if config.allow_contamination else keys_of_sets(config.validation_sets)
-    documents: Iterator[Document] = chain.from_iterable(
-        islice(
-            (
-                document
-                for document in documents_of_split(
-                    source_documents(source, format), "train", config.validation_fraction
-                )
-                if not keys or content_key(document) not in keys
-            ),
-            config.tokenizer.training_documents,
-        )
-        for source, format in zip(config.sources, config.formats, strict=True)
-    )
     is_empty = True
-    for document in documents:
-        if document.ids is None:  # documents that came tokenized have no text to learn from
-            is_empty = False
-            advance(1)
-            yield document.full_text
+    for source, format in zip(config.sources, config.formats, strict=True):
+        documents = source_documents(source, format)
+        trained = documents_of_split(documents, "train", config.validation_fraction)
+        kept = (each for each in trained if not keys or content_key(each) not in keys)
+        for document in islice(kept, config.tokenizer.training_documents):
+            if document.ids is None:  # documents that came tokenized have no text to learn from
+                is_empty = False
+                advance(1)
+                yield "".join(document.texts)
     if is_empty:
         raise DataError(
             "there is no text to train a tokenizer on",
@@ -280,7 +243,19 @@ def early_tokenizer(config: TokenizerConfig, *, is_patient: bool = True) -> Toke
     """
     if config.path is not None and exists(join(config.path, DESCRIPTION)):
         return load_tokenizer(config.path)
-    return _untrained_tokenizer(config, is_patient=is_patient)
+    if config.kind == "byte":
+        return ByteTokenizer()
+    if config.kind == "json":
+        return tokenizer_from_json_file(str(config.file), eos=config.eos, bos=config.bos)
+    if config.kind == "hub":
+        return load_hub_tokenizer(
+            str(config.name),
+            revision=config.revision,
+            eos=config.eos,
+            bos=config.bos,
+            is_patient=is_patient,
+        )
+    return None
 
 
 def read_first_documents(data: LmDataConfig, tokenizer: Tokenizer | None) -> list[str]:

@@ -50,10 +50,8 @@ def validation_sets(
 
 def sets_fingerprint(sets: Sequence[ValidationSet], *, allow_contamination: bool) -> str | None:
     """SHA-256 of what is kept out of training, and whether it is; None without sets."""
-    if not sets:
-        return None
     content = [(each.name, each.source_fingerprint, each.format) for each in sets]
-    return fingerprint([content, allow_contamination])
+    return fingerprint([content, allow_contamination]) if sets else None
 
 
 def keys_of_sets(sets: Sequence[ValidationSet]) -> dict[bytes, str]:
@@ -77,17 +75,16 @@ def write_contamination(
     store: str, component: str, found: Mapping[str, Sequence[str]], *, is_left_out: bool
 ) -> None:
     """Write the ids that a train split shares with each set beside its tokens, and warn."""
+    place = join(store, CONTAMINATION)
     documents = {name: list(ids) for name, ids in found.items()}
-    content = {"left_out": is_left_out, "documents": documents}
-    write_json_atomic(join(store, CONTAMINATION), content)
+    write_json_atomic(place, {"left_out": is_left_out, "documents": documents})
     outcome = "left out of training" if is_left_out else "TRAINED ON (data.allow_contamination)"
     for name, ids in found.items():
+        shown = ", ".join(ids[:_IDS_SHOWN]) + (", ..." if len(ids) > _IDS_SHOWN else "")
+        count = f"{len(ids)} document{'' if len(ids) == 1 else 's'}"
         log.warning(
-            "component %r shares %d document%s with the validation set %r, %s: %s%s. All ids: %s",
-            *(component, len(ids), "" if len(ids) == 1 else "s", name, outcome),
-            ", ".join(ids[:_IDS_SHOWN]),
-            ", ..." if len(ids) > _IDS_SHOWN else "",
-            join(store, CONTAMINATION),
+            "component %r shares %s with the validation set %r, %s: %s. All ids: %s",
+            *(component, count, name, outcome, shown, place),
         )
 
 

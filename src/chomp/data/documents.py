@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -58,41 +58,36 @@ class Document:
             )
 
     @property
+    def texts(self) -> tuple[str, ...]:
+        """The texts to tokenize, one for each span; none of a document that came tokenized."""
+        if self.ids is not None:
+            return ()
+        return tuple(span.text for span in self.spans) or (self.text,)
+
+    @property
     def size(self) -> int:
         """Characters, or ids of one that came tokenized: about how much work it is."""
-        if self.ids is not None:
-            return len(self.ids)
-        return len(self.text) + sum(map(len, self._span_texts()))
+        return len(self.ids) if self.ids is not None else sum(map(len, self.texts))
 
     @property
     def is_empty(self) -> bool:
         """Whether there is nothing to learn from: no id, or nothing but white space."""
         if self.ids is not None:
             return len(self.ids) == 0
-        return all(not text or text.isspace() for text in (self.text, *self._span_texts()))
-
-    @property
-    def full_text(self) -> str:
-        """All of its text: of a conversation, every turn."""
-        return self.text or "".join(self._span_texts())
+        return all(not text or text.isspace() for text in self.texts)
 
     def __eq__(self, other: object) -> bool:
         """Equal in every field; arrays by their numbers."""
-        if not isinstance(other, Document):
-            return NotImplemented
-        return (
-            (self.id, self.text, self.spans, self.split_key)
-            == (other.id, other.text, other.spans, other.split_key)
-            and _are_equal(self.ids, other.ids)
-            and _are_equal(self.loss_weights, other.loss_weights)
-        )
+
+        def values(document: Document) -> list[object]:
+            found = (getattr(document, field.name) for field in fields(document))
+            return [each.tolist() if isinstance(each, np.ndarray) else each for each in found]
+
+        return isinstance(other, Document) and values(self) == values(other)
 
     def __hash__(self) -> int:
         """Of the name and the text; enough to tell most documents apart."""
         return hash((self.id, self.text))
-
-    def _span_texts(self) -> Iterator[str]:
-        return (span.text for span in self.spans)
 
 
 class LocatedDocument(NamedTuple):
@@ -118,7 +113,7 @@ def content_key(document: Document) -> bytes:
     if document.ids is not None:
         # One width, so that the same ids from files of different widths are equal.
         return _digest(document.ids.astype("<u4").tobytes())
-    return _digest(document.full_text.encode("utf-8", "surrogatepass"))
+    return _digest("".join(document.texts).encode("utf-8", "surrogatepass"))
 
 
 def _digest(content: bytes) -> bytes:
@@ -129,13 +124,6 @@ def documents_of_split(
     documents: Iterable[Document], split: Split, validation_fraction: float
 ) -> Iterator[Document]:
     """The documents of one split, in order."""
-    wants_held_out = split == "validation"
     for document in documents:
-        if is_held_out(document, validation_fraction) == wants_held_out:
+        if is_held_out(document, validation_fraction) == (split == "validation"):
             yield document
-
-
-def _are_equal(one: np.ndarray | None, other: np.ndarray | None) -> bool:
-    if one is None or other is None:
-        return one is other
-    return np.array_equal(one, other)

@@ -4,6 +4,7 @@ Fields are checked where they are read: an error names the record and the key.
 """
 
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from string import Formatter
 from typing import Any, ClassVar, Literal, TypeAlias
@@ -70,8 +71,11 @@ class PrebuiltFormat(Config):
     @property
     def keys(self) -> tuple[str, ...]:
         """The keys it reads."""
-        weights = () if self.loss_weights_key is None else (self.loss_weights_key,)
-        return (self.ids_key, *weights)
+        return (
+            (self.ids_key,)
+            if self.loss_weights_key is None
+            else (self.ids_key, self.loss_weights_key)
+        )
 
     @property
     def has_loss_weights(self) -> bool:
@@ -121,19 +125,23 @@ class ChatFormat(Config):
     def __post_init__(self) -> None:
         _require_keys(self, "messages_key", "role_key", "content_key")
         for name in ("turn_start", "turn_end"):
-            placeholders = _placeholders(getattr(self, name))
+            template = getattr(self, name)
+            try:
+                fields = {each[1:] for each in Formatter().parse(template) if each[1] is not None}
+            except ValueError:  # its braces do not match
+                fields = {("", "", None)}
             require(
-                placeholders is not None and placeholders <= {"role"},
-                f"{name}={getattr(self, name)!r}",
+                fields <= {("role", "", None)},
+                f"{name}={template!r}",
                 allowed="a template whose only placeholder is {role}; write a literal brace twice",
                 fix='write it like "<|{role}|>\\n"',
             )
-        require(
-            "role" in (_placeholders(self.turn_start) or ()),
-            f"turn_start={self.turn_start!r} without {{role}}",
-            allowed="a template with {role} in it",
-            fix='write for example "<|{role}|>\\n"',
-        )
+            require(
+                bool(fields) or name == "turn_end",
+                f"turn_start={template!r} without {{role}}",
+                allowed="a template with {role} in it",
+                fix='write for example "<|{role}|>\\n"',
+            )
         require(
             len(self.trained_roles) > 0 or not self.mask_user_turns,
             "trained_roles=() with mask_user_turns=true",
@@ -210,35 +218,19 @@ def _require_keys(format: Config, *names: str) -> None:
         )
 
 
-def _placeholders(template: str) -> set[str] | None:
-    """The placeholders of a template as they are written; None if its braces do not match."""
-    try:
-        parts = list(Formatter().parse(template))
-    except ValueError:
-        return None
-    return {
-        field + (f"!{conversion}" if conversion else "") + (f":{spec}" if spec else "")
-        for _, field, spec, conversion in parts
-        if field is not None
-    }
-
-
 def _value_under(record: object, key: str, name: str) -> Any:
     if not isinstance(record, Mapping):
-        kind = shown(record)
-        if isinstance(record, str | Document):
-            kind = "a whole text"
-        elif isinstance(record, np.ndarray):
+        kind = "a whole text" if isinstance(record, str | Document) else shown(record)
+        if isinstance(record, np.ndarray):
             kind = "a row of token ids"
         raise DataError(
             f"record {name} has no keys: it is {kind}",
             allowed=f"records with the key {key!r}",
             fix="choose the format for this source",
         )
-    try:
-        return record[key]
-    except KeyError:
-        raise missing_key(name, key, list(record)) from None
+    if key not in record:
+        raise missing_key(name, key, list(record))
+    return record[key]
 
 
 def _text_under(record: object, key: str, name: str) -> str:
@@ -265,18 +257,12 @@ def _checked_text(value: object, name: str, place: str) -> str:
 
 def _checked_ids(value: Any, name: str, place: str) -> Integer[np.ndarray, " N"]:
     """Token ids as an array; whether a vocabulary has them is asked when they are encoded."""
-    ids = _flat_array(value)
-    if ids is not None and ids.size == 0:
-        return np.empty(0, np.int64)  # an empty list does not say of what
-    if ids is None or not np.issubdtype(ids.dtype, np.integer):
-        raise _wrong_value(value, name, place, "a list of whole numbers")
-    return ids
+    ids = _flat_array(value, name, place, "a list of whole numbers", kinds="iu")
+    return ids if ids.size else np.empty(0, np.int64)  # an empty list does not say of what
 
 
 def _checked_weights(value: Any, name: str, place: str) -> Float32[np.ndarray, " N"]:
-    weights = _flat_array(value)
-    if weights is None or weights.dtype.kind not in "iuf":
-        raise _wrong_value(value, name, place, "a list of numbers")
+    weights = _flat_array(value, name, place, "a list of numbers", kinds="iuf")
     with np.errstate(over="ignore"):  # too large for float32 is infinite, and refused below
         weights = weights.astype(np.float32)
     wrong = np.flatnonzero(~(np.isfinite(weights) & (weights >= 0)))
@@ -289,15 +275,15 @@ def _checked_weights(value: Any, name: str, place: str) -> Float32[np.ndarray, "
     return weights
 
 
-def _flat_array(value: Any) -> np.ndarray | None:
-    """The value as an array of one axis; None if it is no list or array of that kind."""
-    if not isinstance(value, list | tuple | np.ndarray):
-        return None
-    try:
-        flat = np.asarray(value)
-    except (ValueError, OverflowError):  # lists of lists of different lengths
-        return None
-    return flat if flat.ndim == 1 else None
+def _flat_array(value: Any, name: str, place: str, allowed: str, *, kinds: str) -> np.ndarray:
+    """The value as an array of one axis, which must be a list or array of numbers."""
+    flat = None
+    if isinstance(value, list | tuple | np.ndarray):
+        with suppress(ValueError, OverflowError):  # lists of lists of different lengths
+            flat = np.asarray(value)
+    if flat is None or flat.ndim != 1 or (flat.size and flat.dtype.kind not in kinds):
+        raise _wrong_value(value, name, place, allowed)
+    return flat
 
 
 def _wrong_value(value: object, name: str, place: str, allowed: str) -> DataError:

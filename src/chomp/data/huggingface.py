@@ -4,19 +4,18 @@ Code that comes with a dataset is never run.
 """
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
-from chomp.config import Config, fingerprint
-from chomp.data.documents import Position
+from chomp.config import fingerprint
 from chomp.data.formats import Record, missing_key
 from chomp.data.source_files import (
+    BaseSource,
     files_of,
     hash_of_files,
     optional_package,
-    records_of_parts,
     refuse_download,
 )
 from chomp.errors import ChompError, DataError, StorageError, require
@@ -28,15 +27,13 @@ _FILE_BUILDERS = ("arrow", "csv", "json", "parquet", "text", "webdataset", "xml"
 
 
 @dataclass(frozen=True, kw_only=True)
-class HuggingFaceSource(Config):
+class HuggingFaceSource(BaseSource):
     """One split of a dataset, as `datasets.load_dataset` names it.
 
     Without `streaming` it is downloaded first and read by index. A stream is read as it comes:
     going on in its middle means passing over what lies before. A hub dataset without a `revision`
     may change between two runs.
     """
-
-    has_whole_parts: ClassVar[bool] = False
 
     kind: Literal["hf"] = "hf"
     path: str
@@ -63,25 +60,21 @@ class HuggingFaceSource(Config):
         """One part, named for dataset, configuration and split."""
         return ("/".join(filter(None, (self.path, self.name, self.split))),)
 
-    def records(
-        self, parts: Sequence[str], start: Position, keys: tuple[str, ...]
-    ) -> Iterator[tuple[Position, Record]]:
+    def records_of_part(
+        self, part: str, first: int, keys: tuple[str, ...]
+    ) -> Iterator[tuple[int, Record]]:
         """The examples of the split, with the named columns."""
-
-        def examples_of(part: str, first: int) -> Iterator[tuple[int, Record]]:
-            dataset = self._load()
-            with _explain_errors(f"record {part}:{first} or a later one"):
-                columns = dataset.column_names  # a stream may not know them
-                for key in keys if columns is not None else ():
+        dataset = self._load()
+        with _explain_errors(f"record {part}:{first} or a later one"):
+            columns = dataset.column_names  # a stream may not know them
+            if columns is not None:
+                for key in keys:
                     if key not in columns:
                         raise missing_key(f"{part}:{first}", key, columns)
-                if columns is not None:
-                    dataset = dataset.select_columns(list(keys))
-                # A downloaded dataset refuses to skip all it has; a stream cannot know.
-                if first == 0 or self.streaming or first < len(dataset):
-                    yield from enumerate(dataset.skip(first) if first else dataset, start=first)
-
-        return records_of_parts(parts, start, examples_of)
+                dataset = dataset.select_columns(list(keys))
+            # A downloaded dataset refuses to skip all it has; a stream cannot know.
+            if first == 0 or self.streaming or first < len(dataset):
+                yield from enumerate(dataset.skip(first) if first else dataset, start=first)
 
     def fingerprint(self) -> str:
         """SHA-256 of names and revision; of a local dataset the files, of a downloaded one more.
@@ -134,7 +127,11 @@ def _explain_errors(what: str) -> Iterator[None]:
         raise
     except Exception as error:
         reason = (str(error) or type(error).__name__).rstrip(".")
-        if _is_wrong(error):
+        # The library wraps what happened while it was building the dataset.
+        cause: BaseException | None = error
+        while not isinstance(cause, ValueError | KeyError | FileNotFoundError | OSError | None):
+            cause = cause.__cause__
+        if isinstance(cause, ValueError | KeyError | FileNotFoundError):
             raise DataError(
                 f"{what} cannot be read: {reason}",
                 allowed="a dataset of this name that datasets.load_dataset can read",
@@ -145,12 +142,3 @@ def _explain_errors(what: str) -> Iterator[None]:
             allowed="a dataset on a hub that answers, or a local one",
             fix="check the network and the hub, or use a local dataset, and run the command again",
         ) from error
-
-
-def _is_wrong(error: BaseException) -> bool:
-    """Whether an error is about names or content; what is left is about reaching them."""
-    if isinstance(error, ValueError | KeyError | FileNotFoundError):
-        return True
-    # The library wraps what happened while it was building the dataset.
-    cause = error.__cause__
-    return cause is not None and not isinstance(error, OSError) and _is_wrong(cause)

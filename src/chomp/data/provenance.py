@@ -4,13 +4,11 @@ Example number, component, position, epoch, row of the store and document follow
 the same functions that serve the run, read forwards or backwards.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
 from chomp.data.dataset import StoreComponent, TrainDataset
-from chomp.data.rows import Piece
 from chomp.errors import DataError, require
 
 
@@ -61,17 +59,32 @@ def row_origin(dataset: TrainDataset, step: int, row: int) -> RowOrigin:
     name = dataset.mixture.names[int(components[0])]
     component = _store_component(dataset, name)
     store_row = int(component.order.rows(positions)[0])
+    store = component.rows.store
+    parts: list[DocumentPart] = []
+    for piece in component.rows.pieces(store_row):
+        stop = piece.start + piece.length
+        first, _, begins = store.documents.beginnings(
+            np.asarray([piece.start]), np.asarray([piece.length])
+        )
+        for document in range(int(first[0]), int(first[0]) + len(begins) + 1):
+            begin, end = store.documents.span(document)
+            here = max(begin, piece.start)
+            parts.append(
+                DocumentPart(
+                    document_id=store.locations.document_id(document),
+                    offset=here - begin,
+                    length=min(end, stop) - here,
+                    document_length=end - begin,
+                    column=piece.column + here - piece.start,
+                )
+            )
     return RowOrigin(
         step=step,
         row=row,
         component=name,
         epoch=int(positions[0]) // component.num_rows,
         store_row=store_row,
-        parts=tuple(
-            part
-            for piece in component.rows.pieces(store_row)
-            for part in _document_parts(component, piece)
-        ),
+        parts=tuple(parts),
     )
 
 
@@ -80,51 +93,26 @@ def occurrences(
 ) -> list[Occurrence] | None:
     """When a document is trained on in a run of so many steps; None: no train store has it."""
     found, is_known = list[Occurrence](), False
+    mixture, batches = dataset.mixture, dataset.batches
+    served_of = mixture.counts_before(batches.examples_before(total_steps))
     for name in dataset.num_rows:
         component = _store_component(dataset, name)
         document = component.rows.store.locations.find(document_id)
         if document is None:
             continue
         is_known = True
-        rows = component.rows.rows_with(*component.rows.store.documents.span(document))
-        for row in rows:
-            found += _occurrences_of_row(dataset, name, row, total_steps)
+        served = served_of[mixture.names.index(name)]
+        for store_row in component.rows.rows_with(*component.rows.store.documents.span(document)):
+            for epoch in range(-(-served // component.num_rows)):
+                position = int(component.order.positions(np.asarray([store_row]), epoch)[0])
+                if position >= served:
+                    continue  # the last epoch does not come to this row
+                example = mixture.index_of(name, position)
+                assert example is not None
+                step = batches.step_of(example)
+                row = example - batches.examples_before(step)
+                found.append(Occurrence(component=name, epoch=epoch, step=step, row=row))
     return sorted(found, key=lambda item: (item.step, item.row)) if is_known else None
-
-
-def _occurrences_of_row(
-    dataset: TrainDataset, name: str, row: int, total_steps: int
-) -> Iterator[Occurrence]:
-    component, mixture = _store_component(dataset, name), dataset.mixture
-    total = dataset.batches.examples_before(total_steps)
-    served = mixture.counts_before(total)[mixture.names.index(name)]
-    for epoch in range(-(-served // component.num_rows)):
-        position = int(component.order.positions(np.asarray([row]), epoch)[0])
-        if position >= served:
-            continue  # the last epoch does not come to this row
-        example = mixture.index_of(name, position)
-        assert example is not None
-        step = dataset.batches.step_of(example)
-        place = example - dataset.batches.examples_before(step)
-        yield Occurrence(component=name, epoch=epoch, step=step, row=place)
-
-
-def _document_parts(component: StoreComponent, piece: Piece) -> Iterator[DocumentPart]:
-    """The documents in a piece of the store's line, each with what the piece holds of it."""
-    store, stop = component.rows.store, piece.start + piece.length
-    first, _, begins = store.documents.beginnings(
-        np.asarray([piece.start]), np.asarray([piece.length])
-    )
-    for document in range(int(first[0]), int(first[0]) + len(begins) + 1):
-        begin, end = store.documents.span(document)
-        here = max(begin, piece.start)
-        yield DocumentPart(
-            document_id=store.locations.document_id(document),
-            offset=here - begin,
-            length=min(end, stop) - here,
-            document_length=end - begin,
-            column=piece.column + here - piece.start,
-        )
 
 
 def _store_component(dataset: TrainDataset, name: str) -> StoreComponent:

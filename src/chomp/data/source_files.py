@@ -1,4 +1,4 @@
-"""The files of a source: found by pattern, hashed, opened and decompressed.
+"""What all kinds of sources share, and files: found by pattern, hashed, opened and decompressed.
 
 A source of files is known by their content: SHA-256 of a hash of each file, in order.
 """
@@ -9,14 +9,15 @@ import io
 import threading
 import time
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext
 from importlib import import_module
 from itertools import islice
 from types import ModuleType
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
+from chomp.config import Config
 from chomp.data.documents import Position
 from chomp.data.formats import Record
 from chomp.data.progress import progress_bar
@@ -27,15 +28,48 @@ from chomp.storage.file_hashes import FileState, remember_hashes, remembered_has
 
 _MAX_THREADS = 4
 _BUFFER_BYTES = 1 << 20
-# Hashing that takes less has no progress bar.
-_PATIENCE_S = 3.0
-_REDRAW_S = 0.2
+# Hashing of fewer bytes has no progress bar: it takes seconds.
+_BYTES_WORTH_A_BAR = 1 << 30
 # The hash of a larger file is remembered at once, of others when all are read.
 _SAVED_AT_ONCE = 16 << 20
 # Compressed bytes taken at once: text shrinks to a third or so, and zeros to a thousandth.
 _ZSTD_CHUNK_BYTES = 1 << 16
 # What `zstd --long=31` needs; taken only by files that were written so.
 _ZSTD_MAX_WINDOW_BYTES = 1 << 31
+
+
+class BaseSource(Config):
+    """Documents in parts (files, mostly), each with numbered records, always in the same order."""
+
+    has_whole_parts: ClassVar[bool] = False  # whether a part is one document, with its name
+
+    def part_names(self) -> tuple[str, ...]:
+        """The parts in order."""
+        raise NotImplementedError
+
+    def records_of_part(
+        self, part: str, first: int, keys: tuple[str, ...]
+    ) -> Iterator[tuple[int, Record]]:
+        """The records of a part from number `first` on; of records with keys, these at least."""
+        raise NotImplementedError
+
+    def fingerprint(self) -> str:
+        """SHA-256 of the content: if it differs, so may the documents."""
+        raise NotImplementedError
+
+    def document_id(self, part: str, record: int) -> str:
+        """The name of a document: its part's if the part is one document, else `part:record`."""
+        return part if self.has_whole_parts else f"{part}:{record}"
+
+    def records(
+        self, parts: Sequence[str], start: Position, keys: tuple[str, ...]
+    ) -> Iterator[tuple[Position, Record]]:
+        """The records of `parts` from `start` on."""
+        for part in range(start.part, len(parts)):
+            first = start.record if part == start.part else 0
+            with _missing_is_an_error(parts[part]):
+                for number, record in self.records_of_part(parts[part], first, keys):
+                    yield Position(part, number), record
 
 
 def optional_package(module: str, *, extra: str, purpose: str) -> ModuleType:
@@ -65,21 +99,8 @@ def files_of(patterns: Sequence[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(files))
 
 
-def records_of_parts(
-    parts: Sequence[str],
-    start: Position,
-    records_of: Callable[[str, int], Iterator[tuple[int, Record]]],
-) -> Iterator[tuple[Position, Record]]:
-    """The records of each part from `start` on; `records_of` numbers those of one from a first."""
-    for part in range(start.part, len(parts)):
-        first = start.record if part == start.part else 0
-        with missing_is_an_error(parts[part]):
-            for number, record in records_of(parts[part], first):
-                yield Position(part, number), record
-
-
 @contextmanager
-def missing_is_an_error(path: str) -> Iterator[None]:
+def _missing_is_an_error(path: str) -> Iterator[None]:
     """Raise `DataError` where a file that was listed is gone.
 
     Other failures of storage stay as they are: a reader may try those again.
@@ -114,7 +135,7 @@ def hash_of_files(files: Sequence[str], *, salt: str) -> str:
     """
 
     def look_at(path: str) -> FileState | FileInfo:
-        with missing_is_an_error(path):
+        with _missing_is_an_error(path):
             return FileState.of(path) if is_local(path) else file_info(path)
 
     with ThreadPoolExecutor(_MAX_THREADS) as pool:
@@ -130,23 +151,26 @@ def hash_of_files(files: Sequence[str], *, salt: str) -> str:
 
 
 def _read_hashes(files: Mapping[str, FileState | FileInfo]) -> dict[str, bytes]:
-    """The hash of each file, which is read; a bar shows how far that is, if it takes long."""
+    """The hash of each file, which is read."""
     for path, info in files.items():
         if isinstance(info, FileInfo):
             refuse_download(path)
-    is_over, guard = threading.Event(), threading.Lock()
-    read_bytes = 0
+    is_over = threading.Event()
     unsaved: dict[FileState, bytes] = {}
+    first_began_s = time.time()
+    total = sum(info.size_bytes for info in files.values())
+    bar = progress_bar("hashing the sources", total=total, unit="bytes")
 
     def digest_of(path: str) -> bytes:
-        nonlocal read_bytes
-        began_s, digest = time.time(), hashlib.sha256()
-        with missing_is_an_error(path), open_stream(path) as stream:
-            while (chunk := stream.read(_BUFFER_BYTES)) and not is_over.is_set():
-                digest.update(chunk)
-                with guard:
-                    read_bytes += len(chunk)
-        info = files[path]
+        began_s, digest, info = time.time(), hashlib.sha256(), files[path]
+        try:
+            with _missing_is_an_error(path), open_stream(path) as stream:
+                while not is_over.is_set() and (chunk := stream.read(_BUFFER_BYTES)):
+                    digest.update(chunk)
+                    advance(len(chunk))
+        except BaseException:
+            is_over.set()  # the others may be deep in large files
+            raise
         if isinstance(info, FileState) and not is_over.is_set():
             if info.size_bytes > _SAVED_AT_ONCE:
                 remember_hashes({info: digest.digest()}, began_s=began_s)
@@ -154,37 +178,21 @@ def _read_hashes(files: Mapping[str, FileState | FileInfo]) -> dict[str, bytes]:
                 unsaved[info] = digest.digest()
         return digest.digest()
 
-    first_began_s, shown = time.time(), 0
-    with ThreadPoolExecutor(_MAX_THREADS) as pool:
-        futures = {path: pool.submit(digest_of, path) for path in files}
+    with (
+        bar if total > _BYTES_WORTH_A_BAR else nullcontext(lambda _: None) as advance,
+        ThreadPoolExecutor(_MAX_THREADS) as pool,
+    ):
         try:
-            if wait(futures.values(), timeout=_PATIENCE_S, return_when="FIRST_EXCEPTION").not_done:
-                total = sum(info.size_bytes for info in files.values())
-                with progress_bar("hashing the sources", total=total, unit="bytes") as advance:
-                    waiting = True
-                    while waiting and not any(
-                        each.done() and each.exception() for each in futures.values()
-                    ):
-                        advance(read_bytes - shown)
-                        shown = read_bytes
-                        waiting = bool(
-                            wait(
-                                futures.values(), timeout=_REDRAW_S, return_when="FIRST_EXCEPTION"
-                            ).not_done
-                        )
-            return {path: future.result() for path, future in futures.items()}
-        except BaseException:
-            # Leaving the pool waits for its threads, which may be deep in a large file.
-            is_over.set()
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
+            return dict(zip(files, pool.map(digest_of, files), strict=True))
         finally:
+            is_over.set()
             remember_hashes(dict(unsaved), began_s=first_began_s)
 
 
 def numbered_lines(path: str, first: int) -> Iterator[tuple[int, bytes]]:
     """The lines of a file from number `first` on; `.gz` and `.zst` are decompressed."""
     number = first - 1
+    damage: tuple[type[Exception], ...] = (EOFError, zlib.error, gzip.BadGzipFile)
     with open_stream(path) as stream:
         content = stream
         if path.endswith(".gz"):
@@ -193,19 +201,16 @@ def numbered_lines(path: str, first: int) -> Iterator[tuple[int, bytes]]:
         elif path.endswith(".zst"):
             zstandard = optional_package("zstandard", extra="zstd", purpose=f"source {path}")
             content = io.BufferedReader(_ZstdFile(stream, zstandard), _BUFFER_BYTES)
+            damage = (EOFError, zstandard.ZstdError)
         try:
             for number, line in enumerate(islice(content, first, None), start=first):
                 yield number, line
-        except (EOFError, zlib.error, gzip.BadGzipFile, _DamagedZstd) as error:
+        except damage as error:
             raise DataError(
                 f"record {path}:{number + 1} cannot be decompressed: {error}",
                 allowed="a whole file of the kind that its suffix names",
                 fix="copy or write the file again: it was cut short or damaged",
             ) from error
-
-
-class _DamagedZstd(Exception):
-    """A zstd file that is cut short, or none."""
 
 
 class _ZstdFile(io.RawIOBase):
@@ -215,33 +220,33 @@ class _ZstdFile(io.RawIOBase):
     """
 
     def __init__(self, stream: io.BufferedReader, zstandard: Any) -> None:
-        self._stream = stream
-        self._zstandard = zstandard
-        self._frame: Any = None  # the one being read; None between frames
-        self._waiting = b""  # compressed, of the next frame
+        self._chunks = self._decompressed(stream, zstandard)
         self._ready = memoryview(b"")
+
+    @staticmethod
+    def _decompressed(stream: io.BufferedReader, zstandard: Any) -> Iterator[bytes]:
+        frame: Any = None  # the one being read; None between frames
+        waiting = b""  # compressed, of the next frame
+        while compressed := waiting or stream.read(_ZSTD_CHUNK_BYTES):
+            if frame is None:
+                decompressor = zstandard.ZstdDecompressor(max_window_size=_ZSTD_MAX_WINDOW_BYTES)
+                frame = decompressor.decompressobj()
+            yield frame.decompress(compressed)
+            waiting = b""
+            if frame.eof:
+                waiting, frame = frame.unused_data, None
+        if frame is not None:
+            raise EOFError("it ends inside a frame")
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: Any) -> int:
         while not self._ready:
-            compressed = self._waiting or self._stream.read(_ZSTD_CHUNK_BYTES)
-            if not compressed:
-                if self._frame is not None:
-                    raise _DamagedZstd("it ends inside a frame")
+            chunk = next(self._chunks, None)
+            if chunk is None:
                 return 0
-            if self._frame is None:
-                self._frame = self._zstandard.ZstdDecompressor(
-                    max_window_size=_ZSTD_MAX_WINDOW_BYTES
-                ).decompressobj()
-            try:
-                self._ready = memoryview(self._frame.decompress(compressed))
-            except self._zstandard.ZstdError as error:
-                raise _DamagedZstd(str(error)) from error
-            self._waiting = b""
-            if self._frame.eof:
-                self._waiting, self._frame = self._frame.unused_data, None
+            self._ready = memoryview(chunk)
         count = min(len(buffer), len(self._ready))
         buffer[:count], self._ready = self._ready[:count], self._ready[count:]
         return count

@@ -16,16 +16,16 @@ import orjson
 from jaxtyping import Integer
 from numpy.lib import format as npy
 
-from chomp.config import Config, canonical_json, fingerprint, setting
+from chomp.config import canonical_json, fingerprint, setting
 from chomp.data.documents import Document, LocatedDocument, Position
 from chomp.data.formats import Format, Record, TextFormat, missing_key, shown
 from chomp.data.huggingface import HuggingFaceSource
 from chomp.data.source_files import (
+    BaseSource,
     files_of,
     hash_of_files,
     numbered_lines,
     optional_package,
-    records_of_parts,
 )
 from chomp.data.stdlib_corpus import EmbeddedPart, embedded_documents, embedded_fingerprint
 from chomp.errors import DataError, StorageError, require
@@ -43,10 +43,9 @@ START = Position()
 _TEXT = TextFormat()
 
 
-class FileSource(Config):
+class FileSource(BaseSource):
     """Files by paths or patterns that may hold `*`; local, or behind fsspec."""
 
-    has_whole_parts: ClassVar[bool] = False  # whether a part is one document, with its name
     example: ClassVar[str]  # of a pattern, for errors
 
     kind: Any
@@ -65,20 +64,6 @@ class FileSource(Config):
         """The files."""
         return files_of(self.paths)
 
-    def records(
-        self, parts: Sequence[str], start: Position, keys: tuple[str, ...]
-    ) -> Iterator[tuple[Position, Record]]:
-        """The records of `parts` from `start` on; of records with keys, these at least."""
-        return records_of_parts(
-            parts, start, lambda path, first: self.records_of_file(path, first, keys)
-        )
-
-    def records_of_file(
-        self, path: str, first: int, keys: tuple[str, ...]
-    ) -> Iterator[tuple[int, Record]]:
-        """The records of one file from number `first` on, with their numbers."""
-        raise NotImplementedError
-
     def fingerprint(self) -> str:
         """SHA-256 of the files' contents in order."""
         return hash_of_files(self.part_names(), salt=self.kind)
@@ -94,17 +79,17 @@ class TextSource(FileSource):
     kind: Literal["text"] = "text"
     paths: tuple[str, ...]
 
-    def records_of_file(
-        self, path: str, first: int, keys: tuple[str, ...]
+    def records_of_part(
+        self, part: str, first: int, keys: tuple[str, ...]
     ) -> Iterator[tuple[int, Record]]:
         """The text of the file, which has no keys."""
         if first > 0:
             return
         try:
-            text = read_bytes(path).decode("utf-8")
+            text = read_bytes(part).decode("utf-8")
         except UnicodeDecodeError as error:
             raise DataError(
-                f"{path} is not UTF-8 at byte {error.start}",
+                f"{part} is not UTF-8 at byte {error.start}",
                 allowed="UTF-8 text",
                 fix="convert the file, for example with iconv",
             ) from error
@@ -123,11 +108,19 @@ class JsonlSource(FileSource):
     kind: Literal["jsonl"] = "jsonl"
     paths: tuple[str, ...]
 
-    def records_of_file(
-        self, path: str, first: int, keys: tuple[str, ...]
+    def records_of_part(
+        self, part: str, first: int, keys: tuple[str, ...]
     ) -> Iterator[tuple[int, Record]]:
         """The object of each line; what is skipped is neither decoded nor parsed."""
-        for number, line in numbered_lines(path, first):
+
+        def bad_line(fault: str, allowed: str = "one JSON object a line") -> DataError:
+            return DataError(
+                f"record {part}:{number} (line {number + 1}) {fault}",
+                allowed=allowed,
+                fix="correct or remove that line",
+            )
+
+        for number, line in numbered_lines(part, first):
             if number == 0:
                 line = line.removeprefix(_BYTE_ORDER_MARK)
             if not line or line.isspace():
@@ -135,31 +128,18 @@ class JsonlSource(FileSource):
             try:
                 value = orjson.loads(line)
             except orjson.JSONDecodeError:
-                value = _parse_slowly(line, path, number)
+                # Python's reader takes NaN, and halves of pairs in unused fields. Decoded here:
+                # it would take UTF-16 for text.
+                try:
+                    value = json.loads(line.decode("utf-8"))
+                except UnicodeDecodeError as error:
+                    fault = f"is not UTF-8 at byte {error.start} of its line"
+                    raise bad_line(fault, "UTF-8 text") from error
+                except (ValueError, RecursionError) as error:
+                    raise bad_line(f"is not JSON ({error}): {shown(line)}") from error
             if not isinstance(value, dict):
-                raise _bad_line(path, number, f"holds {shown(value)}", "one JSON object a line")
+                raise bad_line(f"holds {shown(value)}")
             yield number, value
-
-
-def _parse_slowly(line: bytes, path: str, number: int) -> Any:
-    """What orjson refuses and Python's reader takes: NaN, and halves of pairs in unused fields."""
-    try:
-        # Decoded here: json.loads would take UTF-16 for text.
-        return json.loads(line.decode("utf-8"))
-    except UnicodeDecodeError as error:
-        fault = f"is not UTF-8 at byte {error.start} of its line"
-        raise _bad_line(path, number, fault, "UTF-8 text") from error
-    except (ValueError, RecursionError) as error:
-        fault = f"is not JSON ({error}): {shown(line)}"
-        raise _bad_line(path, number, fault, "one JSON object a line") from error
-
-
-def _bad_line(path: str, number: int, fault: str, allowed: str) -> DataError:
-    return DataError(
-        f"record {path}:{number} (line {number + 1}) {fault}",
-        allowed=allowed,
-        fix="correct or remove that line",
-    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,84 +151,75 @@ class ParquetSource(FileSource):
     kind: Literal["parquet"] = "parquet"
     paths: tuple[str, ...]
 
-    def records_of_file(
-        self, path: str, first: int, keys: tuple[str, ...]
+    def records_of_part(
+        self, part: str, first: int, keys: tuple[str, ...]
     ) -> Iterator[tuple[int, Record]]:
         """The named columns of each row; row groups before `first` are not read."""
-        arrow = optional_package("pyarrow", extra="parquet", purpose=f"source {path}")
-        parquet = optional_package("pyarrow.parquet", extra="parquet", purpose=f"source {path}")
-        number = first
-        with open_stream(path) as stream:
+        arrow = optional_package("pyarrow", extra="parquet", purpose=f"source {part}")
+        parquet = optional_package("pyarrow.parquet", extra="parquet", purpose=f"source {part}")
+
+        def values_of(column: Any) -> list[Any]:
+            """The values as Python objects, lists of numbers as arrays."""
+            if hasattr(column.type, "value_field"):
+                kind = column.type.value_type
+                if arrow.types.is_integer(kind) or arrow.types.is_floating(kind):
+                    # A million ids as a million Python integers would cost more than tokenizing.
+                    lists = (item.values for item in column)
+                    return [None if v is None else v.to_numpy(zero_copy_only=False) for v in lists]
             try:
-                for number, batch in _batches(parquet.ParquetFile(stream), path, first, keys):
-                    columns = {
-                        name: _values_of(column, path, number)
-                        for name, column in zip(batch.schema.names, batch.columns, strict=True)
-                    }
-                    for row in range(len(batch)):
-                        yield number + row, {name: values[row] for name, values in columns.items()}
+                values: list[Any] = column.to_pylist()
+            except UnicodeDecodeError:
+                for row, item in enumerate(column, start=number):
+                    try:
+                        item.as_py()
+                    except UnicodeDecodeError as error:
+                        raise DataError(
+                            f"record {part}:{row} is not UTF-8 at byte {error.start} of its text",
+                            allowed="UTF-8 text",
+                            fix="correct or remove that row",
+                        ) from error
+                raise
+            return values
+
+        number, end = first, 0  # of the batch's first row; of the row behind those passed
+        with open_stream(part) as stream:
+            try:
+                file = parquet.ParquetFile(stream)
+                names = file.schema_arrow.names
+                for key in keys:
+                    if key not in names:
+                        raise missing_key(f"{part}:{first}", key, names)
+                for group in range(file.num_row_groups):
+                    num_rows = file.metadata.row_group(group).num_rows
+                    if end + num_rows <= first:
+                        end += num_rows
+                        continue
+                    for batch in file.iter_batches(
+                        _ROWS_PER_BATCH, row_groups=[group], columns=list(keys)
+                    ):
+                        begin, end = end, end + len(batch)
+                        if end <= first:
+                            continue
+                        number = max(begin, first)
+                        rows = batch.slice(number - begin)
+                        columns = {
+                            name: values_of(column)
+                            for name, column in zip(rows.schema.names, rows.columns, strict=True)
+                        }
+                        for row in range(len(rows)):
+                            record = {name: values[row] for name, values in columns.items()}
+                            yield number + row, record
             except StorageError:
                 raise
             # pyarrow raises OSError for pages that do not decompress.
             except (arrow.ArrowException, OSError) as error:
                 reason = " ".join(str(error).split()).rstrip(".")
                 raise DataError(
-                    f"record {path}:{number} or a later one cannot be read: {reason}",
+                    f"record {part}:{number} or a later one cannot be read: {reason}",
                     allowed="a whole parquet file",
                     fix="copy or write the file again: it was cut short, is damaged or of another "
                     "kind",
                 ) from error
-
-
-def _batches(file: Any, path: str, first: int, keys: tuple[str, ...]) -> Iterator[tuple[int, Any]]:
-    """Batches of rows from row `first` on, each with the number of its first row."""
-    names = file.schema_arrow.names
-    for key in keys:
-        if key not in names:
-            raise missing_key(f"{path}:{first}", key, names)
-    number = 0
-    for group in range(file.num_row_groups):
-        num_rows = file.metadata.row_group(group).num_rows
-        if number + num_rows <= first:
-            number += num_rows
-            continue
-        for batch in file.iter_batches(_ROWS_PER_BATCH, row_groups=[group], columns=list(keys)):
-            if number + len(batch) > first:
-                skipped = max(first - number, 0)
-                yield number + skipped, batch.slice(skipped)
-            number += len(batch)
-
-
-def _values_of(column: Any, path: str, first: int) -> list[Any]:
-    """The values of a column as Python objects, lists of numbers as arrays."""
-    if hasattr(column.type, "value_field") and _is_number(column.type.value_type):
-        # A million ids as a million Python integers would cost more than tokenizing them.
-        return [
-            None if item.values is None else item.values.to_numpy(zero_copy_only=False)
-            for item in column
-        ]
-    try:
-        values: list[Any] = column.to_pylist()
-        return values
-    except UnicodeDecodeError:
-        values = []  # one by one, to name the row
-    for row, item in enumerate(column):
-        try:
-            values.append(item.as_py())
-        except UnicodeDecodeError as error:
-            raise DataError(
-                f"record {path}:{first + row} is not UTF-8 at byte {error.start} of its text",
-                allowed="UTF-8 text",
-                fix="correct or remove that row",
-            ) from error
-    return values
-
-
-def _is_number(arrow_type: Any) -> bool:
-    try:
-        return arrow_type.to_pandas_dtype()().dtype.kind in "iuf"
-    except (NotImplementedError, TypeError, AttributeError, ValueError):
-        return False  # a type without a numpy twin
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -269,25 +240,32 @@ class ArraysSource(FileSource):
         """SHA-256 of the files' contents in order, and of what separates documents in them."""
         return hash_of_files(self.part_names(), salt=f"{self.kind} {self.separator_id}")
 
-    def records_of_file(
-        self, path: str, first: int, keys: tuple[str, ...]
+    def records_of_part(
+        self, part: str, first: int, keys: tuple[str, ...]
     ) -> Iterator[tuple[int, Record]]:
         """The ids of each document; rows have no keys."""
+        fault, cause = "", None
         try:
-            if is_local(path):
-                with storage_errors(path, "read"):
-                    array: np.ndarray = npy.open_memmap(path, mode="r")
+            if is_local(part):
+                with storage_errors(part, "read"):
+                    array: np.ndarray = npy.open_memmap(part, mode="r")
             else:
-                array = npy.read_array(io.BytesIO(read_bytes(path)), allow_pickle=False)
+                array = npy.read_array(io.BytesIO(read_bytes(part)), allow_pickle=False)
+            if array.dtype.kind not in "iu" or array.ndim not in (1, 2):
+                fault = f"it has the type {array.dtype} and {array.ndim} axes"
         except ValueError as error:
-            raise _bad_array(path, " ".join(str(error).split()).rstrip(".")) from error
-        if array.dtype.kind not in "iu" or array.ndim not in (1, 2):
-            raise _bad_array(path, f"it has the type {array.dtype} and {array.ndim} axes")
+            fault, cause = " ".join(str(error).split()).rstrip("."), error
+        if fault:
+            raise DataError(
+                f"{part} cannot be used: {fault}",
+                allowed="a .npy file of whole numbers with one axis or two",
+                fix="write the file with numpy.save; it may have been cut short",
+            ) from cause
         if array.ndim == 2:
             rows: Iterator[np.ndarray] = (array[row] for row in range(first, len(array)))
         elif self.separator_id is None:
             raise DataError(
-                f"{path} has one axis, and separator_id is not set",
+                f"{part} has one axis, and separator_id is not set",
                 allowed="arrays with two axes, or one axis and the id that separates documents",
                 fix="set separator_id to the end-of-document id of its tokenizer",
             )
@@ -316,19 +294,9 @@ def _split_at(
         yield ids[begin:]
 
 
-def _bad_array(path: str, fault: str) -> DataError:
-    return DataError(
-        f"{path} cannot be used: {fault}",
-        allowed="a .npy file of whole numbers with one axis or two",
-        fix="write the file with numpy.save; it may have been cut short",
-    )
-
-
 @dataclass(frozen=True, kw_only=True)
-class MemorySource(Config):
+class MemorySource(BaseSource):
     """The documents themselves: texts, or mappings with the keys the format names."""
-
-    has_whole_parts: ClassVar[bool] = False
 
     kind: Literal["memory"] = "memory"
     documents: tuple[str | dict[str, Any], ...]
@@ -349,15 +317,11 @@ class MemorySource(Config):
         """One part, named "memory"."""
         return ("memory",)
 
-    def records(
-        self, parts: Sequence[str], start: Position, keys: tuple[str, ...]
-    ) -> Iterator[tuple[Position, Record]]:
+    def records_of_part(
+        self, part: str, first: int, keys: tuple[str, ...]
+    ) -> Iterator[tuple[int, Record]]:
         """The documents as they were given."""
-        return records_of_parts(
-            parts,
-            start,
-            lambda _, first: enumerate(islice(self.documents, first, None), start=first),
-        )
+        return enumerate(islice(self.documents, first, None), start=first)
 
     def fingerprint(self) -> str:
         """SHA-256 of the documents as canonical JSON."""
@@ -365,7 +329,7 @@ class MemorySource(Config):
 
 
 @dataclass(frozen=True, kw_only=True)
-class EmbeddedSource(Config):
+class EmbeddedSource(BaseSource):
     """A part of the running interpreter's standard library."""
 
     has_whole_parts: ClassVar[bool] = True
@@ -380,7 +344,7 @@ class EmbeddedSource(Config):
     def records(
         self, parts: Sequence[str], start: Position, keys: tuple[str, ...]
     ) -> Iterator[tuple[Position, Record]]:
-        """The documents, which come whole."""
+        """The documents, which come whole, made once for all parts."""
         documents = {document.id: document for document in embedded_documents(self.part)}
         # The one record of a part is number 0: any later start means the next part.
         for part in range(start.part + (start.record > 0), len(parts)):
@@ -432,16 +396,6 @@ def refuse_changed_source(source: Source, planned: str) -> None:
         )
 
 
-def part_names(source: Source) -> tuple[str, ...]:
-    """The parts of a source in order: its files, or one name where there are none."""
-    return source.part_names()
-
-
-def document_id(source: Source, part_name: str, record: int) -> str:
-    """The name of a document: its part's if the part is one document, else `part:record`."""
-    return part_name if source.has_whole_parts else f"{part_name}:{record}"
-
-
 def located_documents(
     source: Source,
     format: Format = _TEXT,
@@ -457,7 +411,7 @@ def located_documents(
     """
     names = tuple(source.part_names() if parts is None else parts)
     for position, record in source.records(names, start, format.keys):
-        name = document_id(source, names[position.part], position.record)
+        name = source.document_id(names[position.part], position.record)
         document = format.document(record, name)
         if not document.is_empty:
             yield LocatedDocument(position, document)

@@ -11,6 +11,7 @@ import os
 import sysconfig
 import warnings
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import Literal
@@ -81,34 +82,29 @@ def _source_texts() -> Iterator[tuple[str, str]]:
 def _prose(fingerprint: str) -> tuple[Document, ...]:
     """The documents of the standard library as it is now; `fingerprint` is what "now" is."""
     documents = []
-    for name, text in _source_texts():
-        if docstrings := "\n\n".join(_docstrings(text)):
-            key = f"stdlib/{name}"
-            documents.append(Document(id=f"{name}#docstrings", text=docstrings, split_key=key))
-    for topic, text in sorted(_topics().items()):
-        key = f"topic/{topic}"
-        documents.append(Document(id=key, text=text, split_key=key))
-    return tuple(documents)
-
-
-def _docstrings(source: str) -> Iterator[str]:
-    try:
-        tree = _parse(source)
-    except (SyntaxError, ValueError):  # templates and fixtures that are not modules
-        return
-    for node in ast.walk(tree):
-        text = ast.get_docstring(node) if isinstance(node, _DOCUMENTED) else None
-        if text and len(text) >= _MIN_DOCSTRING_CHARS:
+    for name, source in _source_texts():
+        with suppress(SyntaxError, ValueError):  # templates and fixtures that are not modules
+            found = (
+                ast.get_docstring(node)
+                for node in ast.walk(_parse(source))
+                if isinstance(node, _DOCUMENTED)
+            )
             # An escape like "\ud800" stands for a character that UTF-8 cannot hold.
-            yield text.encode("utf-8", "replace").decode()
-
-
-def _topics() -> dict[str, str]:
+            text = "\n\n".join(
+                each.encode("utf-8", "replace").decode()
+                for each in found
+                if each and len(each) >= _MIN_DOCSTRING_CHARS
+            )
+            if text:
+                key = f"stdlib/{name}"
+                documents.append(Document(id=f"{name}#docstrings", text=text, split_key=key))
     # Read, not imported: data is never executed.
     for node in _parse(_topics_text()).body:
         if isinstance(node, ast.Assign) and isinstance(node.value, ast.Dict):
-            topics: dict[str, str] = ast.literal_eval(node.value)
-            return topics
+            for topic, text in sorted(ast.literal_eval(node.value).items()):
+                key = f"topic/{topic}"
+                documents.append(Document(id=key, text=text, split_key=key))
+            return tuple(documents)
     raise _no_topics("it assigns no dictionary")
 
 

@@ -9,7 +9,7 @@ are the hub library's, and `HF_HUB_OFFLINE=1` uses the cache alone.
 import logging
 from typing import Any
 
-from chomp.errors import ChompError, DataError, StorageError
+from chomp.errors import DataError, StorageError
 from chomp.storage import (
     exists,
     join,
@@ -48,7 +48,21 @@ def load_tokenizer(folder: str, *, is_tried: bool = False) -> Tokenizer:
 
     Its rules are first tried in a child process, unless the caller says that they were.
     """
-    saved = _description(folder)
+    path = join(folder, DESCRIPTION)
+    if not exists(path):
+        raise DataError(
+            f"no tokenizer in {folder} ({DESCRIPTION} is missing)",
+            allowed="a folder written by save_tokenizer, complete",
+            fix="build the tokenizer again, or correct the path",
+        )
+    read = read_json(path)
+    # Folders from before there was a beginning-of-document id do not name one.
+    saved = {"bos_id": None, **read} if isinstance(read, dict) else {}
+    types = {"kind": str, "vocab_size": int, "eos_id": int, "content_hash": str}
+    is_whole = all(isinstance(saved.get(name), kind) for name, kind in types.items())
+    has_bos = isinstance(saved.get("bos_id"), int | None)
+    if not is_whole or not has_bos or saved["kind"] not in _KINDS:
+        raise _damaged(path, f"{read!r}"[:200])
     tokenizer: JsonTokenizer | ByteTokenizer = ByteTokenizer()
     if saved["kind"] != "byte":
         rules = join(folder, RULES)
@@ -58,16 +72,16 @@ def load_tokenizer(folder: str, *, is_tried: bool = False) -> Tokenizer:
             bos=saved["bos_id"],
             source=rules,
         )
-    if tokenizer.content_hash != saved["content_hash"]:
+    found = _describe(tokenizer)
+    if found["content_hash"] != saved["content_hash"]:
         raise DataError(
             f"tokenizer {folder} has the hash {tokenizer.content_hash[:12]}",
             allowed=f"{saved['content_hash'][:12]}, the hash it was saved with",
             fix="its files were changed after it was saved: build the tokenizer again",
         )
-    found = _describe(tokenizer)
     for name in ("vocab_size", "eos_id", "bos_id"):
         if saved[name] != found[name]:
-            raise _damaged(folder, f"{name} {saved[name]}, but the tokenizer has {found[name]}")
+            raise _damaged(path, f"{name} {saved[name]}, but the tokenizer has {found[name]}")
     return tokenizer
 
 
@@ -81,28 +95,9 @@ def _describe(tokenizer: JsonTokenizer | ByteTokenizer) -> dict[str, Any]:
     }
 
 
-def _description(folder: str) -> dict[str, Any]:
-    path = join(folder, DESCRIPTION)
-    if not exists(path):
-        raise DataError(
-            f"no tokenizer in {folder} ({DESCRIPTION} is missing)",
-            allowed="a folder written by save_tokenizer, complete",
-            fix="build the tokenizer again, or correct the path",
-        )
-    read = read_json(path)
-    # Folders from before there was a beginning-of-document id do not name one.
-    description = {"bos_id": None, **read} if isinstance(read, dict) else {}
-    types = {"kind": str, "vocab_size": int, "eos_id": int, "content_hash": str}
-    is_whole = all(isinstance(description.get(name), kind) for name, kind in types.items())
-    has_bos = isinstance(description.get("bos_id"), int | None)
-    if not is_whole or not has_bos or description["kind"] not in _KINDS:
-        raise _damaged(folder, f"{read!r}"[:200])
-    return description
-
-
-def _damaged(folder: str, content: str) -> DataError:
+def _damaged(path: str, content: str) -> DataError:
     return DataError(
-        f"{join(folder, DESCRIPTION)} holds {content}",
+        f"{path} holds {content}",
         allowed="the fields content_hash, eos_id, kind ('json' or 'byte') and vocab_size, as "
         "they were saved; bos_id, a number or null",
         fix="build the tokenizer again: this file was changed after it was saved",
@@ -123,8 +118,32 @@ def load_hub_tokenizer(
     Raises `StorageError` if no hub answers and the cache does not have it, else `DataError`.
     `is_patient`: a hub that does not answer is asked for another half a minute.
     """
-    text = _download(name, revision, is_patient=is_patient)
-    return JsonTokenizer(text, eos=eos, bos=bos, source=f"{name} (hub)")
+    # What the tokenizers library's own `from_pretrained` does, but the file as it was written:
+    # that library renumbers tokens, which has to be seen.
+    try:
+        import huggingface_hub as hub  # noqa: PLC0415  optional, and slow to import
+
+        cached = hub.try_to_load_from_cache(name, "tokenizer.json", revision=revision)
+        show_hub_warnings_once()  # only now: the library imports its parts when they are used
+        if not (is_patient or isinstance(cached, str)):
+            hub.get_hf_file_metadata(hub.hf_hub_url(name, "tokenizer.json", revision=revision))
+        path = hub.hf_hub_download(name, "tokenizer.json", revision=revision)
+    except Exception as error:  # the hub has its own errors, and lets the network's through
+        # They go on for many lines; the first says what happened.
+        reason = next(iter(str(error).splitlines()), "").rstrip(".")
+        # Wrong names never will be right, nor what the hub has refused; without an answer it may
+        # be.
+        is_wrong = isinstance(error, ValueError | ImportError) or hasattr(error, "response")
+        fix = "check the name, the network and your access"
+        if isinstance(error, ImportError):
+            fix = "install it: pip install huggingface_hub"
+        raise (DataError if is_wrong else StorageError)(
+            f"hub tokenizer {name!r}, revision {revision or 'main'!r}: "
+            f"{type(error).__name__}: {reason}",
+            allowed="the name of a model with a tokenizer.json, on a hub that can be reached",
+            fix=f"{fix}; or download its tokenizer.json on another machine and give its path",
+        ) from error
+    return JsonTokenizer(read_rules(path), eos=eos, bos=bos, source=f"{name} (hub)")
 
 
 def show_hub_warnings_once() -> None:
@@ -137,36 +156,3 @@ def show_hub_warnings_once() -> None:
         for handler in list(logger.handlers):
             if type(handler) is logging.StreamHandler:  # a subclass is somebody's own
                 logger.removeHandler(handler)
-
-
-def _download(name: str, revision: str | None, *, is_patient: bool) -> str:
-    # What the tokenizers library's own `from_pretrained` does, but the file as it was written:
-    # that library renumbers tokens, which has to be seen.
-    try:
-        import huggingface_hub as hub  # noqa: PLC0415  optional, and slow to import
-
-        cached = hub.try_to_load_from_cache(name, "tokenizer.json", revision=revision)
-        show_hub_warnings_once()  # only now: the library imports its parts when they are used
-        if not (is_patient or isinstance(cached, str)):
-            hub.get_hf_file_metadata(hub.hf_hub_url(name, "tokenizer.json", revision=revision))
-        path = hub.hf_hub_download(name, "tokenizer.json", revision=revision)
-    except ImportError as error:
-        install = "install it: pip install huggingface_hub"
-        raise _unreachable(name, revision, error, fix=install) from error
-    except Exception as error:  # the hub has its own errors, and lets the network's through
-        access = "check the name, the network and your access"
-        raise _unreachable(name, revision, error, fix=access) from error
-    return read_rules(path)
-
-
-def _unreachable(name: str, revision: str | None, error: Exception, *, fix: str) -> ChompError:
-    # The hub's errors go on for many lines; the first says what happened.
-    reason = next(iter(str(error).splitlines()), "").rstrip(".")
-    # Wrong names never will be right, nor what the hub has refused; without an answer it may be.
-    is_wrong = isinstance(error, ValueError | ImportError) or hasattr(error, "response")
-    return (DataError if is_wrong else StorageError)(
-        f"hub tokenizer {name!r}, revision {revision or 'main'!r}: "
-        f"{type(error).__name__}: {reason}",
-        allowed="the name of a model with a tokenizer.json, on a hub that can be reached",
-        fix=f"{fix}; or download its tokenizer.json on another machine and give its path",
-    )

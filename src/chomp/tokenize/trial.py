@@ -31,16 +31,14 @@ def read_rules(path: StrPath) -> str:
 
 @functools.lru_cache(maxsize=8)
 def _try(text: str, source: str) -> None:
-    # By its path and with -P, so that the child imports nothing of this package but errors.
-    command = [sys.executable, "-P", __file__, str(TRIAL_BYTES), str(MAX_IDS_PER_BYTE)]
-    environment = {**os.environ, "TOKENIZERS_PARALLELISM": "false", "RUST_BACKTRACE": "0"}
     try:
         child = subprocess.run(
-            command,
+            # By its path and with -P, so that the child imports little.
+            [sys.executable, "-P", __file__, str(TRIAL_BYTES), str(MAX_IDS_PER_BYTE)],
             input=text.encode("utf-8", "surrogatepass"),
             capture_output=True,
             timeout=TRIAL_SECONDS,
-            env=environment,
+            env={**os.environ, "TOKENIZERS_PARALLELISM": "false", "RUST_BACKTRACE": "0"},
         )
     except subprocess.TimeoutExpired:
         reason = f"took more than {TRIAL_SECONDS} s for a few thousand characters"

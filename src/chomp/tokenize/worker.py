@@ -14,8 +14,7 @@ import subprocess
 import sys
 from array import array
 from collections.abc import Sequence
-from types import TracebackType
-from typing import IO, BinaryIO
+from typing import BinaryIO
 
 import numpy as np
 
@@ -40,17 +39,43 @@ class TokenizerProcesses:
         self.eos_id = tokenizer.eos_id
         self.bos_id = tokenizer.bos_id
         self._idle: queue.SimpleQueue[subprocess.Popen[bytes]] = queue.SimpleQueue()
-        self._all = [_start(folder) for _ in range(count)]
+        self._all = [
+            subprocess.Popen(
+                [sys.executable, "-m", "chomp.tokenize.worker", folder],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                # One thread each: the processes are what runs side by side.
+                env={**os.environ, "TOKENIZERS_PARALLELISM": "false"},
+                # Ctrl-C is for the process that builds; these end when it closes their input.
+                start_new_session=True,
+            )
+            for _ in range(count)
+        ]
         for process in self._all:
             self._idle.put(process)
 
     def encode_batch(self, texts: Sequence[str]) -> list["array[int]"]:
         """Ids of each text, without an end-of-document id."""
+        request = json.dumps(list(texts)).encode()
         process = self._idle.get()
+        assert process.stdin is not None
+        assert process.stdout is not None
         try:
-            answer = _ask(process, json.dumps(list(texts)).encode())
+            process.stdin.write(len(request).to_bytes(SIZE_BYTES, "little") + request)
+            process.stdin.flush()
+            header = process.stdout.read(SIZE_BYTES)
+            answer = process.stdout.read(int.from_bytes(header, "little"))
+        except BrokenPipeError:
+            header, answer = b"", b""
         finally:
             self._idle.put(process)
+        if len(header) < SIZE_BYTES or len(answer) < int.from_bytes(header, "little"):
+            raise DataError(
+                f"a tokenizer process exited with code {process.wait()} before it answered",
+                allowed="tokenizer processes that run until all text is done",
+                fix="check whether memory ran out; the same command continues where this one "
+                "stopped",
+            )
         if answer[:1] == FAILURE:
             raise UnencodableText(**json.loads(answer[1:]))
         lengths = np.frombuffer(answer, "<i8", len(texts), offset=1)
@@ -64,59 +89,21 @@ class TokenizerProcesses:
     def __enter__(self) -> "TokenizerProcesses":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for process in self._all:
+            assert process.stdin is not None
             # The end of its input ends it. One that is gone takes no more of what is left to send.
             with contextlib.suppress(BrokenPipeError):
-                _pipe(process.stdin).close()
+                process.stdin.close()
         for process in self._all:
+            assert process.stdout is not None
             process.wait()
-            _pipe(process.stdout).close()
+            process.stdout.close()
 
 
 def available_cores() -> int:
     """Cores this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def _start(folder: str) -> "subprocess.Popen[bytes]":
-    return subprocess.Popen(
-        [sys.executable, "-m", "chomp.tokenize.worker", folder],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        # One thread each: the processes are what runs side by side.
-        env={**os.environ, "TOKENIZERS_PARALLELISM": "false"},
-        # Ctrl-C is for the process that builds; these end when it closes their input.
-        start_new_session=True,
-    )
-
-
-def _ask(process: "subprocess.Popen[bytes]", request: bytes) -> bytes:
-    try:
-        requests = _pipe(process.stdin)
-        requests.write(len(request).to_bytes(SIZE_BYTES, "little") + request)
-        requests.flush()
-        header = _pipe(process.stdout).read(SIZE_BYTES)
-        answer = _pipe(process.stdout).read(int.from_bytes(header, "little"))
-    except BrokenPipeError:
-        header, answer = b"", b""
-    if len(header) < SIZE_BYTES or len(answer) < int.from_bytes(header, "little"):
-        raise DataError(
-            f"a tokenizer process exited with code {process.wait()} before it answered",
-            allowed="tokenizer processes that run until all text is done",
-            fix="check whether memory ran out; the same command continues where this one stopped",
-        )
-    return answer
-
-
-def _pipe(pipe: IO[bytes] | None) -> IO[bytes]:
-    assert pipe is not None  # opened by _start
-    return pipe
 
 
 def serve(tokenizer: Tokenizer, requests: BinaryIO, answers: BinaryIO) -> None:

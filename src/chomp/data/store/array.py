@@ -104,7 +104,23 @@ class FlatArray:
             pieces = self._read_through_tensorstore(starts, lengths)
             return np.concatenate([np.empty(0, self.dtype), *pieces])
         out = np.empty(int(lengths.sum()), self.dtype)
-        self._read_files(chunks, offsets, counts, out)
+        target, width = out.view(np.uint8).data, self.dtype.itemsize
+        chunks_per_shard = self._shard_len // self._chunk_len
+        shards, places = np.divmod(chunks, chunks_per_shard)
+        begin = 0
+        for shard, place, offset, count in zip(
+            shards.tolist(), places.tolist(), (offsets * width).tolist(), (counts * width).tolist(),
+            strict=True,
+        ):  # fmt: skip
+            piece = target[begin : begin + count]
+            try:
+                file = _open_shards.get(self._number, self.path, shard, chunks_per_shard)
+                read = os.preadv(file.descriptor, [piece], file.chunk_begins[place] + offset)
+            except (ValueError, OSError) as error:
+                raise _unreadable(self.path, error) from error
+            if read != count:
+                raise _unreadable(self.path, f"shard {shard} became shorter while it was open")
+            begin += count
         return out
 
     def read_all(self) -> Num[np.ndarray, " L"]:
@@ -121,8 +137,7 @@ class FlatArray:
     def _read_through_tensorstore(
         self, starts: Int[np.ndarray, " N"], lengths: Int[np.ndarray, " N"]
     ) -> Iterator[Num[np.ndarray, " L"]]:
-        ends = starts + lengths
-        futures = [self._array[a:b].read() for a, b in zip(starts, ends, strict=True)]
+        futures = [self._array[a : a + n].read() for a, n in zip(starts, lengths, strict=True)]
         try:
             for future in futures:
                 yield np.asarray(future.result())
@@ -135,41 +150,17 @@ class FlatArray:
             batch = chunks[first : first + _CHECKED_AT_ONCE]
             starts = batch * self._chunk_len
             lengths = np.minimum(self._chunk_len, len(self) - starts)
-            for chunk, numbers in zip(
-                batch.tolist(), self._read_through_tensorstore(starts, lengths), strict=True
-            ):
-                wanted = None if self._checksums is None else self._checksums[chunk]
-                if wanted is not None and zlib.crc32(numbers.data) != wanted:
+            pieces = self._read_through_tensorstore(starts, lengths)
+            for chunk, numbers in zip(batch.tolist(), pieces, strict=True):
+                if (
+                    self._checksums is not None
+                    and zlib.crc32(numbers.data) != self._checksums[chunk]
+                ):
                     shard = chunk * self._chunk_len // self._shard_len
                     file = join(self.path, "c", str(shard))
                     raise damaged(file, "it holds a chunk of another place or store")
                 self._is_checked[chunk] = True
                 yield numbers
-
-    def _read_files(
-        self,
-        chunks: Int[np.ndarray, " M"],
-        offsets: Int[np.ndarray, " M"],
-        counts: Int[np.ndarray, " M"],
-        out: Num[np.ndarray, " L"],
-    ) -> None:
-        width = self.dtype.itemsize
-        target = out.view(np.uint8).data
-        shards, places = np.divmod(chunks, self._shard_len // self._chunk_len)
-        begin, num_chunks = 0, self._shard_len // self._chunk_len
-        for shard, place, offset, count in zip(
-            shards.tolist(), places.tolist(), (offsets * width).tolist(), (counts * width).tolist(),
-            strict=True,
-        ):  # fmt: skip
-            piece = target[begin : begin + count]
-            try:
-                file = _open_shards.get(self._number, self.path, shard, num_chunks)
-                read = os.preadv(file.descriptor, [piece], file.chunk_begins[place] + offset)
-            except (ValueError, OSError) as error:
-                raise _unreadable(self.path, error) from error
-            if read != count:
-                raise _unreadable(self.path, f"shard {shard} became shorter while it was open")
-            begin += count
 
 
 class FlatArrayWriter:
@@ -297,7 +288,7 @@ def chunk_checksums(values: Num[np.ndarray, " L"], chunk_len: int) -> UInt32[np.
 def damaged(path: str, reason: object) -> DataError:
     """The error of a store's file or array whose content fails a checksum."""
     return DataError(
-        f"{path} is damaged: {_without_spec(reason)}",
+        f"{path} is damaged: {without_spec(reason)}",
         allowed="a token store whose files are as they were written",
         fix="delete the store: the same command then builds it again; nothing of the damaged "
         "part was trained on",
@@ -309,7 +300,7 @@ def _unreadable(path: str, reason: object) -> DataError | StorageError:
     if _MISMATCH in str(reason):
         return damaged(path, reason)
     return StorageError(
-        f"{path} could not be read: {_without_spec(reason)}",
+        f"{path} could not be read: {without_spec(reason)}",
         allowed="a store whose files are all there and can be read",
         fix="mend the access or the connection (or raise ulimit -n), or bring back the file; if it "
         "is lost, move the store away, and the same command builds it again",
@@ -318,14 +309,14 @@ def _unreadable(path: str, reason: object) -> DataError | StorageError:
 
 def _unwritable(path: str, error: Exception) -> StorageError:
     return StorageError(
-        f"{path} could not be written: {_without_spec(error)}",
+        f"{path} could not be written: {without_spec(error)}",
         allowed="a writable folder with space for the tokens",
         fix="free space, or choose another --prefix; the same command then continues",
     )
 
 
-def _without_spec(reason: object) -> str:
-    # TensorStore ends its words with the whole configuration of the array.
+def without_spec(reason: object) -> str:
+    """What TensorStore says, without the whole configuration of the array at its end."""
     return str(reason).partition(" [tensorstore_spec=")[0]
 
 

@@ -40,7 +40,6 @@ from chomp.data.progress import progress_bar
 from chomp.data.sources import (
     Source,
     located_documents,
-    part_names,
     refuse_changed_source,
     source_fingerprint,
 )
@@ -174,12 +173,9 @@ def build_store(config: StoreBuildConfig) -> None:
                 fix="run the same command again: it uses the tokenizer that is there now",
             )
         identity = config.identity(tokenizer, config.split)
-        is_built = exists(join(config.output_path, MANIFEST))
-        if is_built:
-            found = read_manifest(config.output_path).identity
-            other = [
-                name for name, value in vars(identity).items() if getattr(found, name) != value
-            ]
+        if exists(join(config.output_path, MANIFEST)):
+            found = vars(read_manifest(config.output_path).identity)
+            other = [name for name, value in vars(identity).items() if found[name] != value]
             if other:
                 raise DataError(
                     f"{config.output_path} has a finished store with another {', '.join(other)}",
@@ -239,21 +235,16 @@ def _take_held_out(config: StoreBuildConfig, identity: StoreIdentity) -> bool:
             rename_folder(join(taken, name), join(config.output_path, name))
     for name in (PARTS, MANIFEST):
         content = read_json(join(taken, name))
-        write_json_atomic(
-            join(config.output_path, name), content, indent=None if name == PARTS else 2
-        )
+        indent = None if name == PARTS else 2
+        write_json_atomic(join(config.output_path, name), content, indent=indent)
     remove_tree(taken)
     return True
 
 
 def _write_stores(config: StoreBuildConfig, tokenizer: Tokenizer) -> None:
     has_weights = config.format.has_loss_weights
-    writer = StoreWriter(
-        config.output_path,
-        config.identity(tokenizer, config.split),
-        tokenizer,
-        has_loss_weights=has_weights,
-    )
+    identity = config.identity(tokenizer, config.split)
+    writer = StoreWriter(config.output_path, identity, tokenizer, has_loss_weights=has_weights)
     if writer.is_resumed:
         # With a file gone, the position to go on from would be another record.
         refuse_changed_source(config.source, config.source_fingerprint)
@@ -268,15 +259,34 @@ def _write_stores(config: StoreBuildConfig, tokenizer: Tokenizer) -> None:
             writers["validation"] = StoreWriter(
                 aside, identity, tokenizer, has_loss_weights=has_weights
             )
-    parts = part_names(config.source)
-    has_files = len(parts) > 1
+    parts = config.source.part_names()
+    keys = keys_of_sets(config.validation_sets)
     held_out: deque[bool] = deque()  # of the documents that are on their way
+
+    def chosen_documents() -> Iterator[LocatedDocument]:
+        """The documents that are not in the stores yet."""
+        start = writer.next_position
+        for item in located_documents(config.source, config.format, start=start, parts=parts):
+            is_validation = is_held_out(item.document, config.validation_fraction)
+            if keys and not is_validation:
+                shared = keys.get(content_key(item.document))
+                if shared is not None:
+                    place = location_of(item.position)
+                    writer.contaminated.append((place, shared, item.document.id))
+                    if not config.allow_contamination:
+                        continue
+            if ("validation" if is_validation else "train") in writers:
+                held_out.append(is_validation)
+                yield item
+
+    left = None if config.max_documents is None else config.max_documents - writer.num_documents
     batches = encode_in_order(
-        _documents(config, writers, parts, held_out),
+        islice(chosen_documents(), left),
         tokenizer,
         config.tokenizer_path,
         processes=config.processes or available_cores(),
     )
+    has_files = len(parts) > 1
     bar = progress_bar(
         f"tokenizing {config.name}, {' and '.join(writers)} split",
         total=len(parts) if has_files else None,
@@ -300,16 +310,32 @@ def _write_stores(config: StoreBuildConfig, tokenizer: Tokenizer) -> None:
             advance(now - shown)
             shown = now
     for split, each in writers.items():
-        if each.num_documents == 0:
-            _refuse_nothing(config, split, num_contaminated=len(writer.contaminated))
+        if each.num_documents:
+            continue
+        if split == "validation" and config.validation_fraction < 1.0:
+            log.warning(
+                "no document of component %r is held out: evaluation will have nothing of it. More "
+                "documents, or a larger validation_fraction, would change that.",
+                config.name,
+            )
+            continue
+        where, other = "the train split", "a smaller validation_fraction"
+        if split == "validation":
+            where, other = f"{config.source}"[:500], "remove it"
+        if writer.contaminated and not config.allow_contamination:
+            count = len(writer.contaminated)
+            where += f": {count} documents are in data.validation too and were left out"
+        raise DataError(
+            f"no document in {where}",
+            allowed="at least one document with text other than white space",
+            fix=f"add documents to the component, or {other}",
+        )
     # A file that is gone raises here, and the progress stays: it may come back as it was.
     if source_fingerprint(config.source) != config.source_fingerprint:
         # Some of what was read may be of the other content, and nobody can tell which.
         for each in writers.values():
             each.forget_progress()
         refuse_changed_source(config.source, config.source_fingerprint)
-    # Where documents came from, for people: no password in an address is kept.
-    names = tuple(map(redactor(), parts))
     if writer.contaminated:
         found: dict[str, list[str]] = {}
         for _, name, document_id in writer.contaminated:
@@ -317,61 +343,10 @@ def _write_stores(config: StoreBuildConfig, tokenizer: Tokenizer) -> None:
         write_contamination(
             config.output_path, config.name, found, is_left_out=not config.allow_contamination
         )
+    # Where documents came from, for people: no password in an address is kept.
+    names = tuple(map(redactor(), parts))
     for each in reversed(writers.values()):  # the build's own store last
         each.finish(names, has_whole_parts=config.source.has_whole_parts)
-
-
-def _documents(
-    config: StoreBuildConfig,
-    writers: dict[Split, "StoreWriter"],
-    parts: tuple[str, ...],
-    held_out: deque[bool],
-) -> Iterator[LocatedDocument]:
-    """The documents that are not in the stores yet; `held_out` takes in whether each is."""
-    writer = writers[config.split]
-    left = None if config.max_documents is None else config.max_documents - writer.num_documents
-    documents = located_documents(
-        config.source, config.format, start=writer.next_position, parts=parts
-    )
-
-    keys = keys_of_sets(config.validation_sets)
-
-    def chosen() -> Iterator[LocatedDocument]:
-        for item in documents:
-            is_validation = is_held_out(item.document, config.validation_fraction)
-            if keys and not is_validation:
-                validation_set = keys.get(content_key(item.document))
-                if validation_set is not None:
-                    place = location_of(item.position)
-                    writer.contaminated.append((place, validation_set, item.document.id))
-                    if not config.allow_contamination:
-                        continue
-            if ("validation" if is_validation else "train") in writers:
-                held_out.append(is_validation)
-                yield item
-
-    return islice(chosen(), left)
-
-
-def _refuse_nothing(config: StoreBuildConfig, split: Split, *, num_contaminated: int) -> None:
-    """Raise `DataError` for an empty split; only a held-out part of the documents may be empty."""
-    if split == "validation" and config.validation_fraction < 1.0:
-        log.warning(
-            "no document of component %r is held out: evaluation will have nothing of it. More "
-            "documents, or a larger validation_fraction, would change that.",
-            config.name,
-        )
-        return
-    is_whole = split == "validation"
-    where = f"{config.source}"[:500] if is_whole else "the train split"
-    other = "remove it" if is_whole else "a smaller validation_fraction"
-    if num_contaminated and not config.allow_contamination:
-        where += f": {num_contaminated} documents are in data.validation too and were left out"
-    raise DataError(
-        f"no document in {where}",
-        allowed="at least one document with text other than white space",
-        fix=f"add documents to the component, or {other}",
-    )
 
 
 # --- documents as token ids ---------------------------------------------------------------------
@@ -410,33 +385,53 @@ def encode_documents(
     position before each, an EOS as part of the last span, and an appended EOS predicts nothing.
     """
     # All texts in one call: the tokenizer spreads it on cores.
-    texts = [text for document in documents for text in _texts_of(document)]
+    texts = [text for document in documents for text in document.texts]
     try:
         pieces = iter(tokenizer.encode_batch(texts) if texts else [])
     except UnencodableText as error:
-        owners = [document.id for document in documents for _ in _texts_of(document)]
+        owners = [document.id for document in documents for _ in document.texts]
         error.within(f"document {owners[error.text_index]}")
         raise
     # Python sees documents, never single tokens. `array` takes in a list of ints three times as
-    # fast as numpy does.
-    line = array("I")
-    lengths = np.empty(len(documents), np.int64)
+    # fast as numpy does, and an `array` as it is.
+    line, lengths = array("I"), np.zeros(len(documents), np.int64)
+    weights: list[Float32[np.ndarray, " P"]] = []
     is_weighted = any(each.spans or each.loss_weights is not None for each in documents)
-    weights: list[np.ndarray] = []
     for number, document in enumerate(documents):
         begin, piece_lengths = len(line), list[int]()
         if document.ids is not None:
-            _append_ids(line, document.ids, document.id, tokenizer)
+            ids = document.ids
+            outside = np.flatnonzero((ids < 0) | (ids >= tokenizer.vocab_size))
+            if len(outside):
+                raise DataError(
+                    f"document {document.id} has the id {ids[outside[0]]} at {outside[0]}",
+                    allowed=f"ids of the tokenizer, 0 to {tokenizer.vocab_size - 1}",
+                    fix="set the tokenizer that the ids were made with, or tokenize again",
+                )
+            line.frombytes(ids.astype(np.uintc).tobytes())
+            if not len(ids) or ids[-1] != tokenizer.eos_id:
+                line.append(tokenizer.eos_id)
         else:
             if tokenizer.bos_id is not None:
                 line.append(tokenizer.bos_id)
-            for ids in islice(pieces, len(document.spans) or 1):
-                line.fromlist(ids) if isinstance(ids, list) else line.extend(ids)
-                piece_lengths.append(len(ids))
+            for piece in islice(pieces, len(document.texts)):
+                line.fromlist(piece) if isinstance(piece, list) else line.extend(piece)
+                piece_lengths.append(len(piece))
             line.append(tokenizer.eos_id)
-        lengths[number] = len(line) - begin
+        length = lengths[number] = len(line) - begin
         if is_weighted:
-            weights.append(_weights_of(document, piece_lengths, len(line) - begin))
+            of_document = np.zeros(length, np.float32)
+            if document.loss_weights is not None:
+                of_document[: len(document.loss_weights)] = document.loss_weights
+            elif document.spans:
+                # One flag for every token after a BOS; the EOS counts as part of the last span.
+                piece_lengths[-1] += 1
+                scored = np.repeat([span.is_trained for span in document.spans], piece_lengths)
+                # Without a BOS nothing predicts the first token.
+                of_document[:-1] = scored[len(scored) - (length - 1) :]
+            else:
+                of_document[:] = 1
+            weights.append(of_document)
     flat = np.frombuffer(line, np.uintc) if line else np.empty(0, np.uintc)
     return EncodedBatch(
         ids=flat.astype(smallest_dtype(tokenizer.vocab_size)),
@@ -448,49 +443,6 @@ def encode_documents(
 def smallest_dtype(vocab_size: int) -> str:
     """The smallest unsigned dtype that holds every id of a vocabulary."""
     return np.min_scalar_type(vocab_size - 1).name
-
-
-def _texts_of(document: Document) -> Sequence[str]:
-    if document.spans:
-        return [span.text for span in document.spans]
-    return (document.text,) if document.ids is None else ()
-
-
-def _append_ids(
-    line: "array[int]",
-    ids: Integer[np.ndarray, " N"],
-    name: str,
-    tokenizer: Tokenizer | TokenizerProcesses,
-) -> None:
-    """Append a document that came tokenized."""
-    outside = np.flatnonzero((ids < 0) | (ids >= tokenizer.vocab_size))
-    if len(outside):
-        raise DataError(
-            f"document {name} has the id {ids[outside[0]]} at {outside[0]}",
-            allowed=f"ids of the tokenizer, 0 to {tokenizer.vocab_size - 1}",
-            fix="set the tokenizer that the ids were made with, or tokenize again",
-        )
-    line.frombytes(ids.astype(np.uintc).tobytes())
-    if not len(ids) or ids[-1] != tokenizer.eos_id:
-        line.append(tokenizer.eos_id)
-
-
-def _weights_of(
-    document: Document, piece_lengths: list[int], length: int
-) -> Float32[np.ndarray, " P"]:
-    """The weight of each of a document's `length` positions."""
-    weights = np.zeros(length, np.float32)
-    if document.loss_weights is not None:
-        weights[: len(document.loss_weights)] = document.loss_weights
-    elif document.spans:
-        # One flag for every token after a BOS; the EOS counts as part of the last span.
-        counts = [*piece_lengths[:-1], piece_lengths[-1] + 1]
-        scored = np.repeat([span.is_trained for span in document.spans], counts)
-        # Without a BOS nothing predicts the first token.
-        weights[:-1] = scored[len(scored) - (length - 1) :]
-    else:
-        weights[:] = 1
-    return weights
 
 
 def encode_in_order(
@@ -562,67 +514,81 @@ class StoreWriter:
         self._path = path
         self._identity = identity
         self._eos_id = tokenizer.eos_id
-        self._dtype = smallest_dtype(tokenizer.vocab_size)
         self._sizes = [shard_tokens, chunk_tokens]
+        # What a progress must agree in to be continued.
+        self._made_from = {
+            "format_version": FORMAT_VERSION,
+            "identity": asdict(identity),
+            "sizes": self._sizes,
+        }
         make_folder(path)
-        found = self._read_progress()
-        self.is_resumed = found is not None
-        if found is None:
+        progress: dict[str, Any] | None = None
+        location = join(path, PROGRESS)
+        if exists(location):
+            noted: dict[str, Any] = read_json(location)
+            # Earlier versions wrote none.
+            if noted.pop("own_hash", None) not in (None, fingerprint(noted)):
+                raise damaged(location, "it was changed after it was written")
+            if all(noted.get(name) == value for name, value in self._made_from.items()):
+                progress = noted
+        self.is_resumed = progress is not None
+        if progress is None:
             for name in _WRITTEN:
                 remove_tree(join(path, name))
-            found = {"num_tokens": 0, "num_documents": 0, "next": 0, "checksums": {}}
-        self.num_documents: int = found["num_documents"]  # all that were appended
-        self.next_position: Position = position_of(found["next"])
+            progress = {"num_tokens": 0, "num_documents": 0, "next": 0, "checksums": {}}
+        self.num_documents: int = progress["num_documents"]  # all that were appended
+        self.next_position: Position = position_of(progress["next"])
         # Documents that are in a validation set too: where, the set, and the id.
         self.contaminated: list[tuple[int, str, str]] = [
-            (place, name, document_id) for place, name, document_id in found.get("contaminated", [])
+            (place, name, document_id)
+            for place, name, document_id in progress.get("contaminated", [])
         ]
-        self._num_tokens: int = found["num_tokens"]  # on disk
-        self._num_ends: int = found["num_documents"]  # on disk
+        self._num_tokens: int = progress["num_tokens"]  # on disk
+        self._num_ends: int = progress["num_documents"]  # on disk
         self._checksums: dict[str, list[str]] = {}
         self._chunk_checksums: dict[str, list[UInt32[np.ndarray, " C"]]] = {}
         if self.is_resumed:
-            self._compare_checksums(found["checksums"])
-        self._tokens = self._array(TOKENS, self._dtype, self._sizes)
-        self._weights = (
-            self._array(LOSS_WEIGHTS, "float32", self._sizes) if has_loss_weights else None
-        )
-        self._ends = self._array(DOCUMENT_ENDS)
-        self._locations = self._array(LOCATIONS)
+            self._compare_checksums(progress["checksums"])
+        dtypes = {TOKENS: smallest_dtype(tokenizer.vocab_size), LOSS_WEIGHTS: "float32"}
+        dtypes |= {DOCUMENT_ENDS: "int64", LOCATIONS: "int64"}
+        if not has_loss_weights:
+            del dtypes[LOSS_WEIGHTS]
+        is_new = not self.is_resumed
+        self._arrays = {
+            name: self._array(name, dtype, is_new=is_new) for name, dtype in dtypes.items()
+        }
+        self._pending = {name: np.empty(0, dtype) for name, dtype in dtypes.items()}
         # The document that was being written when the progress was noted begins before its end.
         self._line_end = 0
         if self.num_documents:
             last = np.asarray([self.num_documents - 1])
-            self._line_end = int(FlatArray.open(self._ends.path).read(last, np.ones(1, int))[0])
+            ends = FlatArray.open(join(path, DOCUMENT_ENDS))
+            self._line_end = int(ends.read(last, np.ones(1, int))[0])
         self._skip = self._num_tokens - self._line_end
-        self._pending_tokens = np.empty(0, self._dtype)
-        self._pending_weights = np.empty(0, np.float32)
-        self._pending_ends = np.empty(0, np.int64)
-        self._pending_locations = np.empty(0, np.int64)
 
     def append(self, locations: Int[np.ndarray, " N"], encoded: EncodedBatch) -> None:
         """Append documents, each with its end, and note the progress after whole shards."""
         ends = self._line_end + np.cumsum(encoded.lengths)
-        weights = encoded.loss_weights
-        if weights is None:
-            weights = np.ones(len(encoded.ids) if self._weights else 0, np.float32)
-        ids = encoded.ids.astype(self._dtype)
-        self._pending_tokens = np.concatenate([self._pending_tokens, ids[self._skip :]])
-        self._pending_weights = np.concatenate([self._pending_weights, weights[self._skip :]])
-        self._pending_ends = np.concatenate([self._pending_ends, ends])
-        self._pending_locations = np.concatenate([self._pending_locations, locations])
-        self._line_end, self._skip = int(ends[-1]), max(self._skip - len(ids), 0)
+        more = {TOKENS: encoded.ids[self._skip :], DOCUMENT_ENDS: ends, LOCATIONS: locations}
+        if LOSS_WEIGHTS in self._arrays:
+            weights = encoded.loss_weights
+            weights = np.ones(len(encoded.ids), np.float32) if weights is None else weights
+            more[LOSS_WEIGHTS] = weights[self._skip :]
+        for name, values in more.items():
+            waiting = self._pending[name]
+            self._pending[name] = np.concatenate([waiting, values.astype(waiting.dtype)])
+        self._line_end, self._skip = int(ends[-1]), max(self._skip - len(encoded.ids), 0)
         self.num_documents += len(ends)
         # Whole shards only: a shard written twice would be read back to be written again.
         shard_tokens = self._sizes[0]
-        whole = len(self._pending_tokens) // shard_tokens * shard_tokens
+        whole = len(self._pending[TOKENS]) // shard_tokens * shard_tokens
         if not whole:
             return
         self._write(whole)
-        waiting = self._pending_locations
+        waiting = self._pending[LOCATIONS]
         next_location = int(waiting[0] if len(waiting) else locations[-1] + 1)
         progress = {
-            **self._made_from(),
+            **self._made_from,
             "num_tokens": self._num_tokens,
             "num_documents": self._num_ends,
             "next": next_location,
@@ -636,12 +602,11 @@ class StoreWriter:
 
     def finish(self, parts: tuple[str, ...], *, has_whole_parts: bool) -> None:
         """Write what is left, the marks and the names of the parts, and last the manifest."""
-        self._write(len(self._pending_tokens))
-        marks = marks_of(FlatArray.open(self._ends.path))
-        self._array(DOCUMENT_MARKS, is_new=True).write(0, marks)
+        self._write(len(self._pending[TOKENS]))
+        marks = marks_of(FlatArray.open(join(self._path, DOCUMENT_ENDS)))
+        self._array(DOCUMENT_MARKS, "int64", is_new=True).write(0, marks)
         for name in (DOCUMENT_ENDS, DOCUMENT_MARKS, LOCATIONS):
-            shards = FlatArray.open(join(self._path, name)).shards()
-            self._add_checksums(name, shards, CHUNK_DOCUMENTS)
+            self._add_checksums(name, FlatArray.open(join(self._path, name)).shards())
         names = {"names": list(parts), "has_whole_parts": has_whole_parts}
         write_json_atomic(join(self._path, PARTS), names, indent=None)
         checksums = {**self._checksums, PARTS: [fingerprint(names)]}
@@ -656,8 +621,8 @@ class StoreWriter:
             eos_id=self._eos_id,
             num_tokens=self._num_tokens,
             num_documents=self.num_documents,
-            dtype=self._dtype,
-            has_loss_weights=self._weights is not None,
+            dtype=self._pending[TOKENS].dtype.name,
+            has_loss_weights=LOSS_WEIGHTS in self._arrays,
             checksums=checksums,
         )
         manifest = replace(manifest, own_hash=manifest.hash_of_content())
@@ -670,46 +635,24 @@ class StoreWriter:
 
     def _write(self, count: int) -> None:
         """Put the first `count` pending tokens on disk, and the documents that end in them."""
-        self._write_shards(TOKENS, self._tokens, self._pending_tokens[:count])
-        self._pending_tokens = self._pending_tokens[count:]
-        if self._weights is not None:
-            self._write_shards(LOSS_WEIGHTS, self._weights, self._pending_weights[:count])
-            self._pending_weights = self._pending_weights[count:]
+        shard_len = self._sizes[0]
+        for name in (TOKENS, LOSS_WEIGHTS):
+            if name not in self._arrays:
+                continue
+            values = self._take(name, count)
+            firsts = range(0, count, shard_len)
+            self._add_checksums(name, (values[first : first + shard_len] for first in firsts))
+            self._arrays[name].write(self._num_tokens, values)
         self._num_tokens += count
-        whole = int(np.searchsorted(self._pending_ends, self._num_tokens, side="right"))
-        self._ends.write(self._num_ends, self._pending_ends[:whole])
-        self._locations.write(self._num_ends, self._pending_locations[:whole])
-        self._pending_ends = self._pending_ends[whole:]
-        self._pending_locations = self._pending_locations[whole:]
+        ends = self._pending[DOCUMENT_ENDS]
+        whole = int(np.searchsorted(ends, self._num_tokens, side="right"))
+        for name in (DOCUMENT_ENDS, LOCATIONS):
+            self._arrays[name].write(self._num_ends, self._take(name, whole))
         self._num_ends += whole
 
-    def _write_shards(
-        self, name: str, array: FlatArrayWriter, values: Num[np.ndarray, " L"]
-    ) -> None:
-        shard_len, chunk_len = self._sizes
-        shards = (values[first : first + shard_len] for first in range(0, len(values), shard_len))
-        self._add_checksums(name, shards, chunk_len)
-        array.write(self._num_tokens, values)
-
-    def _made_from(self) -> dict[str, Any]:
-        """What a progress must agree in to be continued."""
-        return {
-            "format_version": FORMAT_VERSION,
-            "identity": asdict(self._identity),
-            "sizes": self._sizes,
-        }
-
-    def _read_progress(self) -> dict[str, Any] | None:
-        """What an earlier writer of this very store has noted; None if it has to begin anew."""
-        path = join(self._path, PROGRESS)
-        if not exists(path):
-            return None
-        found: dict[str, Any] = read_json(path)
-        # Earlier versions wrote none.
-        if found.pop("own_hash", None) not in (None, fingerprint(found)):
-            raise damaged(path, "it was changed after it was written")
-        is_same = all(found.get(name) == value for name, value in self._made_from().items())
-        return found if is_same else None
+    def _take(self, name: str, count: int) -> Num[np.ndarray, " L"]:
+        values, self._pending[name] = np.split(self._pending[name], [count])
+        return values
 
     def _compare_checksums(self, noted: dict[str, list[str]]) -> None:
         """Make the checksums of the shards that an earlier writer has noted, from the shards."""
@@ -718,34 +661,24 @@ class StoreWriter:
             for name, expected in noted.items():
                 path = join(self._path, name)
                 for shard in islice(FlatArray.open(path).shards(), len(expected)):
-                    self._add_checksums(name, [shard], self._sizes[1])
+                    self._add_checksums(name, [shard])
                     advance(1)
                 if self._checksums[name] != expected:
                     raise damaged(path, "other numbers than the build has noted the checksums of")
 
-    def _add_checksums(
-        self, name: str, shards: Iterable[Num[np.ndarray, " L"]], chunk_len: int
-    ) -> None:
+    def _add_checksums(self, name: str, shards: Iterable[Num[np.ndarray, " L"]]) -> None:
         by_shard = self._checksums.setdefault(name, [])
         by_chunk = self._chunk_checksums.setdefault(name, [])
         for numbers in shards:
             by_shard.append(checksum(numbers))
-            by_chunk.append(chunk_checksums(numbers, chunk_len))
+            by_chunk.append(chunk_checksums(numbers, self._sizes_of(name)[1]))
 
-    def _array(
-        self,
-        name: str,
-        dtype: str = "int64",
-        sizes: list[int] | None = None,
-        *,
-        is_new: bool = False,
-    ) -> FlatArrayWriter:
-        """An array to write; one with a number per document, unless type and sizes are given."""
-        shard_len, chunk_len = sizes or (SHARD_DOCUMENTS, CHUNK_DOCUMENTS)
+    def _array(self, name: str, dtype: str, *, is_new: bool) -> FlatArrayWriter:
+        shard_len, chunk_len = self._sizes_of(name)
         return FlatArrayWriter(
-            join(self._path, name),
-            dtype,
-            shard_len=shard_len,
-            chunk_len=chunk_len,
-            is_new=is_new or not self.is_resumed,
+            join(self._path, name), dtype, shard_len=shard_len, chunk_len=chunk_len, is_new=is_new
         )
+
+    def _sizes_of(self, name: str) -> list[int]:
+        is_by_token = name in (TOKENS, LOSS_WEIGHTS)
+        return self._sizes if is_by_token else [SHARD_DOCUMENTS, CHUNK_DOCUMENTS]

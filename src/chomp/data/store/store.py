@@ -23,8 +23,7 @@ import logging
 import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
-from functools import cache, cached_property
-from typing import Any
+from functools import cached_property
 
 import numpy as np
 from jaxtyping import Float, Int, Integer, UInt32
@@ -56,6 +55,7 @@ LOCATIONS = "locations"
 CHUNK_CHECKSUMS = "chunk_checksums"  # in the folder of each array
 PACKING = "packing"  # plans of packed rows, made when they are first asked for
 _WEIGHTS_AT_ONCE = 1 << 20  # while one above 0 is looked for
+_warned: set[str] = set()  # of stores without checksums of their chunks
 
 
 class DocumentIndex:
@@ -221,8 +221,14 @@ class TokenStore:
         self.documents = DocumentIndex(
             self._open(DOCUMENT_ENDS), self._open(DOCUMENT_MARKS).read_all()
         )
-        if f"{TOKENS}/{CHUNK_CHECKSUMS}" not in manifest.checksums:
-            _warn_unbound(path)
+        if f"{TOKENS}/{CHUNK_CHECKSUMS}" not in manifest.checksums and path not in _warned:
+            _warned.add(path)
+            log.warning(
+                "STORE %s HAS NO CHECKSUMS OF ITS CHUNKS BY PLACE: an earlier version built it. "
+                "Its chunks are only checked for damage; one of another place or store is not "
+                "found. Run `chomp data verify`, which compares shards, or build the store again.",
+                path,
+            )
 
     @staticmethod
     def open(path: str, *, tokenizer_hash: str | None = None) -> "TokenStore":
@@ -299,16 +305,6 @@ def read_chunk_checksums(
     return np.frombuffer(content, np.uint32)
 
 
-@cache  # once for each store
-def _warn_unbound(path: str) -> None:
-    log.warning(
-        "STORE %s HAS NO CHECKSUMS OF ITS CHUNKS BY PLACE: an earlier version built it. Its chunks "
-        "are only checked for damage; one of another place or store is not found. Run `chomp data "
-        "verify`, which compares shards, or build the store again.",
-        path,
-    )
-
-
 def read_manifest(path: str) -> StoreManifest:
     """The manifest of the finished store at `path`."""
     location = join(path, MANIFEST)
@@ -328,20 +324,15 @@ def read_manifest(path: str) -> StoreManifest:
             fix=f"use the version of chomp that wrote it, or move {path} away: the same "
             "command then builds it with this version",
         )
-    identity = _exactly(StoreIdentity, content.get("identity"), path)
-    manifest: StoreManifest = _exactly(StoreManifest, {**content, "identity": identity}, path)
-    if manifest.own_hash != fingerprint({**content, "own_hash": ""}):
+    for kind, given in ((StoreIdentity, content.get("identity")), (StoreManifest, content)):
+        names = {field.name for field in fields(kind)}
+        if not isinstance(given, dict) or names != given.keys():
+            raise DataError(
+                f"{location}, which is not the manifest of a token store",
+                allowed=f"an object with the fields {', '.join(sorted(names))}",
+                fix="correct the path; if a store was built there, bring the file back, or move "
+                "the store away, and the same command builds it again",
+            )
+    if content["own_hash"] != fingerprint({**content, "own_hash": ""}):
         raise damaged(location, "it was changed after it was written")
-    return manifest
-
-
-def _exactly(kind: Any, content: Any, path: str) -> Any:
-    names = {field.name for field in fields(kind)}
-    if not isinstance(content, dict) or names != content.keys():
-        raise DataError(
-            f"{join(path, MANIFEST)}, which is not the manifest of a token store",
-            allowed=f"an object with the fields {', '.join(sorted(names))}",
-            fix="correct the path; if a store was built there, bring the file back, or move the "
-            "store away, and the same command builds it again",
-        )
-    return kind(**content)
+    return StoreManifest(**{**content, "identity": StoreIdentity(**content["identity"])})
