@@ -193,7 +193,7 @@ def test_sources_of_every_kind_become_the_same_line(tmp_path: Path, config: Conf
 def test_two_processes_make_the_store_of_one(tmp_path: Path, config: Config):
     (tmp_path / "files").mkdir()
     # Long documents first and last in turn: what is asked later is often ready earlier.
-    texts = [f"document {i} " * (80 if i % 9 == 0 else 1 + i % 5) for i in range(150)]
+    texts = [f"document {i} " * (80 if i % 9 == 0 else 1 + i % 9) for i in range(150)]
     source = source_of("jsonl", tmp_path / "files", [texts[:70], texts[70:]])
     undisturbed = build_undisturbed(config(source, processes=1), tmp_path)
     build_store(config(source, processes=2))

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from chomp.data import Document, Position, Span, documents_of_split, is_held_out
@@ -30,14 +30,6 @@ def test_every_document_is_on_exactly_one_side_and_in_order(contents, fraction):
     assert validation == [document for document in found if is_held_out(document, fraction)]
 
 
-@given(contents, fractions, st.randoms())
-def test_the_side_of_a_document_does_not_depend_on_the_others(contents, fraction, random):
-    found = documents_of(contents)
-    shuffled = random.sample(found, len(found) // 2)
-    expected = [document for document in shuffled if is_held_out(document, fraction)]
-    assert list(documents_of_split(shuffled, "validation", fraction)) == expected
-
-
 @given(st.text(), st.text(), st.text(), fractions)
 def test_equal_texts_and_equal_keys_are_on_one_side(text, other, key, fraction):
     first, second = Document(id="a", text=text), Document(id="b", text=text)
@@ -54,17 +46,14 @@ def test_a_larger_fraction_only_adds_to_what_is_held_out(text, one, another):
     assert is_held_out(document, smaller) <= is_held_out(document, larger)
 
 
-@settings(max_examples=10, deadline=None)
-@given(st.sampled_from([0.01, 0.05, 0.3, 0.9]), st.integers(0, 10**9))
-def test_about_the_asked_fraction_is_held_out(fraction, salt):
+@pytest.mark.parametrize("fraction", [0.01, 0.05, 0.3, 0.9])
+def test_about_the_asked_fraction_is_held_out(fraction):
     count = 2000
-    held_out = sum(is_held_out(Document(id="", text=f"{salt} {i}"), fraction) for i in range(count))
+    held_out = sum(is_held_out(Document(id="", text=f"no. {i}"), fraction) for i in range(count))
     # Six standard deviations: by chance once in 500 million.
     assert abs(held_out - count * fraction) < 6 * (count * fraction * (1 - fraction)) ** 0.5
-
-
-def test_texts_that_utf8_cannot_hold_have_a_side_too():
-    assert is_held_out(Document(id="a", text="\ud800"), 0.5) in (True, False)
+    # A text that UTF-8 cannot hold has a side too.
+    assert is_held_out(Document(id="a", text="\ud800"), fraction) in (True, False)
 
 
 @given(st.lists(st.integers(0, 200), max_size=4), fractions)

@@ -49,29 +49,16 @@ def ids_of(part: str) -> list[str]:
     return [document.id for document in embedded_documents(part)]
 
 
-def test_the_real_library_fills_both_splits_of_both_parts(real):
+def test_the_real_library_fills_both_splits_of_both_parts_with_distinct_texts(real):
     for documents in real.values():
         for split, at_least in {"train": 300, "validation": 10}.items():
             assert len(list(documents_of_split(documents, split, FRACTION))) >= at_least
+        assert len({document.id for document in documents}) == len(documents)
+        assert all(document.text.encode().strip() for document in documents)
     assert sum(len(document.text) for document in real["code"]) > 5_000_000
     assert sum(len(document.text) for document in real["prose"]) > 1_000_000
-
-
-def test_the_held_out_split_shares_no_document_with_training(real):
-    for documents in real.values():
-        train, held_out = (
-            {document.id for document in documents_of_split(documents, split, FRACTION)}
-            for split in ("train", "validation")
-        )
-        assert not train & held_out
-        assert len(train) + len(held_out) == len(documents)
-
-
-def test_real_documents_are_distinct_text_that_a_tokenizer_can_read(real):
-    for documents in real.values():
-        assert len({document.id for document in documents}) == len(documents)
-        for document in documents:
-            assert document.text.encode().strip()
+    texts = {document.id: document.text for document in real["prose"]}
+    assert 'The "while" statement' in texts["topic/while"]
 
 
 def test_docstrings_of_a_held_out_file_are_held_out_too(real):
@@ -80,11 +67,6 @@ def test_docstrings_of_a_held_out_file_are_held_out_too(real):
     assert len(docstrings) > 300
     for document in docstrings:
         assert is_held_out(document, FRACTION) == sides[document.id.removesuffix("#docstrings")]
-
-
-def test_topics_of_help_are_prose(real):
-    texts = {document.id: document.text for document in real["prose"]}
-    assert 'The "while" statement' in texts["topic/while"]
 
 
 def test_sources_are_code_and_their_docstrings_are_prose(library):
@@ -98,9 +80,11 @@ def test_sources_are_code_and_their_docstrings_are_prose(library):
     }
 
 
-def test_documents_come_in_the_order_of_their_paths(library):
+def test_documents_come_in_the_order_of_their_paths_and_blank_ones_not_at_all(library):
     library({f"{name}.py": "x = 1\n" for name in ["b", "a/c", "a", "a/b", "B"]})
-    assert ids_of("code") == ["B.py", "a.py", "a/b.py", "a/c.py", "b.py"]
+    library({"blank.py": " \n", "short.py": '"""Short."""\n'})
+    assert ids_of("code") == ["B.py", "a.py", "a/b.py", "a/c.py", "b.py", "short.py"]
+    assert ids_of("prose") == ["topic/assert", "topic/while"]
 
 
 @pytest.mark.parametrize(
@@ -109,12 +93,6 @@ def test_documents_come_in_the_order_of_their_paths(library):
 def test_what_is_not_the_library_is_left_out(library, name):
     library({"a.py": "x = 1\n", name: "y = 1\n"})
     assert ids_of("code") == ["a.py"]
-
-
-def test_short_docstrings_and_blank_files_are_no_documents(library):
-    library({"a.py": '"""Short."""\n', "blank.py": " \n"})
-    assert ids_of("code") == ["a.py"]
-    assert ids_of("prose") == ["topic/assert", "topic/while"]
 
 
 def test_files_that_cannot_be_read_or_decoded_are_left_out(library):
@@ -156,23 +134,20 @@ def test_a_changed_file_changes_fingerprint_and_documents(library, part):
     assert seen[0][1] != seen[1][1]
 
 
-def test_new_and_renamed_files_change_the_fingerprint(library):
+def test_fingerprints_are_of_names_contents_and_the_part(library):
+    def fingerprint(part: str = "code") -> str:
+        return source_fingerprint(EmbeddedSource(part=part))
+
     folder = library({"a.py": "x = 1\n"})
-    seen = [source_fingerprint(EmbeddedSource(part="code"))]
+    seen = [fingerprint(), fingerprint("prose")]
     library({"b.py": "x = 2\n"})
-    seen.append(source_fingerprint(EmbeddedSource(part="code")))
+    seen.append(fingerprint())
     (folder / "b.py").rename(folder / "c.py")
-    seen.append(source_fingerprint(EmbeddedSource(part="code")))
-    assert len(set(seen)) == 3
-
-
-def test_the_parts_have_fingerprints_of_their_own(library):
-    library({"a.py": "x = 1\n"})
-    prints = {part: source_fingerprint(EmbeddedSource(part=part)) for part in ("code", "prose")}
+    seen += [fingerprint(), fingerprint("prose")]
+    assert len(set(seen)) == 5
     library({"pydoc_data/topics.py": "topics = {'if': 'The if statement.'}\n"})
-    assert source_fingerprint(EmbeddedSource(part="code")) == prints["code"]
-    assert source_fingerprint(EmbeddedSource(part="prose")) != prints["prose"]
-    assert prints["code"] != prints["prose"]
+    assert fingerprint() == seen[3]
+    assert fingerprint("prose") != seen[4]
 
 
 def test_a_python_without_sources_is_named(library):

@@ -99,8 +99,10 @@ def losses_by_target(model: jax.Array, batch: Any) -> jax.Array:
     return model * (next_tokens(batch.tokens) % 13 + 1).astype(jnp.float32)
 
 
-@pytest.mark.parametrize("batch_size", [1, 3, 16])
-@pytest.mark.parametrize("mesh_name", ["one_device_mesh", "eight_device_mesh"])
+@pytest.mark.parametrize(
+    ("batch_size", "mesh_name"),
+    [(1, "one_device_mesh"), (16, "one_device_mesh"), (3, "eight_device_mesh")],
+)
 def test_sets_are_evaluated_whole_as_a_plain_loop_counts_them(
     data: LmDataConfig, tmp_path: Path, batch_size: int, mesh_name: str, request: Any
 ):

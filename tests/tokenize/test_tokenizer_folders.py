@@ -66,7 +66,8 @@ def test_a_saved_tokenizer_loads_the_same(folder: Path, make: Callable[[], Any])
         assert getattr(loaded, name) == getattr(saved, name)
     texts = ["the cat", "a b"]
     assert loaded.encode_batch(texts) == saved.encode_batch(texts)
-    assert loaded.eos_id not in loaded.encode_batch(["a <|endoftext|> </s> b"])[0]
+    if saved.can_encode_any_text:
+        assert loaded.eos_id not in loaded.encode_batch(["a <|endoftext|> </s> b"])[0]
     assert loaded.token_bytes() == saved.token_bytes()
 
 
