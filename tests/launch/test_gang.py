@@ -194,7 +194,7 @@ def test_a_member_is_none_of_another_launcher_that_this_one_runs_under(monkeypat
 
 def ran(plan: list[PlannedStep]) -> BaseException | None:
     with ProcessRunner(plan) as runner:
-        failures = run_plan(plan, runner)
+        failures = run_plan(plan, runner, room=runner.room)
     return failures[0].error if failures else None
 
 
@@ -377,7 +377,7 @@ def process_of(member: int) -> int:
             parent = int((place / "stat").read_text().rpartition(")")[2].split()[1])
         except OSError:
             continue
-        is_step = any(b"chomp.launch.step_process" in word for word in words)
+        is_step = any(b"chomp.launch.process" in word for word in words)
         is_step &= parent == os.getpid()
         if is_step and f"JAX_PROCESS_ID={member}".encode() in variables:
             return int(place.name)

@@ -353,7 +353,7 @@ def test_a_dry_run_of_a_step_that_another_needs_says_so(launch: Run, launch_file
     launch_file.write_text(text.replace("train, config)]", "train, config), made]"))
     ended = launch("--dry-run")
     assert ended.returncode == 2
-    assert "whose last step, tokens, is needed by train, which comes after it" in ended.stderr
+    assert "whose last step is needed by train, which comes after it: tokens" in ended.stderr
     assert "Fix: use --plan, or let the launch file return train last" in ended.stderr
 
 

@@ -57,7 +57,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Ran:
     steps = [step(f"step-{wish}", wish) for wish in WISHES]
     plan = plan_steps(steps, prefix=str(tmp_path_factory.mktemp("out")))
     with ProcessRunner(plan) as runner:
-        failures = run_plan(plan, runner, max_concurrent=2)
+        failures = run_plan(plan, runner, room=runner.room, max_concurrent=2)
     return Ran(plan, failures)
 
 
@@ -130,7 +130,7 @@ def test_a_signal_is_handed_on_and_the_step_saves_before_the_command_ends(
         ProcessRunner(plan) as runner,
         pytest.raises(RunInterrupted, match=r"^SIG[A-Z]+: the state is saved at step-5") as caught,
     ):
-        run_plan(plan, runner)
+        run_plan(plan, runner, room=runner.room)
     asking.join()
     assert "Asked to stop: waiting for the processes to save." in capfd.readouterr().err
     assert caught.value.exit_code == code
@@ -153,7 +153,7 @@ def test_steps_at_the_same_time_are_all_asked_to_stop(tmp_path):
     asking = threading.Thread(target=ask)
     asking.start()
     with ProcessRunner(plan) as runner, pytest.raises(RunInterrupted):
-        run_plan(plan, runner, max_concurrent=2, ask_to_stop=runner.ask_to_stop)
+        run_plan(plan, runner, room=runner.room, max_concurrent=2, ask_to_stop=runner.ask_to_stop)
     asking.join()
     assert all((Path(item.path) / "saved").exists() for item in plan)
 
@@ -165,7 +165,8 @@ from chomp.launch.process import ProcessRunner
 from tests.launch.sent_steps import step
 
 plan = plan_steps([step("own", "until asked")], prefix=sys.argv[1])
-run_plan(plan, ProcessRunner(plan))
+runner = ProcessRunner(plan)
+run_plan(plan, runner, room=runner.room)
 """
 
 
@@ -188,7 +189,7 @@ def test_each_process_of_a_gang_gets_gpus_of_its_own(tmp_path, monkeypatch):
     gang = Resources(processes=2, gpus=2)
     plan = plan_steps([step("gang", resources=gang), step("plain")], prefix=str(tmp_path))
     with ProcessRunner(plan) as runner:
-        assert run_plan(plan, runner) == []
+        assert run_plan(plan, runner, room=runner.room) == []
     folder, plain = Path(plan[0].path), Path(plan[1].path)
     assert (folder / "seen-0").read_text() == "3,5"
     assert (folder / "seen-1").read_text() == "6,7"
@@ -208,7 +209,7 @@ def test_a_step_of_no_gpu_sees_none_and_jax_does_not_look_for_one(
     steps = [step("none", resources=Resources(gpus=0)), step("one", resources=Resources(gpus=1))]
     plan = plan_steps(steps, prefix=str(tmp_path))
     with ProcessRunner(plan) as runner:
-        assert run_plan(plan, runner) == []
+        assert run_plan(plan, runner, room=runner.room) == []
     none, one = (Path(item.path) for item in plan)
     assert ((none / "seen-0").read_text(), (none / "platforms-0").read_text()) == ("", told)
     assert ((one / "seen-0").read_text(), (one / "platforms-0").read_text()) == (
@@ -354,7 +355,8 @@ def test_a_step_that_waits_for_a_gpu_waits_no_more_once_all_are_to_stop(tmp_path
 
     def run() -> None:
         try:
-            runner(plan[1])
+            with runner.room(plan[1]):
+                pass
         except RunInterrupted as error:
             raised.append(error)
 

@@ -305,7 +305,7 @@ def member(head: RayHead, index: int) -> int:
         each
         for each in head.processes()
         if f"JAX_PROCESS_ID={index}".encode() in content(each, "environ").split(b"\0")
-        and b"chomp.launch.step_process" in content(each, "cmdline")
+        and b"chomp.launch.process" in content(each, "cmdline")
     ]
     return found
 

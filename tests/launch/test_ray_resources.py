@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from chomp.errors import LaunchError
 from chomp.executor import PlannedStep, Resources, plan_steps
+from chomp.launch.process import pack_step
 from chomp.launch.ray_runner import (
     GROWS,
     ProcessActor,
@@ -17,9 +18,7 @@ from chomp.launch.ray_runner import (
     forwarded_environment,
     processes_that_fit,
     require_room,
-    warn_idle_gpus,
 )
-from chomp.launch.step_process import pack_step
 from chomp.launch.step_result import Outcome, log_path
 from tests.launch.sent_steps import step
 
@@ -46,7 +45,7 @@ def planned(tmp_path: Path, resources: Resources, wish: str = "") -> PlannedStep
     ],
 )
 def test_what_idle_nodes_can_hold_is_accepted(tmp_path, wanted):
-    require_room([planned(tmp_path, wanted)], NODES, grows=False)
+    require_room([planned(tmp_path, wanted)], NODES)
 
 
 @pytest.mark.parametrize(
@@ -62,7 +61,7 @@ def test_what_idle_nodes_can_hold_is_accepted(tmp_path, wanted):
 )
 def test_what_no_node_could_ever_hold_is_refused_with_what_there_is(tmp_path, wanted, words):
     with pytest.raises(LaunchError) as raised:
-        require_room([planned(tmp_path, wanted)], NODES, grows=False)
+        require_room([planned(tmp_path, wanted)], NODES)
     for word in ["'one'", *words]:
         assert word in str(raised.value)
 
@@ -156,10 +155,10 @@ def test_a_process_that_asked_for_no_gpu_sees_none_of_its_node_whatever_its_driv
 
 def test_a_step_that_says_nothing_of_gpus_is_told_that_it_gets_none(tmp_path, caplog):
     quiet = [Resources(gpus=0), Resources(gpus=1), Resources(custom={"TPU": 4.0})]
-    warn_idle_gpus([planned(tmp_path, wanted) for wanted in quiet], NODES)
-    warn_idle_gpus([planned(tmp_path, Resources())], NODES[:1])
+    require_room([planned(tmp_path, wanted) for wanted in quiet], NODES)
+    require_room([planned(tmp_path, Resources())], NODES[:1])
     assert caplog.text == ""
-    warn_idle_gpus([planned(tmp_path, Resources())], NODES)
+    require_room([planned(tmp_path, Resources())], NODES)
     assert "one-" in caplog.text
     assert "set resources.gpus" in caplog.text
 

@@ -26,7 +26,7 @@ from chomp.launch.ray_run import (
     job_environment,
     main,
     packages_below,
-    split_environment_words,
+    parse_options,
     stop,
     submission_id_of,
     submit,
@@ -52,9 +52,9 @@ SET = {"HOME": "/home", "MODE": "fast"}
     ],
 )
 def test_variables_can_be_given_by_value_in_two_words_and_by_name(words, variables):
-    groups, others = split_environment_words(["--no-wait", *words, "--cluster", "here"])
-    assert others == ["--no-wait", "--cluster", "here"]
-    assert job_environment(groups, SET) == variables
+    options = parse_options(["--no-wait", *words, "--cluster", "here"])
+    assert (options.no_wait, options.cluster) == (True, "here")
+    assert job_environment(options.env_vars, SET) == variables
 
 
 @pytest.mark.parametrize(
@@ -206,13 +206,13 @@ def test_the_name_of_a_job_is_new_each_time_and_says_what_runs(command):
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        ([], ["no command, since there is no --"]),
+        ([], ["no command", "behind --"]),
         (["--no-wait", "--"], ["no command", "behind --"]),
         (["--no-such", "--", "x"], ["--no-such", "--help"]),
         (["python", "x.py"], ["python x.py", "-- python"]),
         (["--env_vars", "--", "x"], ["without anything"]),
         (["--env_vars", "NOT_SET_ANYWHERE", "--", "x"], ["NOT_SET_ANYWHERE", "not set here"]),
-        (["--entrypoint-num-cpus", "-1", "--", "x"], ["entrypoint-num-cpus", "greater"]),
+        (["--entrypoint-num-cpus", "-1", "--", "x"], ["entrypoint-num-cpus -1", "0 or more"]),
         (["--entrypoint-resources", "TPU", "--", "x"], ["entrypoint-resources TPU", "JSON"]),
         (["--entrypoint-resources", '{"TPU": 0}', "--", "x"], ["above 0"]),
         (["--extra", "nothing", "--", "x"], ["--extra nothing"]),

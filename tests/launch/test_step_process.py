@@ -11,8 +11,7 @@ from chomp import errors
 from chomp.cli.load_config import load_module
 from chomp.errors import ChompError, ConfigError, DataError, LaunchError, RunInterrupted
 from chomp.executor import ExecutorStep, plan_steps, run_plan
-from chomp.launch.process import ProcessRunner
-from chomp.launch.step_process import pack_step
+from chomp.launch.process import ProcessRunner, pack_step
 from chomp.launch.step_result import error_of, outcome_of, read_outcome, write_outcome
 from tests.launch import sent_steps
 
@@ -49,7 +48,7 @@ def steps(settings):
 if __name__ == "__main__":
     plan = plan_steps(steps(None), prefix=sys.argv[1])
     with ProcessRunner(plan) as runner:
-        failures = run_plan(plan, runner)
+        failures = run_plan(plan, runner, room=runner.room)
     sys.exit("; ".join(str(failure.error) for failure in failures) or 0)
 """
 
@@ -82,7 +81,7 @@ def test_what_a_command_loaded_by_its_path_is_found_again(launch_file, tmp_path)
     try:
         plan = plan_steps(module.steps(None), prefix=str(tmp_path / "out"))
         with ProcessRunner(plan) as runner:
-            assert run_plan(plan, runner) == []
+            assert run_plan(plan, runner, room=runner.room) == []
     finally:
         del sys.modules[module.__name__], sys.modules["words"]
     assert made_in(tmp_path / "out").startswith(f"beside 3 {module.__name__} ")

@@ -37,6 +37,7 @@ from chomp.executor.step import (
     ExecutorStep,
     InputName,
     OutputName,
+    Resources,
     function_name,
     markers,
     replaced,
@@ -49,7 +50,7 @@ from chomp.storage.secrets import without_secrets
 Action = Literal["run", "skip", "wait"]
 _log = logging.getLogger(__name__)
 _is_planning: ContextVar[bool] = ContextVar("is_planning", default=False)
-_CHANGES_SHOWN = 3
+CHANGES_SHOWN = 3
 _MAX_VALUE_CHARACTERS = 80  # longer values are cut: the path says where to look
 
 
@@ -92,6 +93,11 @@ class PlannedStep:
     def title(self) -> str:
         """Name and hash, as in the output path."""
         return f"{self.step.name}-{self.identity.hash}"
+
+    @property
+    def resources(self) -> Resources:
+        """What the step asks for; by default what an ordinary step does."""
+        return self.step.resources or Resources()
 
 
 def plan_steps(
@@ -232,7 +238,7 @@ class _Planner:
                 info, continues = other, found.identity
                 action, reason = _held(path) or (
                     "run",
-                    f"continues {continues} with {_describe(changes)}, which is allowed",
+                    f"continues {continues} with {describe_changes(changes)}, which is allowed",
                 )
             else:
                 reason = f"its folder holds {found.identity}, which is moved aside"
@@ -365,7 +371,7 @@ class _EarlierRuns:
             return (
                 f"new here; {nearest.output_path} was continued as this run, and --allow finds it"
             )
-        return f"changed since {nearest.identity}: {_describe(changes)}"
+        return f"changed since {nearest.identity}: {describe_changes(changes)}"
 
     def _mask(self, values: Mapping[str, Any]) -> int:
         """Identity values as bits: one for each field that there is, one for each value it has."""
@@ -378,10 +384,11 @@ class _EarlierRuns:
         return mask
 
 
-def _describe(changes: Sequence[Difference]) -> str:
+def describe_changes(changes: Sequence[Difference]) -> str:
+    """The first changes as `path: before -> after`, and how many more there are."""
     shown = [f"{d.path}: {short(d.before)} -> {short(d.after)}" for d in changes]
-    more = f" and {len(shown) - _CHANGES_SHOWN} more" if len(shown) > _CHANGES_SHOWN else ""
-    return f"{', '.join(shown[:_CHANGES_SHOWN])}{more}"
+    more = f" and {len(shown) - CHANGES_SHOWN} more" if len(shown) > CHANGES_SHOWN else ""
+    return f"{', '.join(shown[:CHANGES_SHOWN])}{more}"
 
 
 def changes_since(info: StepInfo, name: str, identity: Identity) -> list[Difference]:

@@ -26,9 +26,9 @@ from chomp.tracking.run_files import RESOLVED_CONFIG, TRAIN_LOG
 _console = PlainConsole(soft_wrap=True)
 _errors = PlainConsole(stderr=True, soft_wrap=True)
 _ACTION_STYLES = {"run": "bold", "skip": "green", "wait": "yellow"}
+_VERBS = {"run": "continued", "skip": "reused", "wait": "waited for"}
 # Enough for the end of a traceback, and little enough for a terminal.
 _TAIL_LINES, _TAIL_BYTES = 8, 8192
-_VERBS = {"run": "continued", "skip": "reused", "wait": "waited for"}
 
 
 def show_log_warnings() -> None:
@@ -60,14 +60,12 @@ def print_nothing_run(what: str) -> None:
 
 def print_start(planned: PlannedStep, *, has_log: bool = False) -> None:
     """A step starts. `has_log`: what it prints is not seen here, so say where it is."""
-    # The reason of the plan, unless that was another process, which has ended by now.
-    waited = "another process was running it, and has ended"
-    parts = [
-        planned.step.description,
-        f"({waited if planned.action == 'wait' else planned.reason})",
-    ]
-    parts += [f"log: {log_path(planned.path)}"] if has_log else []
-    _print(_console, "bold", planned.step.name, "  ".join(filter(None, parts)))
+    reason = planned.reason
+    if planned.action == "wait":
+        reason = "another process was running it, and has ended"
+    log = f"log: {log_path(planned.path)}" if has_log else ""
+    parts = filter(None, [planned.step.description, f"({reason})", log])
+    _print(_console, "bold", planned.step.name, "  ".join(parts))
 
 
 def print_wait(planned: PlannedStep, holder: LockHolder | None) -> None:
@@ -100,13 +98,12 @@ def print_lost_checkpoints(planned: Sequence[PlannedStep]) -> None:
         folder = join(item.path, "checkpoints")
         names = list_folder(folder) if is_folder(folder) else []
         steps = getattr(getattr(item.config, "trainer", None), "steps", r"\d+")
-        if any(re.fullmatch(rf"step-{steps}", name) for name in names):
-            continue
-        what = "checkpoint" if isinstance(steps, str) else f"step-{steps}"
-        _print_note(
-            f"{item.title} is done, but {folder} has no {what} any more: it was deleted or moved.\n"
-            f"  To make the run again: {force_flag(item)}"
-        )
+        if not any(re.fullmatch(rf"step-{steps}", name) for name in names):
+            what = "checkpoint" if isinstance(steps, str) else f"step-{steps}"
+            _print_note(
+                f"{item.title} is done, but {folder} has no {what} any more: it was deleted or "
+                f"moved.\n  To make the run again: {force_flag(item)}"
+            )
 
 
 def print_differences(planned: Sequence[PlannedStep]) -> None:
@@ -122,8 +119,7 @@ def print_differences(planned: Sequence[PlannedStep]) -> None:
 
 def refuse_differences(planned: Sequence[PlannedStep]) -> None:
     """Raise `LaunchError` if anything would be reused or continued that differs."""
-    differing = [item for item in planned if item.differences]
-    if not differing:
+    if not (differing := [item for item in planned if item.differences]):
         return
     flags = " ".join(force_flag(item) for item in differing)
     raise LaunchError(
@@ -147,9 +143,11 @@ def print_stop(why: str) -> None:
     _print(_errors, "yellow", "Stopped.", why)
 
 
-def print_error(error: ChompError) -> None:
+def print_error(error: ChompError, where: str = "") -> None:
     """The command cannot continue."""
-    _print(_errors, "red", "Error:", _with_notes(error))
+    _print(
+        _errors, "red", "Error:", "\n".join([f"{where}{error}", *getattr(error, "__notes__", ())])
+    )
 
 
 def print_failure(failure: StepFailure) -> None:
@@ -161,7 +159,7 @@ def print_failure(failure: StepFailure) -> None:
     if error is None:
         return
     if isinstance(error, ChompError):
-        _print(_errors, "red", "Error:", f"{planned.title}: {_with_notes(error)}")
+        print_error(error, f"{planned.title}: ")
         return
     # By Python itself, since rich would cut lines and hide what a bug report needs.
     if isinstance(error.__cause__, RaisedElsewhere):
@@ -186,7 +184,11 @@ def print_failures(failures: Sequence[StepFailure], *, of: int) -> None:
         lines.append(f"  {planned.title}: see {log}")
         # The traceback of a bug was printed above.
         if isinstance(failure.error, ChompError) and not log.endswith((planned.path, ERROR)):
-            lines += [f"    | {line}" for line in _last_lines(log)]
+            with suppress(StorageError), open_stream(log) as stream:
+                stream.seek(-min(_TAIL_BYTES, stream.seek(0, os.SEEK_END)), os.SEEK_END)
+                printed = stream.read().decode("utf-8", "replace").splitlines()
+                last = [line for line in printed if line.strip()][-_TAIL_LINES:]
+                lines += [f"    | {line}" for line in last]
     failed = sum(failure.error is not None for failure in failures)
     rest = f", {len(failures) - failed} more not run" if failed < len(failures) else ""
     head = f"{failed} of {of} step{'s' * (of > 1)}{rest}"
@@ -209,10 +211,6 @@ def _print_note(text: str) -> None:
     _print(_errors, "yellow", "Note:", text)
 
 
-def _with_notes(error: ChompError) -> str:
-    return "\n".join([str(error), *getattr(error, "__notes__", [])])
-
-
 def _list_differences(planned: PlannedStep) -> str:
     return "\n".join(f"  {each}" for each in planned.differences)
 
@@ -227,14 +225,3 @@ def _local_log(planned: PlannedStep) -> str:
         if exists(join(planned.path, ERROR)):
             return join(planned.path, ERROR)
     return planned.path
-
-
-def _last_lines(log: str) -> list[str]:
-    """The last lines of a log, as much of them as helps; none if it cannot be read."""
-    try:
-        with open_stream(log) as stream:
-            stream.seek(-min(_TAIL_BYTES, stream.seek(0, os.SEEK_END)), os.SEEK_END)
-            text = stream.read().decode("utf-8", "replace")
-    except StorageError:
-        return []
-    return [line for line in text.splitlines() if line.strip()][-_TAIL_LINES:]

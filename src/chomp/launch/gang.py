@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from chomp.errors import LaunchError
-from chomp.executor import PlannedStep, Resources
+from chomp.executor import PlannedStep
 from chomp.launch.signals import StopRequest
 from chomp.launch.step_result import (
     PREEMPTED_EXIT_CODE,
@@ -103,7 +103,7 @@ def run_gang(
     name: str = "",
     restarts: int = 0,
     stop: StopRequest | None = None,
-    new_address: Callable[[], str] | None = None,
+    new_address: Callable[[], str] = lambda: f"{_LOCAL}:{free_port()}",
 ) -> GangEnd:
     """Start `count` members and wait for their end; again, up to `restarts` times, if one is lost.
 
@@ -115,9 +115,7 @@ def run_gang(
     restarted = moved = 0
     while True:
         # A new port each time: a process left over from the last try must not join this one.
-        address = ""
-        if count > 1:
-            address = f"{_LOCAL}:{free_port()}" if new_address is None else new_address()
+        address = new_address() if count > 1 else ""
         with stop.watched():
             end = _run_once(start, count, address, stop, restarted)
         if stop.signal is not None:
@@ -131,7 +129,7 @@ def run_gang(
             _log.warning(
                 "%s%s %s; starting %s again (restart %d of %d)",
                 f"{name}: " if name else "",
-                "its process" if count == 1 else f"process {end.member} of {count}",
+                _member_name(end.member, count),
                 describe_exit_code(end.code),
                 "it" if count == 1 else "all of them",
                 restarted,
@@ -165,9 +163,13 @@ def member_environment(given: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name not in left_out} | dict(given)
 
 
-def resources_of(planned: PlannedStep) -> Resources:
-    """What a step asks for; by default what an ordinary step does."""
-    return planned.step.resources or Resources()
+def describe_exit_code(code: int) -> str:
+    """An exit code in words."""
+    if code >= 0:
+        return f"exited with code {code}"
+    with suppress(ValueError):
+        return f"was ended by {signal.Signals(-code).name}"
+    return f"was ended by signal {-code}"
 
 
 def raise_end(planned: PlannedStep, end: GangEnd, stop: StopRequest) -> None:
@@ -177,30 +179,35 @@ def raise_end(planned: PlannedStep, end: GangEnd, stop: StopRequest) -> None:
     names the log; after a request to stop, all but an error of the program is `RunInterrupted`.
     """
     outcome, log = end.outcome, log_path(planned.path, end.member)
-    kinds = set() if outcome is None else set(outcome.kinds)
+    kinds = () if outcome is None else outcome.kinds
     if end.code == 0 and outcome is not None and not kinds:
         return
-    is_interruption = not kinds.isdisjoint({"RunInterrupted", "KeyboardInterrupt"})
-    if stop.signal is not None and (end.is_lost or outcome is None or is_interruption):
-        if outcome is None or "RunInterrupted" not in kinds:
-            raise stop.interruption()
+    if stop.signal is not None and outcome is not None and "RunInterrupted" in kinds:
         # The step was asked by SIGTERM and says so; the signal that came here may be another.
         raise stop.interruption(re.sub(r"^SIG[A-Z]+( in another process)?: ", "", outcome.text))
+    if stop.signal is not None and (end.is_lost or outcome is None or "KeyboardInterrupt" in kinds):
+        raise stop.interruption()
     # Preempted for good is an interruption too: the same command continues.
     if outcome is not None and kinds and (not end.is_lost or outcome.is_preempted):
         raise error_of(outcome, log)
-    # What the member said of another's loss is shown, but is not the reason.
-    echo = error_of(outcome, log) if outcome and kinds else RaisedElsewhere("", log)
-    raise _loss_of(planned, end, log) from echo
-
-
-def describe_exit_code(code: int) -> str:
-    """An exit code in words."""
-    if code >= 0:
-        return f"exited with code {code}"
-    with suppress(ValueError):
-        return f"was ended by {signal.Signals(-code).name}"
-    return f"was ended by signal {-code}"
+    wanted = planned.resources
+    if end.is_alone and end.code >= 0 and outcome is None:
+        # No signal: something in the process ended it, past everything Python does at exit.
+        fix = "find in the log what ends it (os._exit, a fatal error of a library), and correct it"
+    else:
+        # SIGKILL that nobody asked for is most often the kernel, for want of memory.
+        guess = " (out of memory?)" if end.code == -signal.SIGKILL else ""
+        fix = f"look for the reason in the log{guess}; the same command continues"
+        if not end.is_alone and end.restarts == wanted.restarts:
+            fix += f", or set resources.restarts above {wanted.restarts} to try more often"
+    again = f", on try {end.restarts + 1}" if end.restarts else ""
+    raise LaunchError(
+        f"{_member_name(end.member, wanted.processes)} {describe_exit_code(end.code)} before it "
+        f"was done{again}. Its log: {log}",
+        allowed="processes that run until their step is done",
+        fix=fix,
+        # What the member said of another's loss is shown, but is not the reason.
+    ) from (error_of(outcome, log) if outcome and kinds else RaisedElsewhere("", log))
 
 
 def _run_once(
@@ -218,17 +225,18 @@ def _run_once(
         codes = _wait_for_all(members, stop)
     finally:
         _end_all(members)
-    # Whoever leaves nothing behind, not even that it is done, has not done its part.
-    silent = [index for index, code in codes.items() if code == 0 and not members[index].outcome()]
+    outcomes = [member.outcome() for member in members]
+    # A member that leaves no outcome has not done its part, even with exit code 0.
+    silent = [index for index, code in codes.items() if code == 0 and outcomes[index] is None]
     failed = [index for index, code in codes.items() if code != 0] or silent or [0]
     cause = failed[0]
-    if not _is_killed(codes[cause], members[cause].outcome()):
+    if not _is_killed(codes[cause], outcomes[cause]):
         # An error of the program explains the rest; then a loss; then whoever noticed a loss.
-        cause = min(failed, key=lambda index: _rank(members[index].outcome()))
+        cause = min(failed, key=lambda index: _rank(outcomes[index]))
     return GangEnd(
         member=cause,
         code=codes[cause],
-        outcome=members[cause].outcome(),
+        outcome=outcomes[cause],
         restarts=restarts,
         is_alone=count == 1,
     )
@@ -239,15 +247,19 @@ def _wait_for_all(members: Sequence[Member], stop: StopRequest) -> dict[int, int
     codes: dict[int, int] = {}
     passed_on = 0
     deadline: float | None = None
-    while len(codes) < len(members):
+    while len(codes) < len(members) and (deadline is None or time.monotonic() <= deadline):
         for index, member in enumerate(members):
             code = None if index in codes else member.poll()
             if code is not None:
                 codes[index] = code
                 if code != 0 and deadline is None:
-                    deadline = time.monotonic() + _settle_s(code, member.outcome())
-        if deadline is not None and time.monotonic() > deadline:
-            break
+                    # How long the others are left to end by themselves.
+                    outcome, settle_s = member.outcome(), _SETTLE_S
+                    if outcome is not None and "RunInterrupted" in outcome.kinds:
+                        settle_s = _SETTLE_AFTER_STOP_S
+                    elif _is_killed(code, outcome) or _is_address_taken(outcome):
+                        settle_s = 0.0
+                    deadline = time.monotonic() + settle_s
         if stop.times > passed_on:
             passed_on = stop.times
             for member in members:
@@ -263,19 +275,12 @@ def _end_all(members: Sequence[Member]) -> None:
     for member in running:
         member.terminate()
     deadline = time.monotonic() + _GRACE_S
-    while any(member.poll() is None for member in running) and time.monotonic() < deadline:
+    while running := [member for member in running if member.poll() is None]:
+        if time.monotonic() > deadline:
+            deadline = float("inf")  # once is enough
+            for member in running:
+                member.kill()
         time.sleep(_POLL_S)
-    for member in running:
-        member.kill()
-    while any(member.poll() is None for member in running):
-        time.sleep(_POLL_S)
-
-
-def _settle_s(code: int, outcome: Outcome | None) -> float:
-    """How long the others are left to end by themselves after a member failed."""
-    if outcome is not None and "RunInterrupted" in outcome.kinds:
-        return _SETTLE_AFTER_STOP_S
-    return 0.0 if _is_killed(code, outcome) or _is_address_taken(outcome) else _SETTLE_S
 
 
 def _is_killed(code: int, outcome: Outcome | None) -> bool:
@@ -303,21 +308,5 @@ def _is_address_taken(outcome: Outcome | None) -> bool:
     return outcome is not None and ADDRESS_TAKEN in outcome.kinds
 
 
-def _loss_of(planned: PlannedStep, end: GangEnd, log: str) -> LaunchError:
-    count, restarts = resources_of(planned).processes, resources_of(planned).restarts
-    who = "its process" if count == 1 else f"process {end.member} of {count}"
-    again = f", on try {end.restarts + 1}" if end.restarts else ""
-    if count == 1 and end.code >= 0 and end.outcome is None:
-        # No signal: something in the process ended it, past everything Python does at exit.
-        fix = "find in the log what ends it (os._exit, a fatal error of a library), and correct it"
-    else:
-        # SIGKILL that nobody asked for is most often the kernel, for want of memory.
-        guess = " (out of memory?)" if end.code == -signal.SIGKILL else ""
-        fix = f"look for the reason in the log{guess}; the same command continues"
-        if count > 1 and end.restarts == restarts:
-            fix += f", or set resources.restarts above {restarts} to try more often"
-    return LaunchError(
-        f"{who} {describe_exit_code(end.code)} before it was done{again}. Its log: {log}",
-        allowed="processes that run until their step is done",
-        fix=fix,
-    )
+def _member_name(index: int, count: int) -> str:
+    return "its process" if count == 1 else f"process {index} of {count}"

@@ -29,11 +29,10 @@ from pathlib import Path
 from typing import IO, Any
 
 from chomp.config import fingerprint
-from chomp.errors import ChompError, ConfigError, LaunchError, require
+from chomp.errors import ChompError, LaunchError, require
 from chomp.executor import PlannedStep, Runner
 from chomp.executor.step import template_folder
 from chomp.launch.console import print_stop
-from chomp.launch.die_with_parent import die_with_parent
 from chomp.launch.gang import (
     ADDRESS,
     ADDRESS_TAKEN,
@@ -41,11 +40,10 @@ from chomp.launch.gang import (
     INDEX,
     describe_exit_code,
     member_environment,
-    resources_of,
     run_gang,
 )
 from chomp.launch.process import PLATFORMS, VISIBLE, is_on_cpu, visible_gpus
-from chomp.launch.signals import StopRequest
+from chomp.launch.signals import StopRequest, die_with_parent
 from chomp.launch.step_result import INTERRUPTED_EXIT_CODE, PREEMPTED_EXIT_CODE, Outcome
 from chomp.storage.screen import outliving_the_screen
 
@@ -67,9 +65,9 @@ _printing = threading.Lock()
 
 def is_lead_process() -> bool:
     """Whether this process reports on a launch: alone, or the first of several. Asks no device."""
-    if not _may_be_several():
-        return True
-    return (os.environ.get(INDEX) or os.environ.get(_SLURM_INDEX) or "0") == "0"
+    return not _may_be_several() or (
+        (os.environ.get(INDEX) or os.environ.get(_SLURM_INDEX) or "0") == "0"
+    )
 
 
 @contextmanager
@@ -147,7 +145,7 @@ def _require_same_plan(planned: Sequence[PlannedStep], own: int, count: int) -> 
     from chomp.mesh import all_gather
 
     for item in planned:
-        wanted = resources_of(item).processes
+        wanted = item.resources.processes
         if item.action != "skip" and wanted not in (1, count):
             raise LaunchError(
                 f"step {item.step.name!r} with resources.processes={wanted}, in a launch "
@@ -180,7 +178,7 @@ def _lead(
         nonlocal posted
         # The library's own functions (tokens, tokenizers) run alone, wherever they stand.
         is_last = item.path == planned[-1].path and template_folder(item.step.fn) is not None
-        if not is_last and resources_of(item).processes != count:
+        if not is_last and item.resources.processes != count:
             item.step.fn(item.config)
             return
         posted += 1
@@ -266,15 +264,14 @@ def launch_locally(
             restarts=restarts,
             stop=stop,
         )
-        stopped_code = stop.exit_code()
     if end.code == 0:
         return 0
     # A process that was asked to stop and did so did not fail, whatever its exit code.
-    if stopped_code is not None and end.is_lost:
+    if stop.signal is not None and end.is_lost:
         print_stop(
             f"{processes} process{'es' * (processes > 1)} ended. The same command continues."
         )
-        return stopped_code
+        return stop.interruption().exit_code
     if processes > 1:
         _log.warning("process %d of %d %s", end.member, processes, describe_exit_code(end.code))
     return end.code if end.code > 0 else 128 - end.code
@@ -287,21 +284,20 @@ class _Command:
         self._given = given
         # Python holds lines back for a pipe, and tables take it for 80 columns wide.
         columns = max(shutil.get_terminal_size().columns - len("[0] "), 20)
-        printing = {"PYTHONUNBUFFERED": "1", "COLUMNS": str(columns)}
         self._process = subprocess.Popen(
             die_with_parent(command),
-            env=member_environment(given) | printing,
+            env=member_environment(given) | {"PYTHONUNBUFFERED": "1", "COLUMNS": str(columns)},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             start_new_session=True,  # Ctrl-C comes through this process, and once
         )
-        assert self._process.stdout is not None
-        assert self._process.stderr is not None
-        streams = ((self._process.stdout, sys.stdout), (self._process.stderr, sys.stderr))
         self._printers = [
             threading.Thread(target=_print_lines, args=(source, target, index), daemon=True)
-            for source, target in streams
+            for source, target in (
+                (self._process.stdout, sys.stdout),
+                (self._process.stderr, sys.stderr),
+            )
         ]
         for printer in self._printers:
             printer.start()
@@ -316,11 +312,9 @@ class _Command:
         return code
 
     def terminate(self) -> None:
-        """Ask it to save and end."""
         self._process.terminate()
 
     def kill(self) -> None:
-        """End it now."""
         self._process.kill()
 
     def outcome(self) -> Outcome | None:
@@ -366,8 +360,7 @@ def _devices_of_each(processes: int, wanted: int | None) -> list[dict[str, str]]
 
 def _with_this_python(command: Sequence[str]) -> list[str]:
     """The command, where "python" is the one that runs this: another may not have chomp."""
-    if not command:
-        raise ConfigError("no command to start", allowed="a command after --", fix=_EXAMPLE)
+    require(bool(command), "no command to start", allowed="a command after --", fix=_EXAMPLE)
     first, *rest = command
     if first in ("python", "python3"):
         words = [sys.executable, *rest]

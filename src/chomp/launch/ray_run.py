@@ -2,26 +2,27 @@
 
 Sends this folder, submits the command, shows what it prints and ends with its exit code. Ctrl-C
 leaves the job alone and says how to follow and how to stop it: a terminal that is closed must not
-end a run of days. With --auto-stop it stops the job. Values of variables are never printed, not
-even in errors: any of them may be a key.
+end a run of days. Values of variables are never printed, not even in errors: any may be a key.
 
 Everything goes through Ray's public job API (`JobSubmissionClient`). The folder travels as
 `working_dir`, its packages below `src` as `py_modules`. Variables travel as `env_vars`, which Ray
 shows on its dashboard, in its list of jobs and in its logs. Keys are therefore split in two halves
 that say nothing alone: one is a variable, the other a file in one more package, which the job
-removes when it begins (`job_start`). docs/tutorials/cluster.md says who can read them.
+removes when it begins. docs/tutorials/cluster.md says who can read them.
 """
 
+import argparse
 import asyncio
 import getpass
 import http.client
+import inspect
 import json
 import logging
+import math
 import os
 import re
 import secrets
 import shlex
-import shutil
 import signal
 import subprocess
 import sys
@@ -30,41 +31,33 @@ import time
 import tomllib
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any, NoReturn
 from urllib.parse import urlsplit
 
-import typer
 import yaml
+from pydantic import PositiveFloat, TypeAdapter
 
-from chomp.errors import ChompError, LaunchError, require
-from chomp.launch import job_start
+from chomp.errors import ChompError, ConfigError, LaunchError, require
 from chomp.launch.console import print_error, show_log_warnings
-from chomp.launch.main import parse_options
-from chomp.launch.ray_runner import host_and_port, import_ray, require_listening
+from chomp.launch.ray_runner import KEY_NAMES, host_and_port, import_ray, require_listening
 from chomp.launch.step_result import INTERRUPTED_EXIT_CODE
 from chomp.storage.paths import require_current_folder
 from chomp.storage.secrets import is_secret_name
 
 _USAGE = "python -m chomp.launch.ray_run OPTIONS -- python experiments/grug/base/launch.py"
-_ABOUT_VARIABLES = "Variables for the command: --env_vars KEY=VALUE, KEY VALUE or KEY (repeatable)."
 _ENV_VARS = "--env_vars"
-_ENV_VARS_ALLOWED = "KEY=VALUE, KEY VALUE, or the KEY of a variable that is set here"
 # Read by trackers and by downloads; set here, they are meant for the command, too.
 _ALWAYS_SENT = ("WANDB_API_KEY", "HF_TOKEN")
-_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_PYTHON = re.compile(r"python(\d+(\.\d+)?)?")  # and not python-coverage or the like
 _EXTRA_OF_RAY = "ray"  # which the driver of a job needs, whatever else it needs
 _PREFIX = "CHOMP_PREFIX"
 # How long a job that is stopped may save before it is killed; Ray's own: 3.
 _STOP_WAIT = {"RAY_JOB_STOP_WAIT_TIME_S": "120"}
 _NOBODY_READS_EXIT_CODE = 128 + signal.SIGPIPE  # as shells report a command that a pipe has ended
-
-_JOB_START = "chomp_job_start"
+_JOB_START = "chomp_job_start"  # the package that `start_with_keys` travels in
 # Files of Ray's cluster launcher, by the name of the cluster.
 _CLUSTERS = Path("infra/clusters")
 BIG_FILE_BYTES = 20_000_000
@@ -72,9 +65,8 @@ BIG_FILE_BYTES = 20_000_000
 _RESULTS = ("/outputs", "/runs", "/wandb")
 _NEVER = (".git", ".venv", "__pycache__", "node_modules", ".ssh", ".aws", ".netrc")
 _SECRET_FILES = (".env*", "*.pem", "*.key")
-
 _PORT = 8265
-_VARIABLES = ("RAY_API_SERVER_ADDRESS", "RAY_ADDRESS")
+_ADDRESSES = ("RAY_API_SERVER_ADDRESS", "RAY_ADDRESS")
 _PROBE_S = 5.0
 _FIX = "start one with ray start --head, correct --cluster, or reach it by ray dashboard or ssh -L"
 _PATIENCE_S = 60.0  # how long a connection may be down before the user is told
@@ -91,107 +83,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     show_log_warnings()
     words = list(sys.argv[1:] if arguments is None else arguments)
     at = words.index("--") if "--" in words else len(words)
-    command = words[at + 1 :]
-
-    def run(
-        no_wait: Annotated[
-            bool, typer.Option("--no-wait", "--no_wait", help="Submit, and do not follow.")
-        ] = False,
-        auto_stop: Annotated[
-            bool, typer.Option("--auto-stop", help="Stop the job when this command is stopped.")
-        ] = False,
-        cluster: Annotated[
-            str | None,
-            typer.Option(help="Address, launcher file or its name; default: RAY_ADDRESS, or here."),
-        ] = None,
-        extra: Annotated[
-            list[str] | None,
-            typer.Option(metavar="A,B", help="Extras of pyproject.toml to install, by uv."),
-        ] = None,
-        submission_id: Annotated[
-            str | None, typer.Option(help="Name of the job; one that the cluster has not seen.")
-        ] = None,
-        entrypoint_num_cpus: Annotated[
-            float | None, typer.Option(min=0, help="CPUs of the command itself.")
-        ] = None,
-        entrypoint_num_gpus: Annotated[
-            float | None, typer.Option(min=0, help="GPUs of the command itself.")
-        ] = None,
-        entrypoint_memory: Annotated[
-            int | None, typer.Option(min=0, metavar="BYTES", help="Memory of the command itself.")
-        ] = None,
-        entrypoint_resources: Annotated[
-            str | None, typer.Option(metavar="JSON", help='Other resources: {"TPU": 4}.')
-        ] = None,
-    ) -> int:
-        require(
-            bool(command),
-            "no command" if "--" in words else "no command, since there is no --",
-            allowed="a command behind --",
-            fix=f"write {_USAGE}",
-        )
-        variables = job_environment(groups, os.environ)
-        require_current_folder()
-        folder = Path.cwd()
-        keys = {name: value for name, value in variables.items() if is_secret_name(name)}
-        extras = [name for text in extra or [] for name in text.split(",") if name]
-        entrypoint = entrypoint_of(command, extras, Path("pyproject.toml"), has_keys=bool(keys))
-        resources = _resources(entrypoint_resources)
-        client = job_client(cluster)
-        address = str(client.get_address())
-        commit = git_commit()
-        environment = {**_STOP_WAIT, **({"GIT_COMMIT": commit} if commit else {})}
-        if os.environ.get(_PREFIX):
-            environment[_PREFIX] = os.environ[_PREFIX]
-        environment |= {name: value for name, value in variables.items() if name not in keys}
-        has_prefix = any(word.partition("=")[0] == "--prefix" for word in command)
-        if not (has_prefix or environment.get(_PREFIX)):
-            # Not guessed: a dashboard on this machine may be a tunnel to another one.
-            _say(
-                f"Note: without {_PREFIX} or --prefix, outputs go into the job's copy of this\n"
-                "  folder, which Ray removes. Choose a place that lasts: "
-                f"--env_vars {_PREFIX}=..."
-            )
-        name = submission_id or submission_id_of(command)
-        submit(
-            client,
-            name,
-            shlex.join(entrypoint),
-            folder,
-            environment=environment,
-            keys=keys,
-            entrypoint_num_cpus=entrypoint_num_cpus,
-            entrypoint_num_gpus=entrypoint_num_gpus,
-            entrypoint_memory=entrypoint_memory,
-            entrypoint_resources=resources,
-        )
-        too_big = big_files(folder)
-        left_out = f", without files over {BIG_FILE_BYTES / 1e6:g} MB: {', '.join(too_big[:5])}"
-        _say(f"Submitted {name} to {address}: {shlex.join(command)}")
-        _say(f"  sent: {folder}{left_out if too_big else ''}{' and more' * (len(too_big) > 5)}")
-        _say(f"  variables: {', '.join(sorted(environment))}")
-        if keys:
-            _say(f"  keys, which the cluster does not show: {', '.join(sorted(keys))}")
-        say_how = partial(
-            _say,
-            f"  follow: ray job logs {name} --follow --address {address}\n"
-            f"  stop:   ray job stop {name} --address {address}",
-        )
-        if no_wait:
-            say_how()
-            return 0
-        return _follow_or_leave(client, name, say_how, auto_stop=auto_stop)
-
     try:
-        groups, others = split_environment_words(words[:at])
-        chosen = parse_options(
-            run,
-            others,
-            help=f"{_USAGE}\n\n{_ABOUT_VARIABLES}",
-            allowed="the options that --help lists, before --",
-            fix=f"write {_USAGE}",
-        )
-        return 0 if chosen is None else int(chosen())
+        return _run(parse_options(words[:at]), words[at + 1 :])
     except ChompError as error:
         print_error(error)
         return error.exit_code
@@ -200,59 +93,151 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return INTERRUPTED_EXIT_CODE
 
 
-def split_environment_words(words: Sequence[str]) -> tuple[list[list[str]], list[str]]:
-    """The words of each `--env_vars` (or `-e`), and all other words of the command line."""
-    groups: list[list[str]] = []
-    others: list[str] = []
-    is_open = False
-    for word in words:
-        option, is_joined, value = word.partition("=")
-        if option in (_ENV_VARS, "--env-vars", "-e"):
-            groups.append([value] if is_joined else [])
-            is_open = not is_joined
-        elif is_open and not word.startswith("-"):
-            groups[-1].append(word)
+def _run(options: argparse.Namespace, command: Sequence[str]) -> int:
+    require(bool(command), "no command", allowed="a command behind --", fix=f"write {_USAGE}")
+    resources = {name: n for name, n in vars(options).items() if name.startswith("entrypoint_")}
+    for name, amount in resources.items():
+        require(
+            not isinstance(amount, float | int) or amount >= 0,
+            f"--{name.replace('_', '-')} {amount}",
+            allowed="0 or more",
+            fix="give what the command itself takes of a node, or leave it out",
+        )
+    if options.entrypoint_resources is not None:
+        try:
+            adapter = TypeAdapter(dict[str, PositiveFloat])
+            custom = adapter.validate_json(options.entrypoint_resources, strict=True)
+        except ValueError as error:
+            raise ConfigError(
+                f"--entrypoint-resources {options.entrypoint_resources}",
+                allowed="a JSON mapping of names to numbers above 0",
+                fix="write for example --entrypoint-resources '{\"TPU\": 4}'",
+            ) from error
+        resources["entrypoint_resources"] = custom
+    variables = job_environment(options.env_vars, os.environ)
+    keys = {name: value for name, value in variables.items() if is_secret_name(name)}
+    require_current_folder()
+    folder = Path.cwd()
+    extras = [name for text in options.extra for name in text.split(",") if name]
+    entrypoint = entrypoint_of(command, extras, Path("pyproject.toml"), has_keys=bool(keys))
+    client = job_client(options.cluster)
+    address, commit = str(client.get_address()), git_commit()
+    environment = {**_STOP_WAIT, **({"GIT_COMMIT": commit} if commit else {})}
+    if os.environ.get(_PREFIX):
+        environment[_PREFIX] = os.environ[_PREFIX]
+    environment |= {name: value for name, value in variables.items() if name not in keys}
+    has_prefix = any(word.partition("=")[0] == "--prefix" for word in command)
+    if not (has_prefix or environment.get(_PREFIX)):
+        # Not guessed: a dashboard on this machine may be a tunnel to another one.
+        _say(
+            f"Note: without {_PREFIX} or --prefix, outputs go into the job's copy of this\n"
+            "  folder, which Ray removes. Choose a place that lasts: "
+            f"{_ENV_VARS} {_PREFIX}=..."
+        )
+    job = options.submission_id or submission_id_of(command)
+    entry = shlex.join(entrypoint)
+    submit(client, job, entry, folder, environment=environment, keys=keys, **resources)
+    too_big = big_files(folder)
+    left_out = f", without files over {BIG_FILE_BYTES / 1e6:g} MB: {', '.join(too_big[:5])}"
+    _say(f"Submitted {job} to {address}: {shlex.join(command)}")
+    _say(f"  sent: {folder}{left_out if too_big else ''}{' and more' * (len(too_big) > 5)}")
+    _say(f"  variables: {', '.join(sorted(environment))}")
+    if keys:
+        _say(f"  keys, which the cluster does not show: {', '.join(sorted(keys))}")
+    how = (
+        f"  follow: ray job logs {job} --follow --address {address}\n"
+        f"  stop:   ray job stop {job} --address {address}"
+    )
+    if options.no_wait:
+        _say(how)
+        return 0
+    # SIGTERM and SIGHUP as Ctrl-C: whoever follows is told to end, not the job. But what is ignored
+    # stays ignored: under nohup, a terminal that is closed is nothing to this process.
+    earlier = {
+        number: signal.signal(number, signal.default_int_handler)
+        for number in (signal.SIGTERM, signal.SIGHUP)
+        if signal.getsignal(number) is not signal.SIG_IGN
+    }
+    try:
+        try:
+            return follow(client, job)
+        except KeyboardInterrupt:
+            code = INTERRUPTED_EXIT_CODE
+        except NobodyReads:
+            code = _NOBODY_READS_EXIT_CODE
+            # Python flushes it once more at its end, and would complain.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if options.auto_stop:
+            _say("Stopping the job; it may save first.")
+            with suppress(KeyboardInterrupt):
+                stop(client, job)
+                return code
+            _say("No longer waiting for its end.")
         else:
-            is_open = False
-            others.append(word)
-    return groups, others
+            _say("No longer following; the job goes on.")
+        _say(how)
+        return code
+    finally:
+        for number, handler in earlier.items():
+            signal.signal(number, handler)
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(
+            message, allowed="the options that --help lists, before --", fix=f"write {_USAGE}"
+        )
+
+
+def parse_options(words: Sequence[str]) -> argparse.Namespace:
+    """The options before `--`; `ConfigError` for a wrong one. `--help` ends the process."""
+    parser = _Parser(
+        usage=_USAGE, description="Run a command on a Ray cluster.", allow_abbrev=False
+    )
+    add = parser.add_argument
+    add("--no-wait", "--no_wait", action="store_true", help="submit, and do not follow")
+    add("--auto-stop", action="store_true", help="stop the job when this command is stopped")
+    where = "address, launcher file or its name; default: RAY_ADDRESS, or here"
+    add("--cluster", help=where)
+    variables = "variables for the command: KEY=VALUE, KEY VALUE or KEY (repeatable)"
+    add("-e", _ENV_VARS, "--env-vars", nargs="*", action="append", default=[], help=variables)
+    extras = "extras of pyproject.toml to install, by uv"
+    add("--extra", action="append", default=[], metavar="A,B", help=extras)
+    add("--submission-id", help="name of the job; one that the cluster has not seen")
+    add("--entrypoint-num-cpus", type=float, help="CPUs of the command itself")
+    add("--entrypoint-num-gpus", type=float, help="GPUs of the command itself")
+    add("--entrypoint-memory", type=int, metavar="BYTES", help="memory of the command itself")
+    add("--entrypoint-resources", metavar="JSON", help='other resources: {"TPU": 4}')
+    return parser.parse_args(words)
 
 
 def job_environment(groups: Sequence[Sequence[str]], environ: Mapping[str, str]) -> dict[str, str]:
-    """The variables that the groups of words ask for, and the keys that are always sent.
+    """The variables that the words of each `--env_vars` ask for, and the keys always sent.
 
     Raises `ConfigError` for words that name nothing.
     """
+
+    def refuse(fault: str) -> NoReturn:
+        raise ConfigError(
+            f"{_ENV_VARS} {fault}",
+            allowed="KEY=VALUE, KEY VALUE, or the KEY of a variable that is set here",
+            fix=f"write for example {_ENV_VARS} GRUG_RUN_ID=trial, or export the variable first",
+        )
+
     variables = {name: environ[name] for name in _ALWAYS_SENT if environ.get(name)}
     for words in groups:
-        require(
-            len(words) > 0,
-            f"{_ENV_VARS} without anything behind it",
-            allowed=_ENV_VARS_ALLOWED,
-            fix=f"write for example {_ENV_VARS} GRUG_RUN_ID=trial",
-        )
+        if not words:
+            refuse("without anything behind it")
         if len(words) == 2 and not any("=" in word for word in words):
-            require(
-                words[1] not in environ,
-                f"{_ENV_VARS} with two names of variables that could be a name and its value",
-                allowed=_ENV_VARS_ALLOWED,
-                fix=f"write KEY=VALUE, or {_ENV_VARS} twice to send both",
-            )
-            words = [f"{words[0]}={words[1]}"]
+            if words[1] in environ:
+                refuse("with two names of variables that could be a name and its value")
+            words = ["=".join(words)]
         for word in words:
             name, is_valued, value = word.partition("=")
-            require(
-                _NAME.fullmatch(name) is not None,
-                f"{_ENV_VARS} with an invalid name (not shown: it may be a key)",
-                allowed=_ENV_VARS_ALLOWED,
-                fix="begin the name with a letter, and use letters, digits and _ only",
-            )
-            require(
-                bool(is_valued) or name in environ,
-                f"{_ENV_VARS} {name}, which is not set here",
-                allowed=_ENV_VARS_ALLOWED,
-                fix=f"export {name} first, or give its value: {name}=...",
-            )
+            if re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name) is None:
+                refuse("with an invalid name (not shown: it may be a key)")
+            if not is_valued and name not in environ:
+                refuse(f"{name}, which is not set here")
             variables[name] = value if is_valued else environ[name]
     return variables
 
@@ -280,12 +265,12 @@ def entrypoint_of(
             fix="correct the name, or add the extra there",
         )
         wanted = dict.fromkeys([*extras, *([_EXTRA_OF_RAY] if _EXTRA_OF_RAY in known else [])])
-        flags = [word for name in wanted for word in ("--extra", name)]
         rest = words[2:] if words[:2] == ["uv", "run"] else ["--", *words]
-        words = ["uv", "run", *flags, *rest]
+        words = ["uv", "run", *(word for name in wanted for word in ("--extra", name)), *rest]
     if has_keys:
-        python = command[0] if _PYTHON.fullmatch(Path(command[0]).name) else "python"
-        words = [python, "-m", _JOB_START, *words]
+        # The python that the command names, and not python-coverage or the like.
+        is_python = re.fullmatch(r"python(\d+(\.\d+)?)?", Path(command[0]).name)
+        words = [command[0] if is_python else "python", "-m", _JOB_START, *words]
     return words
 
 
@@ -314,7 +299,7 @@ def job_client(cluster: str | None) -> Any:
     `cluster` is the address of a dashboard or of a head, or the file or the name of one of Ray's
     launcher; None: what RAY_API_SERVER_ADDRESS or RAY_ADDRESS say, else this machine.
     """
-    given = next((os.environ[name] for name in _VARIABLES if os.environ.get(name)), None)
+    given = next((os.environ[name] for name in _ADDRESSES if os.environ.get(name)), None)
     address = job_address(cluster or given or f"127.0.0.1:{_PORT}")
     import_ray()
     from ray.job_submission import JobSubmissionClient  # noqa: PLC0415
@@ -323,7 +308,7 @@ def job_client(cluster: str | None) -> Any:
     for handler in logging.getLogger("ray").handlers:
         handler.setLevel(logging.WARNING)
     # In Ray they would override what --cluster says.
-    kept = {name: os.environ.pop(name) for name in _VARIABLES if name in os.environ}
+    kept = {name: os.environ.pop(name) for name in _ADDRESSES if name in os.environ}
     try:
         return JobSubmissionClient(address)
     except Exception as error:  # Ray's own, and those of the libraries it calls
@@ -343,24 +328,30 @@ def job_address(cluster: str) -> str:
 
     Somebody listens there. Raises `LaunchError` for what names no cluster.
     """
-    if cluster.endswith((".yaml", ".yml")):
-        return job_address(f"http://{_head_of_launcher(Path(cluster))}:{_PORT}")
-    if not any(mark in cluster for mark in ":.") and cluster != "localhost":
+    if not re.search(r"[:.]", cluster) and cluster != "localhost":
         path = _CLUSTERS / f"{cluster}.yaml"
-        if path.is_file():
-            return job_address(str(path))
-        known = ", ".join(sorted(each.stem for each in _CLUSTERS.glob("*.yaml"))) or "none"
-        raise LaunchError(
-            f"--cluster {cluster}, for which there is no {path}",
-            allowed=f"a cluster of that folder ({known}), an address, or a file",
-            fix=f"correct the name; for a machine of that name write {cluster}:{_PORT}",
-        )
+        if not path.is_file():
+            known = ", ".join(sorted(each.stem for each in _CLUSTERS.glob("*.yaml"))) or "none"
+            raise LaunchError(
+                f"--cluster {cluster}, for which there is no {path}",
+                allowed=f"a cluster of that folder ({known}), an address, or a file",
+                fix=f"correct the name; for a machine of that name write {cluster}:{_PORT}",
+            )
+        cluster = str(path)
+    if cluster.endswith((".yaml", ".yml")):
+        cluster = f"http://{_head_of_launcher(Path(cluster))}:{_PORT}"
     if "://" not in cluster:
         host, port = host_and_port(cluster, _PORT)
         require_listening(host, port, what="the Ray cluster", fix=_FIX)
         url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
         # Head and dashboard have ports of their own, and people name either.
-        return url if _speaks_http(url) else f"{host}:{port}"
+        try:
+            urllib.request.urlopen(f"{url}/api/version", timeout=_PROBE_S).close()
+        except urllib.error.HTTPError:
+            return url  # it wants a token, which Ray's client has
+        except (OSError, http.client.HTTPException):
+            return f"{host}:{port}"
+        return url
     parts = urlsplit(cluster)
     if parts.scheme == "ray" and parts.hostname:  # the address for Ray's clients
         return job_address(f"http://{parts.hostname}:{_PORT}")
@@ -375,25 +366,15 @@ def job_address(cluster: str) -> str:
     return cluster.rstrip("/")
 
 
-def _speaks_http(url: str) -> bool:
-    try:
-        urllib.request.urlopen(f"{url}/api/version", timeout=_PROBE_S).close()
-    except urllib.error.HTTPError:
-        return True  # it wants a token, which Ray's client has
-    except (OSError, http.client.HTTPException):
-        return False
-    return True
-
-
 def _head_of_launcher(path: Path) -> str:
     """The address of the head of a cluster that Ray's launcher has started."""
     try:
         config = yaml.safe_load(path.read_text())
         is_fine = isinstance(config, dict) and "cluster_name" in config and "provider" in config
-        fault = None if is_fine else "it has no cluster_name and provider"
+        fault = "" if is_fine else "it has no cluster_name and provider"
     except (OSError, yaml.YAMLError) as error:
         fault = str(error)
-    if fault is not None:
+    if fault:
         raise LaunchError(
             f"--cluster {path}: {fault}",
             allowed="a file of Ray's cluster launcher, as `ray up` takes it",
@@ -435,23 +416,23 @@ def submit(
     with tempfile.TemporaryDirectory() as kept:
         modules, variables = packages_below(folder), dict(environment)
         if keys:
-            content = json.dumps(dict(keys)).encode()
+            content = json.dumps({**keys, KEY_NAMES: " ".join(sorted(keys))}).encode()
             pad = secrets.token_bytes(len(content))
-            variables[job_start.HALF] = pad.hex()
+            variables["CHOMP_JOB_KEYS"] = pad.hex()
             package = Path(kept, _JOB_START)
             package.mkdir(mode=0o700)
-            shutil.copyfile(job_start.__file__, package / "__main__.py")
             (package / "__init__.py").touch()
+            start = f"{inspect.getsource(start_with_keys)}\n\nstart_with_keys()\n"
+            (package / "__main__.py").write_text(start)
             half = bytes(a ^ b for a, b in zip(content, pad, strict=True))
-            (package / job_start.KEYS_FILE).write_bytes(half)
+            (package / "keys.bin").write_bytes(half)
             modules.append(str(package))
         runtime_env: dict[str, Any] = {
             "working_dir": str(folder),
             "excludes": excludes_of(folder),
             "env_vars": variables,
+            **({"py_modules": modules} if modules else {}),
         }
-        if modules:
-            runtime_env["py_modules"] = modules
         try:
             client.submit_job(
                 entrypoint=entrypoint,
@@ -472,6 +453,35 @@ def submit(
             ) from error
 
 
+def start_with_keys() -> None:
+    """Put the keys that a job was sent into its environment, and become its command.
+
+    The source of this function is sent as a package of its own (`python -m chomp_job_start ...`):
+    nothing else of chomp is on the node yet, so it uses the standard library alone.
+    """
+    import json  # noqa: PLC0415
+    import os  # noqa: PLC0415
+    import sys  # noqa: PLC0415
+    from pathlib import Path  # noqa: PLC0415
+
+    pad = bytes.fromhex(os.environ.pop("CHOMP_JOB_KEYS"))
+    place = Path(__file__).with_name("keys.bin")
+    try:
+        half = place.read_bytes()
+        place.unlink()
+    except OSError:
+        sys.exit(
+            "the keys that were sent to this job are no longer there. Allowed: one start for each "
+            "submission. Fix: submit it again."
+        )
+    os.environ.update(json.loads(bytes(a ^ b for a, b in zip(half, pad, strict=True))))
+    try:
+        os.execvp(sys.argv[1], sys.argv[1:])
+    except OSError as error:
+        print(f"{sys.argv[1]}: {error.strerror}", file=sys.stderr)
+        sys.exit(127)  # as shells report it
+
+
 def excludes_of(folder: Path) -> list[str]:
     """What of a folder is not sent, as patterns of .gitignore.
 
@@ -480,8 +490,12 @@ def excludes_of(folder: Path) -> list[str]:
     listing = _git(
         folder, "ls-files", "-z", "--others", "--ignored", "--exclude-standard", "--directory"
     )
-    ignored = [name for name in (listing or "").split("\0") if name]
-    exact = [f"/{_escape(name.rstrip('/'))}" for name in [*ignored, *big_files(folder)]]
+    ignored = [name.rstrip("/") for name in (listing or "").split("\0") if name]
+    exact = []
+    for name in [*ignored, *big_files(folder)]:
+        # As a pattern that matches nothing else.
+        escaped = re.sub(r"([\\*?\[\]!#])", r"\\\1", name)
+        exact.append("/" + re.sub(r" (?= *$)", r"\\ ", escaped))
     return [*_RESULTS, *_NEVER, *_SECRET_FILES, *exact]
 
 
@@ -496,7 +510,7 @@ def big_files(folder: Path) -> list[str]:
     return sorted(
         name
         for name, path in ((name, folder / name) for name in names)
-        if Path(name).parts[0] not in results and set(_NEVER).isdisjoint(Path(name).parts)
+        if path.parts[len(folder.parts)] not in results and set(_NEVER).isdisjoint(path.parts)
         if path.is_file() and path.stat().st_size > BIG_FILE_BYTES
     )
 
@@ -516,12 +530,6 @@ def _git(folder: Path, *words: str) -> str | None:
     return done.stdout if done.returncode == 0 else None
 
 
-def _escape(name: str) -> str:
-    """A file name as a pattern of .gitignore that matches nothing else."""
-    escaped = re.sub(r"([\\*?\[\]!#])", r"\\\1", name)
-    return re.sub(r" (?= *$)", r"\\ ", escaped)
-
-
 # ---- The job, once it is submitted ------------------------------------------------------------
 
 
@@ -531,15 +539,49 @@ def follow(client: Any, submission_id: str) -> int:
     A connection that breaks is made again. 130 for a job that was stopped. Raises `NobodyReads` if
     the output cannot be printed any more; the job goes on.
     """
-    # Whatever breaks here breaks again below, which is patient.
-    with suppress(Exception):
-        deadline = time.monotonic() + _USUAL_START_S
-        while (details := client.get_job_info(submission_id)).status.value == "PENDING":
-            if time.monotonic() > deadline:
+    num_shown = 0  # characters
+    broken_since: float | None = None
+
+    async def print_log() -> None:
+        nonlocal num_shown, broken_since
+        seen = 0  # on this connection: Ray gives the log from its beginning on each one
+        async for text in client.tail_job_logs(submission_id):
+            broken_since = None
+            fresh = text[max(num_shown - seen, 0) :]
+            seen += len(text)
+            num_shown = max(num_shown, seen)
+            try:
+                sys.stdout.write(fresh)
+                sys.stdout.flush()
+            except BrokenPipeError as error:
+                raise NobodyReads from error  # a connection that broke is another matter
+
+    slow_at = time.monotonic() + _USUAL_START_S
+    while True:
+        try:
+            details = client.get_job_info(submission_id)
+            if details.status.value != "PENDING":
+                asyncio.run(print_log())
+                details = client.get_job_info(submission_id)
+            elif time.monotonic() > slow_at:
+                slow_at = math.inf
                 _say(str(details.message))
+            broken_since = None
+            if details.status.is_terminal():
                 break
-            time.sleep(_PAUSE_S)
-    details = asyncio.run(_follow_to_end(client, submission_id))
+        except NobodyReads:
+            raise
+        except Exception as error:  # of requests, aiohttp and Ray, which have no class in common
+            now = time.monotonic()
+            broken_since = now if broken_since is None else broken_since
+            if now - broken_since > _PATIENCE_S:
+                raise LaunchError(
+                    f"the cluster has not answered for {_PATIENCE_S:.0f} s ({error}); the job "
+                    f"{submission_id} may go on",
+                    allowed="a cluster that can be reached",
+                    fix=f"look later: ray job logs {submission_id} --follow",
+                ) from error
+        time.sleep(_PAUSE_S)
     if details.status.value == "SUCCEEDED":
         return 0
     if details.status.value == "STOPPED":
@@ -551,45 +593,6 @@ def follow(client: Any, submission_id: str) -> int:
         _say(f"The job failed: {details.message}")
         return 1
     return code if code >= 0 else 128 - code  # by a signal, as shells report it
-
-
-async def _follow_to_end(client: Any, submission_id: str) -> Any:
-    """Print what the job prints; its details, once it has ended."""
-    num_shown = 0  # characters
-    silent_since: float | None = None
-    while True:
-        seen = 0  # on this connection: Ray gives the log from its beginning on each one
-        is_heard = False
-        try:
-            async for text in client.tail_job_logs(submission_id):
-                is_heard = True
-                fresh = text[max(num_shown - seen, 0) :]
-                seen += len(text)
-                num_shown = max(num_shown, seen)
-                try:
-                    sys.stdout.write(fresh)
-                    sys.stdout.flush()
-                except BrokenPipeError as error:
-                    raise NobodyReads from error  # a connection that broke is another matter
-            details = client.get_job_info(submission_id)
-            silent_since = None
-            if details.status.is_terminal():
-                return details
-        except NobodyReads:
-            raise
-        # Of requests, aiohttp and Ray, which have no class in common.
-        except Exception as error:
-            now = time.monotonic()
-            # A connection that worked, perhaps for days, is lost only now.
-            silent_since = now if is_heard or silent_since is None else silent_since
-            if now - silent_since > _PATIENCE_S:
-                raise LaunchError(
-                    f"the cluster has not answered for {_PATIENCE_S:.0f} s ({error}); the job "
-                    f"{submission_id} may go on",
-                    allowed="a cluster that can be reached",
-                    fix=f"look later: ray job logs {submission_id} --follow",
-                ) from error
-        await asyncio.sleep(_PAUSE_S)
 
 
 def stop(client: Any, submission_id: str) -> None:
@@ -615,62 +618,6 @@ def _reason(error: Exception) -> str:
     lines = [line.strip() for line in str(error).splitlines() if re.search(r"\w", line)]
     named = [line for line in lines if re.match(r"[\w.]*(Error|Exception): ", line)]
     return (named or lines or [type(error).__name__])[-1]
-
-
-def _resources(text: str | None) -> dict[str, float] | None:
-    if text is None:
-        return None
-    try:
-        found = json.loads(text)
-    except ValueError:
-        found = None
-    is_fine = isinstance(found, dict) and all(
-        isinstance(amount, int | float) and not isinstance(amount, bool) and amount > 0
-        for amount in found.values()
-    )
-    require(
-        is_fine,
-        f"--entrypoint-resources {text}",
-        allowed="a JSON mapping of names to numbers above 0",
-        fix="write for example --entrypoint-resources '{\"TPU\": 4}'",
-    )
-    return found
-
-
-def _follow_or_leave(
-    client: Any, name: str, say_how: Callable[[], None], *, auto_stop: bool
-) -> int:
-    """Follow the job until it has ended or this command is stopped; the exit code."""
-    # As Ctrl-C: whoever follows is told to end, not the job. But what is ignored stays ignored:
-    # under nohup, a terminal that is closed is nothing to this process.
-    earlier = {
-        number: signal.signal(number, signal.default_int_handler)
-        for number in (signal.SIGTERM, signal.SIGHUP)
-        if signal.getsignal(number) is not signal.SIG_IGN
-    }
-    try:
-        try:
-            return follow(client, name)
-        except KeyboardInterrupt:
-            code = INTERRUPTED_EXIT_CODE
-        except NobodyReads:
-            code = _NOBODY_READS_EXIT_CODE
-            # Python flushes it once more at its end, and would complain.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        if auto_stop:
-            _say("Stopping the job; it may save first.")
-            try:
-                stop(client, name)
-            except KeyboardInterrupt:
-                _say("No longer waiting for its end.")
-                say_how()
-        else:
-            _say("No longer following; the job goes on.")
-            say_how()
-        return code
-    finally:
-        for number, handler in earlier.items():
-            signal.signal(number, handler)
 
 
 def _say(text: str) -> None:

@@ -19,23 +19,22 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
+from urllib.parse import urlsplit
 
 from chomp.errors import LaunchError
 from chomp.executor import PlannedStep, Resources
 from chomp.executor.status import STATUS
-from chomp.launch.gang import free_port, member_environment, raise_end, resources_of, run_gang
-from chomp.launch.job_start import NAMES
-from chomp.launch.process import StepMember, hidden_gpus, visible_gpus
+from chomp.launch.gang import free_port, member_environment, raise_end, run_gang
+from chomp.launch.process import StepMember, hidden_gpus, pack_step, visible_gpus
 from chomp.launch.signals import StopRequest
-from chomp.launch.step_process import pack_step
 from chomp.launch.step_result import Outcome, append_log, log_header, log_path, outcome_of
 from chomp.storage import exists, join
 
-_log = logging.getLogger(__name__)
 # Set where nodes are added when they are asked for: what there is now says nothing then.
 GROWS = "CHOMP_RAY_GROWS"
+# Names the keys that `ray_run` sent to this job alone, so that it can hand them to its steps.
+KEY_NAMES = "CHOMP_JOB_KEY_NAMES"
 _ADDRESS = "RAY_ADDRESS"
 # Variables of the driver that say how a step runs, and so hold on every node.
 _FORWARDED = (
@@ -54,6 +53,7 @@ _TRIES_FOR_AN_ADDRESS = 3
 # The exit code of a process whose node is gone: nobody knows how it ended.
 _LOST_CODE = -9
 _KILL_S = 3.0  # a node that can be reached has ended a process by then
+_log = logging.getLogger(__name__)
 
 
 class RayRunner:
@@ -65,7 +65,7 @@ class RayRunner:
     def __call__(self, planned: PlannedStep) -> None:
         """Run one step of the plan; returns when it is done, raises what it raised."""
         self._stop.raise_if_requested()
-        wanted = resources_of(planned)
+        wanted = planned.resources
         actors = _ActorGroup(planned.title, demand_of(wanted), wanted.processes, self._stop)
 
         def start(index: int, given: Mapping[str, str]) -> _RayMember:
@@ -113,7 +113,6 @@ def ray_runner(plan: Sequence[PlannedStep]) -> Iterator[RayRunner]:
     with _connection():
         nodes = [node["Resources"] for node in import_ray().nodes() if node["Alive"]]
         require_room(to_do, nodes)
-        warn_idle_gpus(to_do, nodes)
         with StopRequest() as stop:
             yield RayRunner(payloads, stop)
 
@@ -136,17 +135,17 @@ def import_ray() -> Any:
 
 def host_and_port(address: str, default_port: int) -> tuple[str, int]:
     """`host`, `host:port` or `[v6]:port` in its two parts. `LaunchError` for anything else."""
-    host, colon, port = address.rpartition(":")
-    if not colon or address.endswith("]"):
-        host, port = address, str(default_port)
-    host = host.removeprefix("[").removesuffix("]")
-    if not host or "/" in host or not port.isdigit() or not 0 < int(port) < 65536:
-        raise LaunchError(
-            f"{address!r} as the address of a cluster",
-            allowed="host or host:port",
-            fix=f"write for example 127.0.0.1:{default_port}",
-        )
-    return host, int(port)
+    try:
+        parts = urlsplit(f"//{address}")
+        if parts.hostname and parts.netloc == address:
+            return parts.hostname, parts.port or default_port
+    except ValueError:
+        pass  # a port that is no number, or too large
+    raise LaunchError(
+        f"{address!r} as the address of a cluster",
+        allowed="host or host:port",
+        fix=f"write for example 127.0.0.1:{default_port}",
+    )
 
 
 def require_listening(host: str, port: int, *, what: str, fix: str) -> None:
@@ -164,7 +163,7 @@ def require_listening(host: str, port: int, *, what: str, fix: str) -> None:
 def forwarded_environment() -> dict[str, str]:
     """Variables of this process that a step is to find on its node, too."""
     environment = member_environment({})
-    keys = environment.get(NAMES, "").split()  # that `ray_run` sent to this process alone
+    keys = environment.get(KEY_NAMES, "").split()
     return {
         name: value
         for name, value in environment.items()
@@ -195,26 +194,28 @@ def processes_that_fit(demand: Mapping[str, float], nodes: Sequence[Mapping[str,
     )
 
 
-def require_room(
-    plan: Sequence[PlannedStep],
-    nodes: Sequence[Mapping[str, float]],
-    *,
-    grows: bool | None = None,
-) -> None:
+def require_room(plan: Sequence[PlannedStep], nodes: Sequence[Mapping[str, float]]) -> None:
     """Raise `LaunchError` for the first step that these nodes could not run even if all were idle.
 
-    `nodes` are the resources of each. A cluster that `grows` is taken to add what is asked for; the
-    default is what CHOMP_RAY_GROWS says.
+    `nodes` are the resources of each. With CHOMP_RAY_GROWS, missing nodes are taken to be added.
+    Also warns of steps that name no number of GPUs, and so get none, though there are some.
     """
-    grows = os.environ.get(GROWS, "") not in ("", "0") if grows is None else grows
+    grows = os.environ.get(GROWS, "") not in ("", "0")
+    add_nodes = f"set {GROWS}=1 where nodes are added when they are asked for"
     known = {name for node in nodes for name in node if not name.startswith("node:")}
     for planned in plan:
-        wanted, step = resources_of(planned), f"step {planned.step.name!r}"
+        wanted, step = planned.resources, f"step {planned.step.name!r}"
         for name in _OWN_FIELDS.keys() & wanted.custom.keys():
             raise LaunchError(
                 f"{step} with resources.custom[{name!r}]",
                 allowed="names that are not Ray's own",
                 fix=f"use resources.{_OWN_FIELDS[name]}",
+            )
+        if wanted.gpus is None and not wanted.custom and any(node.get("GPU") for node in nodes):
+            _log.warning(
+                "%s says nothing of GPUs, and gets none on a cluster: set resources.gpus to how "
+                "many each of its processes is to have, or to 0",
+                planned.title,
             )
         if grows:
             continue
@@ -222,38 +223,23 @@ def require_room(
             raise LaunchError(
                 f"{step} asks for {name!r}, which no node has",
                 allowed=f"one of {', '.join(sorted(known))}",
-                fix="correct the name, start a node with it (ray start --resources), or set "
-                f"{GROWS}=1 where nodes are added when they are asked for",
+                fix="correct the name, start a node with it (ray start --resources), or "
+                + add_nodes,
             )
         demand = demand_of(wanted)
         room = processes_that_fit(demand, nodes)
-        if room >= wanted.processes:
-            continue
-        each = ", ".join(f"{name} {amount:g}" for name, amount in demand.items())
-        shown = [
-            f"({' '.join(f'{name} {node.get(name, 0.0):g}' for name in demand)})"
-            for node in nodes[:8]
-        ]
-        more = f", and {len(nodes) - 8} more" if len(nodes) > 8 else ""
-        raise LaunchError(
-            f"{step} asks for {wanted.processes} x ({each}), and the cluster's nodes have room for "
-            f"{room} of them: {', '.join(shown) or 'there are no nodes'}{more}",
-            allowed="what fits on its nodes when they are idle",
-            fix=f"lower the step's resources, add nodes, or set {GROWS}=1 where nodes are added "
-            "when they are asked for",
-        )
-
-
-def warn_idle_gpus(plan: Sequence[PlannedStep], nodes: Sequence[Mapping[str, float]]) -> None:
-    """Warn of steps that ask for no number of GPUs, and so get none, though the nodes have some."""
-    if not any(node.get("GPU") for node in nodes):
-        return
-    for planned in plan:
-        if resources_of(planned).gpus is None and not resources_of(planned).custom:
-            _log.warning(
-                "%s says nothing of GPUs, and gets none on a cluster: set resources.gpus to how "
-                "many each of its processes is to have, or to 0",
-                planned.title,
+        if room < wanted.processes:
+            each = ", ".join(f"{name} {amount:g}" for name, amount in demand.items())
+            shown = ", ".join(
+                f"({' '.join(f'{name} {node.get(name, 0.0):g}' for name in demand)})"
+                for node in nodes[:8]
+            )
+            more = f", and {len(nodes) - 8} more" if len(nodes) > 8 else ""
+            raise LaunchError(
+                f"{step} asks for {wanted.processes} x ({each}), and the cluster's nodes have room "
+                f"for {room} of them: {shown or 'there are no nodes'}{more}",
+                allowed="what fits on its nodes when they are idle",
+                fix=f"lower the step's resources, add nodes, or {add_nodes}",
             )
 
 
@@ -335,7 +321,7 @@ class ProcessActor:
     def run(self, sent: SentProcess) -> tuple[int, Outcome | None]:
         """Start the process and wait for its end: the exit code, and what it left behind."""
         try:
-            _enter_folders(sent)
+            self._enter_folders(sent)
             with append_log(sent.log, sent.log_header) as log:
                 environment = member_environment(sent.environment)
                 if not sent.gpus:
@@ -343,7 +329,21 @@ class ProcessActor:
                     # since a driver with GPUs may have told it to use one.
                     environment |= hidden_gpus(environment, has_gpus=bool(visible_gpus()))
                 # In this thread, which lives as long as the process: the kernel ties it to that.
-                return self._wait(StepMember(sent.payload, environment=environment, log=log))
+                member = StepMember(sent.payload, environment=environment, log=log)
+                with self._lock:
+                    self._member = member
+                    if self._is_killed:
+                        member.kill()
+                    elif self._is_asked:
+                        member.terminate()
+                try:
+                    while (code := member.poll()) is None:
+                        time.sleep(_POLL_PROCESS_S)
+                    return code, member.outcome()
+                finally:
+                    with self._lock:
+                        self._member = None
+                    member.close()
         except Exception as error:
             return 1, outcome_of(error)
 
@@ -361,41 +361,23 @@ class ProcessActor:
             if self._member is not None:
                 self._member.kill()
 
-    def _wait(self, member: StepMember) -> tuple[int, Outcome | None]:
-        with self._lock:
-            self._member = member
-            if self._is_killed:
-                member.kill()
-            elif self._is_asked:
-                member.terminate()
+    def _enter_folders(self, sent: SentProcess) -> None:
+        """Be where the driver is; `LaunchError` on a node that does not see what it sees."""
+        missing = ""
         try:
-            while (code := member.poll()) is None:
-                time.sleep(_POLL_PROCESS_S)
-            return code, member.outcome()
-        finally:
-            with self._lock:
-                self._member = None
-            member.close()
-
-
-def _enter_folders(sent: SentProcess) -> None:
-    """Be where the driver is; `LaunchError` on a node that does not see what the driver sees."""
-    try:
-        os.chdir(sent.working_folder)  # of the actor, which has no other use for one
-    except OSError as error:
-        raise _not_shared(f"folder {sent.working_folder}", "to start from") from error
-    # The driver wrote a status there a moment ago: who does not see it has another folder.
-    if not exists(join(sent.folder, STATUS)):
-        raise _not_shared(f"output folder {sent.folder}", "with --prefix")
-
-
-def _not_shared(what: str, how: str) -> LaunchError:
-    return LaunchError(
-        f"the {what} is not there on the node {socket.gethostname()}",
-        allowed="folders that all nodes of the cluster see at the same path",
-        fix=f"choose a shared folder {how}, or send the code along with "
-        "python -m chomp.launch.ray_run",
-    )
+            os.chdir(sent.working_folder)  # of the actor, which has no other use for one
+        except OSError:
+            missing = f"working folder {sent.working_folder}"
+        # The driver wrote a status there a moment ago: who does not see it has another folder.
+        if not missing and not exists(join(sent.folder, STATUS)):
+            missing = f"output folder {sent.folder}"
+        if missing:
+            raise LaunchError(
+                f"the {missing} is not there on the node {socket.gethostname()}",
+                allowed="folders that all nodes of the cluster see at the same path",
+                fix="start in a shared folder, with a shared --prefix, or send the code along: "
+                "python -m chomp.launch.ray_run",
+            )
 
 
 # ---- Their actors, as the driver sees them ----------------------------------------------------
@@ -412,9 +394,20 @@ class _RayMember:
         self._is_killed = False
 
     def poll(self) -> int | None:
-        """Its exit code, below 0 for a signal that ended it or a node that is gone."""
         if self._end is None and _is_ready(self._run):
-            self._end = self._result()
+            ray = import_ray()
+            try:
+                self._end = ray.get(self._run)
+            except ray.exceptions.RayError as error:
+                is_gone = isinstance(error, ray.exceptions.RayActorError)
+                if is_gone and not error.actor_init_failed:
+                    if not self._is_killed:
+                        # Ray knows of nodes and of memory what no log of the step says.
+                        _log.warning("a process on the cluster is lost: %s", _first_lines(error))
+                    self._end = _LOST_CODE, None
+                else:
+                    # There is no actor to be had: its environment cannot be made, say.
+                    self._end = 1, outcome_of(_no_actor("a step", error))
         return None if self._end is None else self._end[0]
 
     def terminate(self) -> None:
@@ -425,7 +418,6 @@ class _RayMember:
             self.kill()
 
     def kill(self) -> None:
-        """End it now, with its actor."""
         self._is_killed = True
         if _is_ready(self._is_placed):
             # By its actor, whose own end would take the process along, but not what that started.
@@ -433,22 +425,7 @@ class _RayMember:
         import_ray().kill(self._actor, no_restart=True)
 
     def outcome(self) -> Outcome | None:
-        """How the step ended; None if nobody could say so."""
         return None if self._end is None else self._end[1]
-
-    def _result(self) -> tuple[int, Outcome | None]:
-        ray = import_ray()
-        try:
-            code, outcome = ray.get(self._run)
-            return code, outcome
-        except ray.exceptions.RayError as error:
-            if isinstance(error, ray.exceptions.RayActorError) and not error.actor_init_failed:
-                if not self._is_killed:
-                    # Ray knows of nodes and of memory what no log of the step says.
-                    _log.warning("a process on the cluster is lost: %s", _first_lines(error))
-                return _LOST_CODE, None
-            # There is no actor to be had: its environment cannot be made, say.
-            return 1, outcome_of(_no_actor("a step", error))
 
 
 class _ActorGroup:
@@ -510,11 +487,9 @@ class _ActorGroup:
             bundles = [dict(self._demand)] * self._count
             self._group = ray.util.placement_group(bundles, strategy="PACK")
             self._wait_for(self._group.ready())
-            strategy = partial(
-                ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy, self._group
-            )
+            strategy = ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy
             placed = [
-                {"scheduling_strategy": strategy(placement_group_bundle_index=index)}
+                {"scheduling_strategy": strategy(self._group, placement_group_bundle_index=index)}
                 for index in range(self._count)
             ]
         for each in placed:

@@ -12,13 +12,18 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from chomp.config import Difference
 from chomp.config.fields import dotted
 from chomp.config.overrides import find_field
 from chomp.errors import ChompError, ConfigError, LaunchError, require
-from chomp.executor import ExecutorStep, PlannedStep, Room, Runner, read_status, run_plan
+from chomp.executor import ExecutorStep, PlannedStep, Runner, read_status, run_plan
 from chomp.executor.identity import Identities
-from chomp.executor.plan import changes_since, nearest_allowed, not_allowed, short
+from chomp.executor.plan import (
+    CHANGES_SHOWN,
+    changes_since,
+    describe_changes,
+    nearest_allowed,
+    not_allowed,
+)
 from chomp.executor.status import read_info
 from chomp.executor.step import replaced
 from chomp.launch.console import (
@@ -50,7 +55,6 @@ DEFAULT_PREFIX = "outputs"
 RUNNERS = ("local", "process", "ray")
 # Threads of this process that only wait: the cluster itself decides what runs when.
 _MOST_ON_RAY = 32
-_CHANGES_SHOWN = 3
 _STAGES = "data.stages"
 Report = Callable[[str], None]
 # Takes the config of the last step with every path filled in, and whether its data is there.
@@ -99,8 +103,12 @@ def launch_plan(
         with print_once():
             print_plan(planned)
             if options.is_dry_run and dry_run is not None:
+                # A plan leaves out what a finished step was made from, which may be gone by now.
+                found = map(read_status, last.dependencies)
+                is_there = all(each is not None and each.state == "SUCCESS" for each in found)
+                is_data_ready = is_there and all(item.action == "skip" for item in planned[:-1])
                 # In all processes: compiling a step for their devices needs all of them.
-                dry_run(last.config, is_data_ready(planned))
+                dry_run(last.config, is_data_ready)
             print_nothing_run("a dry run" if options.is_dry_run else "the plan")
         return 0
     code = run_planned(
@@ -124,30 +132,56 @@ def run_planned(
 ) -> int:
     """Run what is not there yet, and report on it; the exit code, 0 if all of it is there now."""
     name = runner_name(on, max_concurrent)
+    is_here = name == "local"  # in this process, and not with logs of their own
     _require_plain_paths(planned)
+    to_do = [item for item in planned if item.action != "skip"]
 
-    def run_as_lead(run: Runner) -> int:
+    def run_steps(runner: Runner, **options: Any) -> int:
+        # Now, and not after the first step has worked for an hour.
+        for item in to_do:
+            if item.step.check is not None and item.action == "run":
+                try:
+                    item.step.check(item.config, is_here)
+                except ChompError as error:
+                    error.within(item.step.name)
+                    raise
+        chosen = [item.path for item in to_do if item.step.override_output_path is not None]
+        for folder in (prefix, *chosen) if to_do else ():
+            require_writable_folder(folder)
+        failures = run_plan(
+            planned,
+            runner,
+            on_start=partial(print_start, has_log=not is_here),
+            on_wait=print_wait,
+            on_failure=print_failure,
+            **options,
+        )
+        if not failures:
+            return 0
+        print_failures(failures, of=len(to_do))
+        # A dependant never fails first: its dependency does.
+        first = failures[0].error
+        return first.exit_code if isinstance(first, ChompError) else 1
+
+    def run_as_lead(runner: Runner) -> int:
         require(
-            name == "local",
+            is_here,
             f"steps that are to run by {name!r}, in a launch of several processes",
             allowed="steps that run in those processes",
             fix="leave out --on and --max-concurrent, or start the launch file once",
         )
-        return _run_steps(planned, prefix, run, is_here=True)
+        return run_steps(runner)
 
     # Before all else: processes of one launch that disagree about what is there must not part.
     if (code := run_together(planned, run_as_lead)) is not None:
         return code
-    num_to_do = sum(item.action != "skip" for item in planned)
-    if num_to_do == 0:
+    if not to_do:
         return 0  # and no cluster is asked for anything
-    if name == "local":
-        return _run_steps(planned, prefix, local_runner(planned), is_here=True)
+    if is_here:
+        return run_steps(local_runner(planned))
     if name == "process":
         with ProcessRunner(planned) as processes:
-            return _run_steps(
-                planned,
-                prefix,
+            return run_steps(
                 processes,
                 max_concurrent=max_concurrent or usual_concurrency(planned),
                 room=processes.room,
@@ -156,21 +190,11 @@ def run_planned(
     from chomp.launch.ray_runner import ray_runner  # noqa: PLC0415 - Ray is an extra
 
     with ray_runner(planned) as cluster:
-        return _run_steps(
-            planned,
-            prefix,
+        return run_steps(
             cluster,
-            max_concurrent=max_concurrent or min(_MOST_ON_RAY, num_to_do),
+            max_concurrent=max_concurrent or min(_MOST_ON_RAY, len(to_do)),
             ask_to_stop=cluster.ask_to_stop,
         )
-
-
-def is_data_ready(planned: Sequence[PlannedStep]) -> bool:
-    """Whether everything that the last step of a plan is made from is there, and stays as it is."""
-    # A plan leaves out what a finished step was made from, which may be gone by now.
-    found = map(read_status, planned[-1].dependencies)
-    is_there = all(status is not None and status.state == "SUCCESS" for status in found)
-    return is_there and all(item.action == "skip" for item in planned[:-1])
 
 
 def require_dry_run(dry_run: DryRun | None, *, fix: str) -> None:
@@ -214,8 +238,8 @@ def runner_name(name: str | None, max_concurrent: int | None) -> str:
 def local_runner(plan: Sequence[PlannedStep]) -> Runner:
     """A runner that calls a step's function here. `LaunchError` for a plan that it cannot run."""
     for planned in plan:
-        wanted = planned.step.resources
-        if planned.action == "skip" or wanted is None:
+        wanted = planned.resources
+        if planned.action == "skip":
             continue
         if wanted.processes > 1 or wanted.custom:
             asked = f"{wanted.processes} processes" if wanted.processes > 1 else dict(wanted.custom)
@@ -234,6 +258,28 @@ def local_runner(plan: Sequence[PlannedStep]) -> Runner:
                 "cluster with --on ray",
             )
     return _run_here
+
+
+def _run_here(planned: PlannedStep) -> None:
+    try:
+        planned.step.fn(planned.config)
+    except MemoryError as error:
+        raise LaunchError(
+            "more memory than this process may have",
+            allowed="a step that fits into the machine's memory and the limits of the process",
+            fix="lower train.batch_size or the size of the model, raise the limit (ulimit -v, or "
+            "that of the container), or use a larger machine",
+        ) from error
+
+
+def _require_plain_paths(planned: Sequence[PlannedStep]) -> None:
+    # What is done already stays usable wherever it is.
+    for item in planned:
+        if item.action != "skip":
+            require_plain_path(item.path)
+
+
+# ---- --allow ----------------------------------------------------------------------------------
 
 
 def allowed_overrides(names: Sequence[str]) -> list[str]:
@@ -290,94 +336,29 @@ def refuse_other_run(planned: PlannedStep, allowed: Sequence[str], *, elsewhere:
     info = read_info(planned.path)
     changes = [] if info is None else changes_since(info, planned.step.name, planned.identity)
     changes = not_allowed(changes, allowed)
-    shown = [f"{d.path}: {short(d.before)} there, {short(d.after)} here" for d in changes]
-    more = f" and {len(shown) - _CHANGES_SHOWN} more" if len(shown) > _CHANGES_SHOWN else ""
-    listed = f" ({', '.join(shown[:_CHANGES_SHOWN])}{more})" if shown else ""
-    raise LaunchError(
-        f"{planned.path} holds another run{listed}",
-        allowed="a folder that is new, or one of the same run, which is then continued",
-        fix=f"{_how_to_continue(planned.step, changes, elsewhere)}; {force_flag(planned)} moves "
-        "the earlier run aside and starts over",
-    )
-
-
-def _require_plain_paths(planned: Sequence[PlannedStep]) -> None:
-    # What is done already stays usable wherever it is.
-    for item in planned:
-        if item.action != "skip":
-            require_plain_path(item.path)
-
-
-def _run_steps(
-    planned: list[PlannedStep],
-    prefix: str,
-    run: Runner,
-    *,
-    is_here: bool = False,  # in this process, and not with logs of their own
-    max_concurrent: int = 1,
-    room: Room | None = None,
-    ask_to_stop: Callable[[], None] = lambda: None,
-) -> int:
-    to_do = [item for item in planned if item.action != "skip"]
-    # Now, and not after the first step has worked for an hour.
-    for item in to_do:
-        if item.step.check is not None and item.action == "run":
-            try:
-                item.step.check(item.config, is_here)
-            except ChompError as error:
-                error.within(item.step.name)
-                raise
-    chosen = [item.path for item in to_do if item.step.override_output_path is not None]
-    for folder in (prefix, *chosen) if to_do else ():
-        require_writable_folder(folder)
-    failures = run_plan(
-        planned,
-        run,
-        max_concurrent=max_concurrent,
-        room=room,
-        on_start=partial(print_start, has_log=not is_here),
-        on_wait=print_wait,
-        on_failure=print_failure,
-        ask_to_stop=ask_to_stop,
-    )
-    if not failures:
-        return 0
-    print_failures(failures, of=len(to_do))
-    # A dependant never fails first: its dependency does.
-    first = failures[0].error
-    return first.exit_code if isinstance(first, ChompError) else 1
-
-
-def _run_here(planned: PlannedStep) -> None:
-    try:
-        planned.step.fn(planned.config)
-    except MemoryError as error:
-        raise LaunchError(
-            "more memory than this process may have",
-            allowed="a step that fits into the machine's memory and the limits of the process",
-            fix="lower train.batch_size or the size of the model, raise the limit (ulimit -v, or "
-            "that of the container), or use a larger machine",
-        ) from error
-
-
-def _how_to_continue(step: ExecutorStep, changes: Sequence[Difference], elsewhere: str) -> str:
-    """How to continue despite changes: `--allow` is offered only where it would be accepted."""
-    config = replaced(step.config, lambda marker: "")
-    fields = {d.path: _schedule_field(config, d.path) for d in changes}
+    # `--allow` is offered only where it would be accepted.
+    config = replaced(planned.step.config, lambda marker: "")
+    fields = {each.path: _schedule_field(config, each.path) for each in changes}
     if _STAGES in fields.values():
         followers = _stores_of(config)
         fields = {path: field for path, field in fields.items() if path not in followers}
     fixed = [path for path, field in fields.items() if field is None]
     if fixed:
-        few = ", ".join(fixed[:_CHANGES_SHOWN]) + " and more" * (len(fixed) > _CHANGES_SHOWN)
+        few = ", ".join(fixed[:CHANGES_SHOWN]) + " and more" * (len(fixed) > CHANGES_SHOWN)
         they = "it is" if len(fixed) == 1 else "they are"
-        return (
+        fix = (
             f"{elsewhere} to start a new run, or set {few} back: {they} part of what a run is, "
             "which --allow does not change"
         )
-    flags = " ".join(f"--allow {field}" for field in dict.fromkeys(fields.values()))
-    allow = f"; {flags} continues it with the new values"
-    return f"{elsewhere}, or undo the change{allow * (0 < len(changes) <= _CHANGES_SHOWN)}"
+    else:
+        flags = " ".join(f"--allow {field}" for field in dict.fromkeys(fields.values()))
+        allow = f"; {flags} continues it with the new values"
+        fix = f"{elsewhere}, or undo the change{allow * (0 < len(changes) <= CHANGES_SHOWN)}"
+    raise LaunchError(
+        f"{planned.path} holds another run" + (f" ({describe_changes(changes)})" * bool(changes)),
+        allowed="a folder that is new, or one of the same run, which is then continued",
+        fix=f"{fix}; {force_flag(planned)} moves the earlier run aside and starts over",
+    )
 
 
 def _schedule_field(config: Any, path: str) -> str | None:

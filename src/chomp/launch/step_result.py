@@ -93,7 +93,23 @@ def error_of(outcome: Outcome, log: str | None = None) -> BaseException:
     Its cause shows the traceback of the other process. Ctrl-C there is a `RunInterrupted` here,
     where nobody pressed a key. `log` is the file with what that process printed.
     """
-    error = _without_cause(outcome)
+    described = f"{outcome.kinds[0]}: {outcome.text}" if outcome.kinds else "it returned"
+    error: BaseException = RuntimeError(described)
+    if "KeyboardInterrupt" in outcome.kinds:
+        error = RunInterrupted("The same command continues.", exit_code=INTERRUPTED_EXIT_CODE)
+    elif "RunInterrupted" in outcome.kinds:
+        error = RunInterrupted(outcome.text, exit_code=outcome.exit_code)
+    else:
+        # By name alone: what another process wrote must not decide what is imported here.
+        for name in outcome.kinds:
+            kind = getattr(errors, name, None) or getattr(builtins, name, None)
+            if isinstance(kind, type) and issubclass(kind, Exception | SystemExit):
+                try:
+                    # A class that is not known here is named in the text.
+                    error = kind(outcome.text if name == outcome.kinds[0] else described)
+                    break
+                except TypeError:
+                    continue  # one of the few builtins that need more than a text
     for note in outcome.notes:
         error.add_note(note)
     error.__cause__ = RaisedElsewhere(outcome.traceback, log)
@@ -103,11 +119,9 @@ def error_of(outcome: Outcome, log: str | None = None) -> BaseException:
 def log_of(error: BaseException) -> str | None:
     """The log of the process in which an error was raised, if that was another one."""
     cause: BaseException | None = error
-    while cause is not None:
-        if isinstance(cause, RaisedElsewhere):
-            return cause.log
+    while cause is not None and not isinstance(cause, RaisedElsewhere):
         cause = cause.__cause__
-    return None
+    return None if cause is None else cause.log
 
 
 def log_path(folder: str, member: int = 0) -> str:
@@ -134,22 +148,3 @@ def log_header(planned: PlannedStep, member: int, count: int) -> str:
     return (
         f"{planned.title}{attempt}{part}, started {now} by {os.getpid()} on {socket.gethostname()}"
     )
-
-
-def _without_cause(outcome: Outcome) -> BaseException:
-    if "KeyboardInterrupt" in outcome.kinds:
-        return RunInterrupted("The same command continues.", exit_code=INTERRUPTED_EXIT_CODE)
-    if "RunInterrupted" in outcome.kinds:
-        return RunInterrupted(outcome.text, exit_code=outcome.exit_code)
-    described = f"{outcome.kinds[0]}: {outcome.text}" if outcome.kinds else "it returned"
-    # By name alone: what another process wrote must not decide what is imported here.
-    for name in outcome.kinds:
-        kind = getattr(errors, name, None) or getattr(builtins, name, None)
-        if isinstance(kind, type) and issubclass(kind, Exception | SystemExit):
-            # A class that is not known here is named in the text.
-            text = outcome.text if name == outcome.kinds[0] else described
-            try:
-                return kind(text)
-            except TypeError:
-                continue  # one of the few builtins that need more than a text
-    return RuntimeError(described)
