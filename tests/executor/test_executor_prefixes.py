@@ -17,7 +17,7 @@ from chomp.executor import (
     read_status,
     run_plan,
 )
-from chomp.executor.pins import add_pin
+from chomp.executor.identity import add_pin
 
 
 @pytest.fixture(params=["plain", "file://"])

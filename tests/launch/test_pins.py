@@ -17,7 +17,7 @@ from chomp.cli.commands import Pin
 from chomp.cli.steps import pin
 from chomp.errors import ConfigError, LaunchError, StorageError
 from chomp.executor import ExecutorStep, output_path_of, plan_steps, run_plan, versioned
-from chomp.executor.pins import PINS, add_pin, identities_at, read_pins, remove_pin
+from chomp.executor.identity import PINS, add_pin, identities_at, read_pins, remove_pin
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 

@@ -16,7 +16,7 @@ from chomp.checkpoint.format import open_checkpoint, problem_with_files
 from chomp.data import read_manifest
 from chomp.errors import StorageError
 from chomp.executor import read_status
-from chomp.executor.pins import read_pins
+from chomp.executor.identity import read_pins
 from chomp.executor.status import read_info
 from chomp.launch.step_result import append_log, read_outcome
 from chomp.report.record import read_record

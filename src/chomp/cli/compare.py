@@ -17,7 +17,7 @@ from chomp.cli.output import print_table, say, shorten
 from chomp.cli.templates import LAUNCH_FILE, known_template
 from chomp.errors import ConfigError, require
 from chomp.executor import ExecutorStep, plan_steps
-from chomp.executor.pins import identities_at
+from chomp.executor.identity import identities_at
 from chomp.executor.status import read_info
 from chomp.launch.run import LaunchOptions, launch_plan, outputs_folder
 from chomp.launch.sweep import sweep_of

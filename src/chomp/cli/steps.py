@@ -2,7 +2,7 @@
 
 from chomp.cli.commands import LaunchLocal, Pin
 from chomp.cli.output import say
-from chomp.executor.pins import add_pin, read_pins, remove_pin
+from chomp.executor.identity import add_pin, read_pins, remove_pin
 from chomp.launch.multi_process import launch_locally
 from chomp.launch.run import outputs_folder
 

@@ -24,7 +24,7 @@ from chomp.cli.output import say
 from chomp.cli.templates import LAUNCH_FILE
 from chomp.errors import CheckpointError, LaunchError, require
 from chomp.executor import ExecutorStep, PlannedStep, plan_steps
-from chomp.executor.pins import identities_at
+from chomp.executor.identity import identities_at
 from chomp.executor.status import LOCK, read_status, write_status
 from chomp.executor.step import replaced
 from chomp.launch.console import force_flag

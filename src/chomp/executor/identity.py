@@ -1,8 +1,7 @@
-"""What makes a step that step and no other.
+"""What makes a step that step and no other, and pins: identities that count as another one.
 
 Identity = name, versioned values, and the identities of dependencies, as canonical JSON, hashed.
-The prefix, the machine, the order of fields and everything not versioned stay out of it. A pin
-lets one identity count as another, for the step itself and for all that is made from it.
+The prefix, the machine, the order of fields and everything not versioned stay out of it.
 
 Of a versioned config, cosmetic fields do not count: logging more often must not train again. Fields
 of the schedule do, since another schedule makes another result. `setting(is_versioned=...)` changes
@@ -11,10 +10,15 @@ this for one field. The class of a config counts by its name: a run of `AdamW(lr
 
 A path is hashed as what it means, and a text that only reads like one ("tokens-0123456789ab") is
 another value: the hash also takes where paths and class names stand.
+
+A pin is for a change that a hash sees and that does not matter: a renamed field, a default written
+out. `<prefix>/.executor_pins.json` maps the title (name and hash) of the identity that would be
+made anew to that of the result that is used instead, for every plan below the prefix.
 """
 
 import dataclasses
 import functools
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -31,7 +35,8 @@ from chomp.config.fields import (
     is_versioned,
 )
 from chomp.config.parse import plain_value
-from chomp.errors import ConfigError, LaunchError
+from chomp.errors import ConfigError, LaunchError, StorageError
+from chomp.executor.status import read_info, read_status
 from chomp.executor.step import (
     LEAVES,
     ExecutorStep,
@@ -43,12 +48,26 @@ from chomp.executor.step import (
     markers,
     replaced,
 )
+from chomp.storage import (
+    FileLock,
+    exists,
+    is_folder,
+    join,
+    make_folder,
+    normalise,
+    read_json,
+    write_json_atomic,
+)
 
 # 48 bits: a collision among a million versions of one name has a chance of 1 in 500.
 HASH_DIGITS = 12
 # No field can have these names, but a key of a mapping can: `ClassName` tells them apart.
 CLASS = "<class>"
 MODULE = "<module>"
+PINS = ".executor_pins.json"
+_PINS_LOCK = ".executor_pins_lock"
+_PATIENCE_S = 30.0  # a process that holds the lock writes one small file
+_TITLE = re.compile(rf"(?P<name>.+)-(?P<hash>[0-9a-f]{{{HASH_DIGITS}}})")
 
 
 @dataclass(frozen=True)
@@ -105,19 +124,19 @@ class Identities:
         self._inputs[step] = list(inputs(step.config))
         return [name.step for name in self._inputs[step] if name.step is not None]
 
+    def _meaning(self, marker: InputName | OutputName) -> list[str]:
+        """What a path means, and not where it is: the step that makes it, or its own text."""
+        kind = ["output"]
+        if isinstance(marker, InputName):
+            kind = ["prefix"]
+            if marker.step is not None:
+                kind = ["step", f"{marker.step.name}-{self._known[marker.step].hash}"]
+        return [*kind, marker.sub] if marker.sub else kind
+
     def _text_of(self, marker: InputName | OutputName) -> str:
         """What a path means, as people read it."""
         kind, *parts = self._meaning(marker)
         return "/".join(parts if kind == "step" else [f"<{kind}>", *parts])
-
-    def _meaning(self, marker: InputName | OutputName) -> list[str]:
-        """What a path means, and not where it is: the step that makes it, or its own text."""
-        sub = [marker.sub] if marker.sub else []
-        if isinstance(marker, OutputName):
-            return ["output", *sub]
-        if marker.step is None:
-            return ["prefix", *sub]
-        return ["step", f"{marker.step.name}-{self._known[marker.step].hash}", *sub]
 
     def _marks(self, value: Any, path: KeyPath) -> Iterator[tuple[KeyPath, list[str]]]:
         """The places where a text is a class name or a path, and what it means there."""
@@ -182,8 +201,22 @@ def hashed_fields(value: Any, *, is_left_out: bool = False) -> Any:
     The output of another step counts wherever it stands, in a cosmetic field too: what a step is
     made from is part of what it is. `is_left_out`: nothing else counts here.
     """
-    parts = None if isinstance(value, LEAVES) else _parts(value)
-    if parts is None:
+    parts: list[tuple[Any, Any, bool]]  # name, value, whether it counts
+    if isinstance(value, (*LEAVES, OutputName, InputName)):
+        return value
+    if is_config(value):
+        fields = {field.name: field for field in dataclasses.fields(value)}
+        parts = [
+            (name, each, is_versioned(fields[str(name)]))
+            for name, each in children(value)
+            if not is_unset_addition(fields[str(name)], each)
+        ]
+    elif isinstance(value, Mapping):
+        # By the keys themselves, which are looked at when they become plain data.
+        parts = [(key, each, True) for key, each in value.items()]
+    elif isinstance(value, list | tuple):
+        parts = [(index, each, True) for index, each in enumerate(value)]
+    else:
         return value
     kept = {
         name: hashed_fields(child, is_left_out=is_left_out or not counts)
@@ -284,25 +317,6 @@ def _flatten(plain: Any, path: KeyPath) -> Iterator[tuple[KeyPath, Any]]:
         yield from _flatten(item, (*path, key))
 
 
-def _parts(value: Any) -> list[tuple[Any, Any, bool]] | None:
-    """What a value consists of: name, value, whether it counts. None for a leaf or a marker."""
-    if isinstance(value, OutputName | InputName):
-        return None
-    if is_config(value):
-        fields = {field.name: field for field in dataclasses.fields(value)}
-        return [
-            (name, each, is_versioned(fields[str(name)]))
-            for name, each in children(value)
-            if not is_unset_addition(fields[str(name)], each)
-        ]
-    if isinstance(value, Mapping):
-        # By the keys themselves, which are looked at when they become plain data.
-        return [(key, each, True) for key, each in value.items()]
-    if isinstance(value, list | tuple):
-        return [(index, each, True) for index, each in enumerate(value)]
-    return None
-
-
 @functools.cache  # asked for each config of each step, and there are few files
 def _dotted_name(file: str) -> str:
     """What Python calls a file inside its package: only what travels with a copy of that."""
@@ -313,3 +327,111 @@ def _dotted_name(file: str) -> str:
             break
         parts.insert(0, folder.name)
     return ".".join(parts) or path.stem
+
+
+# ---- Pins -------------------------------------------------------------------------------------
+
+
+def identities_at(prefix: str) -> Identities:
+    """Identities of steps whose results are below the prefix: with its pins."""
+    pins = read_pins(prefix)
+    return Identities({title: _end_of(title, pins) for title in pins})
+
+
+def read_pins(prefix: str) -> dict[str, str]:
+    """What was pinned: titles, and the title that each counts as."""
+    path = join(prefix, PINS)
+    if not exists(path):
+        return {}
+    found = read_json(path)
+    is_fine = isinstance(found, dict) and all(
+        isinstance(title, str) and _TITLE.fullmatch(title) for title in [*found, *found.values()]
+    )
+    # A cycle, which can only have been written by hand, would be followed for ever.
+    if not is_fine or any(_end_of(title, found) == title for title in found):
+        raise StorageError(
+            f"{path}, which does not hold pins",
+            allowed='a JSON mapping such as {"tokens-<hash>": "tokens-<hash>"}, without cycles',
+            fix="correct the file, or remove it: then nothing is pinned",
+        )
+    pins: dict[str, str] = found
+    return pins
+
+
+def add_pin(prefix: str, kept: str, other: str) -> tuple[str, str]:
+    """From now on the identity `other` counts as `kept`, whose result is there; both titles.
+
+    Each is a title or an output folder. Raises `LaunchError` for a pair that cannot be one result.
+    """
+    kept_title, other_title = title_of(prefix, kept), title_of(prefix, other)
+    folder = kept if is_folder(kept) else join(prefix, kept_title)
+    status = read_status(folder)
+    if status is None or status.state != "SUCCESS" or not kept_title.endswith(status.identity):
+        found = "nothing is there" if status is None else f"it is {status.state}"
+        raise LaunchError(
+            f"{kept_title} as the result that is kept, but in {folder} {found}",
+            allowed="a step that is done: SUCCESS",
+            fix="run it first, or give the two the other way round",
+        )
+    make_folder(prefix)
+    with FileLock.acquire(join(prefix, _PINS_LOCK), timeout_s=_PATIENCE_S):
+        pins = read_pins(prefix)
+        new = {**pins, other_title: kept_title}
+        fault, fix = "", "see chomp pin --list"
+        if kept_title[: -HASH_DIGITS - 1] != other_title[: -HASH_DIGITS - 1]:
+            fault, fix = "two steps of different names", "pin versions of one step"
+        elif pins.get(other_title, kept_title) != kept_title:
+            fault = f"{other_title} counts as {pins[other_title]} already"
+            fix = f"chomp pin --remove {other_title} first"
+        elif _end_of(other_title, new) == other_title:
+            fault = "it would count as itself, or in a circle"
+        if fault:
+            raise LaunchError(
+                f"{other_title} is to count as {kept_title}, but: {fault}",
+                allowed="two identities of one name, of which one is kept",
+                fix=fix,
+            )
+        write_json_atomic(join(prefix, PINS), new)
+    return kept_title, other_title
+
+
+def remove_pin(prefix: str, other: str) -> str:
+    """Let the identity `other` count as itself again; its title. `LaunchError` if it does."""
+    title = title_of(prefix, other)
+    make_folder(prefix)
+    with FileLock.acquire(join(prefix, _PINS_LOCK), timeout_s=_PATIENCE_S):
+        pins = read_pins(prefix)
+        if title not in pins:
+            raise LaunchError(
+                f"{title}, which counts as itself",
+                allowed=f"one of {', '.join(sorted(pins)) or 'none: nothing is pinned'}",
+                fix="see chomp pin --list",
+            )
+        del pins[title]
+        write_json_atomic(join(prefix, PINS), pins)
+    return title
+
+
+def title_of(prefix: str, text: str) -> str:
+    """Name and hash of what was given: a title, or the output folder of a step, made or not."""
+    info = read_info(text) if is_folder(text) else None
+    if info is not None:
+        return f"{info.name}-{info.identity}"
+    # As a plan shows the folder of a step that has not run.
+    title = normalise(text).removeprefix(f"{normalise(prefix)}/")
+    if _TITLE.fullmatch(title) is None:
+        raise LaunchError(
+            f"{text}, which names no step",
+            allowed=f"name-hash with {HASH_DIGITS} hexadecimal digits, or an output folder",
+            fix="copy the path that --plan shows, or the folder's name below the prefix",
+        )
+    return title
+
+
+def _end_of(title: str, pins: Mapping[str, str]) -> str:
+    """Where the pins lead from a title; the title itself where they lead in a circle."""
+    here, seen = pins[title], {title}
+    while here in pins and here not in seen:
+        seen.add(here)
+        here = pins[here]
+    return title if here in seen else here

@@ -23,14 +23,13 @@ from chomp.executor.identity import (
     CLASS,
     HASH_DIGITS,
     MODULE,
-    Identities,
     Identity,
+    identities_at,
     in_order,
     plain_part,
     unhashed_fields,
     with_class_names,
 )
-from chomp.executor.pins import identities_at
 from chomp.executor.status import LOCK, StepInfo, StepStatus, read_info, read_status
 from chomp.executor.step import (
     LEAVES,
@@ -117,8 +116,8 @@ def plan_steps(
     `is_source_identity`: what was begun with other source of its template is run again, too.
     Equal steps are one step. The last of `steps` stands last, unless another one needs it.
     """
-    roots = list(steps)
-    identities = identities_at(prefix)
+    planner = _Planner(prefix, allow)
+    identities, roots = planner.identities, list(steps)
 
     def with_needs(some: Sequence[ExecutorStep]) -> list[ExecutorStep]:
         return list(in_order(some, lambda step: identities.of(step).dependencies))
@@ -129,15 +128,15 @@ def plan_steps(
         roots = [step for step in everything if step.name in chosen]
         everything = with_needs(roots)
     names = select_steps("--force", force, everything)
-    forced = {step: "forced" for step in everything if step.name in names}
-    planner = _Planner(prefix, identities, forced, allow)
-    if is_source_identity:
-        for step in everything:
-            info = None if step in forced else read_info(planner.path_of(step))
-            if info is not None and info.sources != planner.source_of(step):
-                forced[step] = "the source of its template has changed since it was run"
+    for step in everything:
+        if step.name in names:
+            planner.forced[step] = "forced"
+        elif is_source_identity:
+            info = read_info(planner.path_of(step))
+            if info is not None and info.sources != planner.sources_of(step):
+                planner.forced[step] = "the source of its template has changed since it was run"
     # A done step does not lead to those it was made from, so forced ones are roots, too.
-    hidden = [step for step in forced if step not in roots]
+    hidden = [step for step in planner.forced if step not in roots]
     paths = [planner.path_of(step) for step in in_order([*hidden, *roots], planner.needs)]
     return [planner.planned[path] for path in dict.fromkeys(paths)]
 
@@ -171,33 +170,26 @@ def select_steps(option: str, patterns: Sequence[str], steps: Sequence[ExecutorS
 
 
 class _Planner:
-    def __init__(
-        self,
-        prefix: str,
-        identities: Identities,
-        forced: Mapping[ExecutorStep, str],  # why each is run again
-        allow: Sequence[str],
-    ) -> None:
-        self._prefix = prefix
-        self._allow = allow
-        self._identities = identities
-        self._forced = forced
+    """Plans one step after the other, each after those it needs."""
+
+    def __init__(self, prefix: str, allow: Sequence[str]) -> None:
+        self.identities = identities_at(prefix)
+        self.forced: dict[ExecutorStep, str] = {}  # why each is run again
+        self.planned: dict[str, PlannedStep] = {}  # by output folder, the first of equal steps
+        self._prefix, self._allow = prefix, allow
         self._paths: dict[ExecutorStep, str] = {}
         self._sources: dict[Path, dict[str, str]] = {}
         self._earlier = _EarlierRuns()
-        self.planned: dict[str, PlannedStep] = {}  # by output folder, the first of equal steps
 
     def path_of(self, step: ExecutorStep) -> str:
         """The output folder of a step."""
         if step not in self._paths:
-            if step.override_output_path is not None:
-                self._paths[step] = normalise(step.override_output_path)
-            else:
-                title = f"{step.name}-{self._identities.of(step).hash}"
-                self._paths[step] = join(self._prefix, title)
+            title = f"{step.name}-{self.identities.of(step).hash}"
+            chosen = step.override_output_path
+            self._paths[step] = join(self._prefix, title) if chosen is None else normalise(chosen)
         return self._paths[step]
 
-    def source_of(self, step: ExecutorStep) -> Mapping[str, str]:
+    def sources_of(self, step: ExecutorStep) -> Mapping[str, str]:
         """The hashes of the files of the step's template."""
         folder = template_folder(step.fn)
         if folder is None:
@@ -209,8 +201,16 @@ class _Planner:
 
     def needs(self, step: ExecutorStep) -> tuple[ExecutorStep, ...]:
         """Plan the step; the dependencies that have to be there before it runs."""
-        identity, path = self._identities.of(step), self.path_of(step)
-        config = replaced(step.config, lambda marker: self._located(marker, path))
+        identity, path = self.identities.of(step), self.path_of(step)
+
+        def located(marker: InputName | OutputName) -> str:
+            if isinstance(marker, OutputName):
+                base = path
+            else:
+                base = self._prefix if marker.step is None else self.path_of(marker.step)
+            return join(base, marker.sub) if marker.sub else base
+
+        config = replaced(step.config, located)
         # With classes, so that a difference between classes of equal fields shows.
         plain = plain_part(step, with_class_names(config))
         if path in self.planned:
@@ -229,46 +229,45 @@ class _Planner:
         info: StepInfo | None = None  # of the result that is kept, if there is one
         continues: str | None = None
         action: Action = "run"
-        if step in self._forced:
-            reason = self._forced[step]
+        if step in self.forced:
+            reason = self.forced[step]
         elif found is not None and found.identity != identity.hash:
+            reason = f"its folder holds {found.identity}, which is moved aside"
             other = read_info(path) if self._allow else None
-            changes = [] if other is None else changes_since(other, step.name, identity)
-            if other is not None and not not_allowed(changes, self._allow):
-                info, continues = other, found.identity
-                action, reason = _held(path) or (
-                    "run",
-                    f"continues {continues} with {describe_changes(changes)}, which is allowed",
-                )
-            else:
-                reason = f"its folder holds {found.identity}, which is moved aside"
+            if other is not None:
+                changes = changes_since(other, step.name, identity)
+                if not not_allowed(changes, self._allow):
+                    info, continues = other, found.identity
+                    reason = (
+                        f"continues {continues} with {describe_changes(changes)}, which is allowed"
+                    )
         else:
             info = read_info(path)
-            if found is not None and found.state == "SUCCESS":
-                action, reason = "skip", f"done{pinned}"
-            elif (held := _held(path)) is not None:
-                action, reason = held
-            elif found is not None:
-                reason = f"{_why_again(found)}{pinned}"
+            if found is None:
+                reason = self._earlier.why_new(step.name, identity, path)
+            elif found.state == "SUCCESS":
+                action, reason = "skip", "done"
+            elif found.state == "DEP_FAILED":
+                reason = "a step it depends on had failed"
+            elif found.state == "RUNNING":
+                reason = f"attempt {found.attempt} was killed; it continues"
             else:
-                reason = f"{self._earlier.why_new(step.name, identity, path)}{pinned}"
+                reason = f"attempt {found.attempt} ended as {found.state.lower()}; it continues"
+            reason += pinned
+        # Of what would be begun or continued, whatever the status: a process that has just taken
+        # the lock has not written one yet.
+        is_own = found is None or found.identity in (identity.hash, continues)
+        if action == "run" and step not in self.forced and is_own and is_folder(path):
+            holder = lock_holder(join(path, LOCK))
+            if holder is not None:
+                action, reason = "wait", f"being run by {holder}"
         if action == "run" and pinned:
             raise LaunchError(
                 f"{own} counts as {kept}, whose result is not there or is to be made again",
                 allowed="a pin to a result that is there and stays: else one is filed as the other",
                 fix=f"take the pin back with `chomp pin --remove {own}`, or make {kept} first",
             )
-        sources, fn = self.source_of(step), function_name(step.fn)
-        differences: tuple[str, ...] = ()
-        if info is not None:
-            marked = [place for place, _ in markers(step.config)]
-            # What is asked of a start that does not come is shown: nothing else says so.
-            uncovered = [
-                place
-                for place, is_of_one_start in unhashed_fields(step.config)
-                if action == "skip" or not is_of_one_start
-            ]
-            differences = record_differences(info, plain, marked, sources, fn, uncovered)
+        sources = self.sources_of(step)
         return PlannedStep(
             step=step,
             identity=identity,
@@ -279,32 +278,13 @@ class _Planner:
             sources=sources,
             action=action,
             reason=reason,
-            is_forced=step in self._forced,
+            is_forced=step in self.forced,
             found=found,
-            differences=differences,
+            differences=()
+            if info is None
+            else _record_differences(info, step, plain, sources, is_reused=action == "skip"),
             continues=continues,
         )
-
-    def _located(self, marker: InputName | OutputName, own_path: str) -> str:
-        if isinstance(marker, OutputName):
-            base = own_path
-        else:
-            base = self._prefix if marker.step is None else self.path_of(marker.step)
-        return join(base, marker.sub) if marker.sub else base
-
-
-def _held(path: str) -> tuple[Action, str] | None:
-    # Whatever the status: a process that has just taken the lock has not written one yet.
-    holder = lock_holder(join(path, LOCK)) if is_folder(path) else None
-    return None if holder is None else ("wait", f"being run by {holder}")
-
-
-def _why_again(found: StepStatus) -> str:
-    if found.state == "DEP_FAILED":
-        return "a step it depends on had failed"
-    if found.state == "RUNNING":
-        return f"attempt {found.attempt} was killed; it continues"
-    return f"attempt {found.attempt} ended as {found.state.lower()}; it continues"
 
 
 def _refuse_unequal(
@@ -453,42 +433,43 @@ def _changed_values(before: Mapping[str, Any], after: Mapping[str, Any]) -> list
     return found
 
 
-def record_differences(
-    info: StepInfo,
-    config: Any,
-    marked: Iterable[KeyPath],
-    sources: Mapping[str, str],
-    fn: str,
-    unversioned: Iterable[KeyPath] = (),
+def _record_differences(
+    info: StepInfo, step: ExecutorStep, config: Any, sources: Mapping[str, str], *, is_reused: bool
 ) -> tuple[str, ...]:
-    """How a run with this plain config, template source and function differs from its record.
+    """How a run with this plain config and template source differs from its record.
 
-    Places with a marker are left out: the identity covers what is versioned, and where outputs lie
-    does not matter. `unversioned` are places inside these that it does not cover; modules of
-    classes are others.
+    Left out is what the identity covers, and where outputs lie. It does not cover modules of
+    classes, and fields that are not hashed. Of these, what is asked of one start is listed only if
+    the result is reused: nothing else says then that it was not done.
     """
-    # As `plain_differences` writes the places of a config that is not a mapping.
-    root: KeyPath = () if isinstance(config, dict) else ("config",)
-    covered, not_covered = ([(*root, *each) for each in some] for some in (marked, unversioned))
     differences = plain_differences(info.config, config)
     if differences:  # looking for secrets takes longer than the rest
         differences = plain_differences(*map(without_secrets, (info.config, config)))
-    # A record from before classes, or modules, were written down says nothing of them.
-    silent = [key for key in (CLASS, MODULE) if differences and not _has_key(info.config, key)]
     found = []
-    for each in differences:
-        is_module = _is_at(each.path, MODULE)
-        is_covered = any(_is_within(each.path, path) for path in covered) and not any(
-            _is_within(each.path, path) for path in not_covered
-        )
-        if (is_covered and not is_module) or any(_is_at(each.path, key) for key in silent):
-            continue
-        # A class of the library that was moved to another file is the same by its name.
-        modules = (each.before, each.after) if is_module else ()
-        if modules and all(str(module).startswith("chomp.") for module in modules):
-            continue
-        found.append(f"{each.path}: recorded {short(each.before)}, now {short(each.after)}")
+    if differences:
+        # As `plain_differences` writes the places of a config that is not a mapping.
+        root: KeyPath = () if isinstance(config, dict) else ("config",)
+        covered = [(*root, *place) for place, _ in markers(step.config)]
+        not_covered = [
+            (*root, *place)
+            for place, is_of_one_start in unhashed_fields(step.config)
+            if is_reused or not is_of_one_start
+        ]
+        # A record from before classes, or modules, were written down says nothing of them.
+        silent = [key for key in (CLASS, MODULE) if not _has_key(info.config, key)]
+        for each in differences:
+            is_module = _is_at(each.path, MODULE)
+            is_covered = any(_is_within(each.path, path) for path in covered) and not any(
+                _is_within(each.path, path) for path in not_covered
+            )
+            if (is_covered and not is_module) or any(_is_at(each.path, key) for key in silent):
+                continue
+            # A class of the library that was moved to another file is the same by its name.
+            if is_module and all(str(m).startswith("chomp.") for m in (each.before, each.after)):
+                continue
+            found.append(f"{each.path}: recorded {short(each.before)}, now {short(each.after)}")
     # By its own name: the same launch file is one module as a command and another when loaded.
+    fn = function_name(step.fn)
     if info.fn.rpartition(".")[2] != fn.rpartition(".")[2]:
         found.append(f"function: recorded {info.fn}, now {fn}")
     for name in sorted({*info.sources, *sources}):

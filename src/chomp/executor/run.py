@@ -13,7 +13,7 @@ import traceback
 from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 from chomp.errors import LaunchError, RunInterrupted, StorageError, require
@@ -46,7 +46,6 @@ from chomp.storage import (
 from chomp.storage.secrets import redacted
 
 Runner = Callable[[PlannedStep], None]
-OnStart = Callable[[PlannedStep], None]
 OnWait = Callable[[PlannedStep, LockHolder | None], None]
 # What a step needs of this machine, lent as long as the context lasts; entering it may take long.
 Room = Callable[[PlannedStep], AbstractContextManager[None]]
@@ -69,7 +68,7 @@ def run_plan(
     *,
     max_concurrent: int = 1,
     room: Room | None = None,
-    on_start: OnStart = lambda planned: None,
+    on_start: Callable[[PlannedStep], None] = lambda planned: None,
     on_wait: OnWait = lambda planned, holder: None,
     on_failure: Callable[[StepFailure], None] = lambda failure: None,
     ask_to_stop: Callable[[], None] = lambda: None,
@@ -91,7 +90,9 @@ def run_plan(
         allowed="1 or more",
         fix="give the number of steps that may run at the same time",
     )
-    run = _PlanRun(plan, runner, room, on_start, on_wait, on_failure)
+    # By folder and not by step: a dependant may hold an equal step of its own.
+    to_do = {planned.path: planned for planned in plan if planned.action != "skip"}
+    run = _PlanRun(to_do, runner, room, on_start, on_wait, on_failure)
     if max_concurrent == 1:
         # In this thread: signal handlers, which a training run sets, belong to the main one.
         while (chosen := run.take()) is not None:
@@ -121,26 +122,20 @@ class _StepHeld(Exception):
     """Another process runs the step, and this one should not wait for it any longer."""
 
 
+@dataclass
 class _PlanRun:
     """What of a plan is still to be done (for one thread), and its steps (for any thread)."""
 
-    def __init__(
-        self,
-        plan: list[PlannedStep],
-        runner: Runner,
-        room: Room | None,
-        on_start: OnStart,
-        on_wait: OnWait,
-        on_failure: Callable[[StepFailure], None],
-    ) -> None:
-        self.failures: list[StepFailure] = []
-        self.is_stopping = threading.Event()
-        self._runner, self._room = runner, room
-        self._on_start, self._on_wait, self._on_failure = on_start, on_wait, on_failure
-        # By folder and not by step: a dependant may hold an equal step of its own.
-        self._open = {planned.path: planned for planned in plan if planned.action != "skip"}
-        self._taken: set[str] = set()
-        self._held: set[str] = set()  # by another process, at the last try
+    to_do: dict[str, PlannedStep]  # by folder
+    runner: Runner
+    room: Room | None
+    on_start: Callable[[PlannedStep], None]
+    on_wait: OnWait
+    on_failure: Callable[[StepFailure], None]
+    failures: list[StepFailure] = field(default_factory=list)
+    is_stopping: threading.Event = field(default_factory=threading.Event)
+    taken: set[str] = field(default_factory=set)
+    held: set[str] = field(default_factory=set)  # by another process, at the last try
 
     def take(self) -> tuple[PlannedStep, bool] | None:
         """The next step that can be done, and whether to wait for it; None if there is none now.
@@ -149,16 +144,16 @@ class _PlanRun:
         """
         ready = [
             planned
-            for planned in self._open.values()
+            for planned in self.to_do.values()
             # What another process is running had its dependencies when it began.
-            if (planned.action == "wait" or self._open.keys().isdisjoint(planned.dependencies))
-            and planned.path not in self._taken
+            if (planned.action == "wait" or self.to_do.keys().isdisjoint(planned.dependencies))
+            and planned.path not in self.taken
         ]
         if not ready:
             return None
-        free = [planned for planned in ready if planned.path not in self._held]
+        free = [planned for planned in ready if planned.path not in self.held]
         chosen = (free or ready)[0]
-        self._taken.add(chosen.path)
+        self.taken.add(chosen.path)
         return chosen, not free
 
     def settle(self, planned: PlannedStep, ended: Callable[[], BaseException | None]) -> None:
@@ -166,24 +161,25 @@ class _PlanRun:
         try:
             error = ended()
         except _StepHeld:
-            self._taken.remove(planned.path)
-            self._held.add(planned.path)
+            self.taken.remove(planned.path)
+            self.held.add(planned.path)
             return
         # Time has passed: the processes that held other steps may be done with them.
-        self._held.clear()
-        del self._open[planned.path]
+        self.held.clear()
+        del self.to_do[planned.path]
         if error is None:
             return
-        self._note(StepFailure(planned, error))
-        failed = {planned.path}
+        failures = {planned.path: StepFailure(planned, error)}
         # In the order of the plan, so that a step comes after those it depends on.
-        for other in list(self._open.values()):
-            because = [each for each in other.dependencies if each in failed]
+        for other in list(self.to_do.values()):
+            because = [each for each in other.dependencies if each in failures]
             if because and other.action == "run":
-                del self._open[other.path]
-                failed.add(other.path)
+                del self.to_do[other.path]
+                failures[other.path] = StepFailure(other, None)
                 _record_failed_dependency(other, because[0])
-                self._note(StepFailure(other, None))
+        for failure in failures.values():
+            self.failures.append(failure)
+            self.on_failure(failure)
 
     def run_step(self, planned: PlannedStep, is_patient: bool) -> BaseException | None:
         """Run the step unless it is done; the error that it ended with, if it did.
@@ -192,10 +188,17 @@ class _PlanRun:
         An interruption is raised, too.
         """
         try:
-            if self._room is None:
+            if self.room is None:
                 self._run_unless_done(planned, is_patient)
-            elif not self._is_settled(planned, is_patient):
-                with self._room(planned):
+                return None
+            # Before there is room, which others could use while this one waits for the lock.
+            if is_patient:
+                self._lock(planned, is_patient).release()
+            elif lock_holder(join(planned.path, LOCK)) is not None:
+                raise _StepHeld
+            status = read_status(planned.path)
+            if not _is_done(planned, status) or _is_in_the_way(planned, status):
+                with self.room(planned):
                     self._require_going_on()
                     self._run_unless_done(planned, is_patient=False)
             return None
@@ -204,22 +207,6 @@ class _PlanRun:
         # A step that calls sys.exit has not done its work, and must not end the others'.
         except (Exception, SystemExit) as error:
             return error
-
-    def _note(self, failure: StepFailure) -> None:
-        self.failures.append(failure)
-        self._on_failure(failure)
-
-    def _is_settled(self, planned: PlannedStep, is_patient: bool) -> bool:
-        """Whether the step needs no room, being done; else no other process held it a moment ago.
-
-        Asked before there is room, which others could use while this one only waits for the lock.
-        """
-        if is_patient:
-            self._lock(planned, is_patient).release()
-        elif lock_holder(join(planned.path, LOCK)) is not None:
-            raise _StepHeld
-        status = read_status(planned.path)
-        return _is_done(planned, status) and not _is_in_the_way(planned, status)
 
     def _run_unless_done(self, planned: PlannedStep, is_patient: bool) -> None:
         while True:
@@ -235,7 +222,7 @@ class _PlanRun:
                 # Another process may have finished it since the plan was made.
                 if not _is_done(planned, status):
                     _require_needs(planned)
-                    self._on_start(planned)
+                    self.on_start(planned)
                     self._run_locked(planned, status)
                 return
 
@@ -254,7 +241,7 @@ class _PlanRun:
             self._require_going_on()
             if not has_reported:
                 has_reported = True
-                self._on_wait(planned, holder)
+                self.on_wait(planned, holder)
 
         for tries_left in reversed(range(_TRIES_FOR_A_FOLDER)):
             try:
@@ -291,7 +278,7 @@ class _PlanRun:
                 started=status.started,
             )
             write_info(planned.path, info)
-            self._runner(planned)
+            self.runner(planned)
             # After a power cut, a status that outlived the outputs it speaks of would lie.
             sync_tree(planned.path)
         except (RunInterrupted, KeyboardInterrupt) as stop:
@@ -306,7 +293,8 @@ class _PlanRun:
 
 def _record_failed_dependency(planned: PlannedStep, dependency: str) -> None:
     """Record in the step's folder that it was not run, since `dependency` failed."""
-    try:
+    # A folder that cannot be written is no other failure: that of the dependency is reported.
+    with suppress(StorageError):
         make_folder(planned.path)
         lock = FileLock.try_acquire(join(planned.path, LOCK))
         if lock is None:
@@ -325,8 +313,6 @@ def _record_failed_dependency(planned: PlannedStep, dependency: str) -> None:
                 error=f"{dependency} failed",
             )
             write_status(planned.path, status)
-    except StorageError:
-        pass  # the folder cannot be written; the dependency's own failure is reported
 
 
 def _require_needs(planned: PlannedStep) -> None:
@@ -334,9 +320,7 @@ def _require_needs(planned: PlannedStep) -> None:
 
     Its dependencies were not planned: the process that held it was taken to have them.
     """
-    if planned.action != "wait":
-        return
-    for path in planned.dependencies:
+    for path in planned.dependencies if planned.action == "wait" else ():
         status = read_status(path)
         if status is None or status.state != "SUCCESS":
             raise LaunchError(

@@ -99,28 +99,21 @@ def started_status(earlier: StepStatus | None, identity: str) -> StepStatus:
 def _read_record(kind: type[R], location: str) -> R | None:
     if not exists(location):
         return None
-    names = [field.name for field in fields(kind)]
+    cause: Exception
     try:
-        record = read_json(location)
+        # Fields that a later version may have added are ignored.
+        record: R = _ADAPTERS[kind].validate_python(read_json(location))
+        return record
     except StorageError as error:
         if isinstance(error.__cause__, FileNotFoundError):
             return None  # another process has just moved the folder aside
-        raise _damaged(location, names, error.__cause__ or error) from error
-    try:
-        # Fields that a later version may have added are ignored.
-        found: R = _ADAPTERS[kind].validate_python({name: record[name] for name in names})
-        return found
+        cause, reason = error, str(error.__cause__ or error)
     except ValidationError as error:
-        told = (f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
-        raise _damaged(location, names, "; ".join(told)) from error
-    except (KeyError, TypeError) as error:
-        raise _damaged(location, names, repr(error)) from error
-
-
-def _damaged(location: str, names: list[str], reason: object) -> StorageError:
-    return StorageError(
+        faults = [f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors()]
+        cause, reason = error, "; ".join(faults)
+    raise StorageError(
         f"{location} is not the record of a step: {reason}",
-        allowed=f"a JSON mapping with {', '.join(names)}",
+        allowed=f"a JSON mapping with {', '.join(field.name for field in fields(kind))}",
         fix="remove the file: the step then runs again, and a run goes on from its newest "
         "checkpoint",
-    )
+    ) from cause

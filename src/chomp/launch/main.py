@@ -16,7 +16,7 @@ from chomp.config import apply_overrides
 from chomp.config.fields import ConfigClass
 from chomp.errors import ChompError, ConfigError, LaunchError, RunInterrupted, require
 from chomp.executor import ExecutorStep, plan_steps, planning_only
-from chomp.executor.pins import identities_at
+from chomp.executor.identity import identities_at
 from chomp.launch.console import print_error, print_stop, show_log_warnings
 from chomp.launch.multi_process import is_lead_process
 from chomp.launch.run import (
