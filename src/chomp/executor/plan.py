@@ -364,9 +364,9 @@ class _EarlierRuns:
         return mask
 
 
-def describe_changes(changes: Sequence[Difference]) -> str:
-    """The first changes as `path: before -> after`, and how many more there are."""
-    shown = [f"{d.path}: {short(d.before)} -> {short(d.after)}" for d in changes]
+def describe_changes(changes: Sequence[Difference], form: str = "{}: {} -> {}") -> str:
+    """The first changes, each with its path and both values, and how many more there are."""
+    shown = [form.format(d.path, short(d.before), short(d.after)) for d in changes]
     more = f" and {len(shown) - CHANGES_SHOWN} more" if len(shown) > CHANGES_SHOWN else ""
     return f"{', '.join(shown[:CHANGES_SHOWN])}{more}"
 

@@ -354,8 +354,9 @@ def refuse_other_run(planned: PlannedStep, allowed: Sequence[str], *, elsewhere:
         flags = " ".join(f"--allow {field}" for field in dict.fromkeys(fields.values()))
         allow = f"; {flags} continues it with the new values"
         fix = f"{elsewhere}, or undo the change{allow * (0 < len(changes) <= CHANGES_SHOWN)}"
+    listed = f" ({describe_changes(changes, '{}: {} there, {} here')})" if changes else ""
     raise LaunchError(
-        f"{planned.path} holds another run" + (f" ({describe_changes(changes)})" * bool(changes)),
+        f"{planned.path} holds another run{listed}",
         allowed="a folder that is new, or one of the same run, which is then continued",
         fix=f"{fix}; {force_flag(planned)} moves the earlier run aside and starts over",
     )
