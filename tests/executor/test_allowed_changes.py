@@ -45,14 +45,22 @@ def test_an_allowed_change_goes_on_in_the_folder_and_makes_it_the_new_run(prefix
     assert plan.action == "skip"
 
 
+OWN = {"a": 1, "b": this_output_path()}
+
+
 @pytest.mark.parametrize(
-    ("allow", "name"),
-    [(("version.b",), "own"), (("version.ab",), "own"), (("version.a",), "other")],
-    ids=["another field", "a longer name", "another step"],
+    ("allow", "name", "changed"),
+    [
+        ("version.b", "own", {**OWN, "a": 5}),
+        ("version.ab", "own", {**OWN, "a": 5}),
+        ("version.a", "other", {**OWN, "a": 5}),
+        ("version.a", "own", {**OWN, "b": "<output>"}),
+    ],
+    ids=["another field", "a longer name", "another step", "a text in place of a path"],
 )
-def test_what_is_not_allowed_is_moved_aside_as_ever(prefix: str, allow: tuple[str, ...], name: str):
-    ran(prefix, there(prefix, {"a": 1, "b": 2}))
-    assert "moved aside" in ran(prefix, there(prefix, {"a": 5, "b": 2}, name=name), allow=allow)
+def test_what_is_not_allowed_is_moved_aside(prefix: str, allow: str, name: str, changed: Any):
+    ran(prefix, there(prefix, OWN))
+    assert "moved aside" in ran(prefix, there(prefix, changed, name=name), allow=(allow,))
     assert storage.read_text(f"{prefix}/there/runs") == "ran\n"
     assert len(os.listdir(prefix)) == 2
 
@@ -61,18 +69,12 @@ def test_a_part_of_an_allowed_field_is_allowed(prefix: str):
     ran(prefix, there(prefix, {"a": [[0, 8]], "b": {"c": 1}}))
     changed = there(prefix, {"a": [[0, 8], [5, 16]], "b": {"c": 2, "d": 3}})
     assert ran(prefix, changed, allow=("version.a", "version.b")).startswith("continues")
-
-
-def test_a_text_in_place_of_a_path_is_a_change_that_nothing_allows(prefix: str):
-    ran(prefix, there(prefix, {"a": 1, "b": this_output_path()}))
-    changed = there(prefix, {"a": 1, "b": "<output>"})
-    assert "moved aside" in ran(prefix, changed, allow=("version.a",))
-
-
-def test_force_starts_over_whatever_is_allowed(prefix: str):
-    ran(prefix, there(prefix, 1))
     [plan] = plan_steps([there(prefix, 2)], prefix=prefix, force=["own"], allow=["version"])
-    assert (plan.reason, plan.continues) == ("forced", None)
+    assert (plan.reason, plan.continues) == ("forced", None), "whatever is allowed"
+    # A folder that does not say what it was made with is not continued.
+    Path(prefix, "there", INFO).unlink()
+    [plan] = plan_steps([there(prefix, 2)], prefix=prefix, allow=["version"])
+    assert plan.continues is None
 
 
 def test_a_run_that_somebody_is_at_is_waited_for(prefix: str):
@@ -81,13 +83,6 @@ def test_a_run_that_somebody_is_at_is_waited_for(prefix: str):
         [plan] = plan_steps([there(prefix, 2)], prefix=prefix, allow=["version"])
     assert plan.action == "wait"
     assert plan.continues is not None
-
-
-def test_a_folder_that_does_not_tell_what_it_was_made_with_is_not_gone_on_with(prefix: str):
-    ran(prefix, there(prefix, 1))
-    Path(prefix, "there", INFO).unlink()
-    [plan] = plan_steps([there(prefix, 2)], prefix=prefix, allow=["version"])
-    assert plan.continues is None
 
 
 # ---- Fields that no identity counts ---------------------------------------------------------

@@ -3,7 +3,6 @@
 import importlib.util
 import os
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -14,7 +13,7 @@ import pytest
 from executor_samples import run_here, status_of, step, work
 
 from chomp import storage
-from chomp.errors import ConfigError, LaunchError, StorageError
+from chomp.errors import LaunchError, StorageError
 from chomp.executor import (
     ExecutorStep,
     PlannedStep,
@@ -126,28 +125,22 @@ def test_two_classes_of_one_name_and_two_modules_are_told_apart(
         planned(step("own", {"opt": load(package, "made_up_1")}), theirs)
 
 
-def test_a_record_from_before_classes_were_written_down_is_no_difference(
+def test_classes_that_moved_in_the_library_or_were_not_recorded_yet_are_no_difference(
     planned: Planned, ran: Ran
 ):
-    own = step("own", opt=AdamW(lr=versioned(1.0)), more=[AdamW()])
+    own = step("own", opt=AdamW(lr=versioned(1.0)), more=[AdamW()], resources=Resources(cpus=2))
     ran(own)
     info = f"{planned(own)[0].path}/.executor_info"
     record = storage.read_json(info)
-    for key in ("<module>", "<class>"):
-        del record["config"]["opt"][key], record["config"]["more"][0][key]
-        storage.write_json_atomic(info, record)
-        assert planned(own)[0].differences == ()
-
-
-def test_a_class_that_moved_within_the_library_is_no_difference(planned: Planned, ran: Ran):
-    own = step("own", resources=Resources(cpus=2))
-    ran(own)
-    info = f"{planned(own)[0].path}/.executor_info"
-    record = storage.read_json(info)
-    assert record["config"]["resources"]["<module>"].startswith("chomp.")
-    record["config"]["resources"]["<module>"] = "chomp.executor.of_an_earlier_version"
+    config = record["config"]
+    assert config["resources"]["<module>"].startswith("chomp.")
+    config["resources"]["<module>"] = "chomp.executor.of_an_earlier_version"
     storage.write_json_atomic(info, record)
     assert planned(own)[0].differences == ()
+    for key in ("<module>", "<class>"):
+        del config["opt"][key], config["more"][0][key], config["resources"][key]
+        storage.write_json_atomic(info, record)
+        assert planned(own)[0].differences == ()
 
 
 @pytest.mark.parametrize(
@@ -257,19 +250,6 @@ def test_the_last_step_that_was_asked_for_stands_last_forced_or_not(planned: Pla
     assert [item.step.name for item in plan] == ["c", "a", "b"]
 
 
-@pytest.mark.parametrize(
-    ("pattern", "words"),
-    [
-        ("(", "not a regular expression"),
-        ("botom", "found in no step's name.*one of bottom, top"),
-        ("", "found in no step's name"),
-    ],
-)
-def test_a_force_pattern_that_cannot_help_is_refused(planned: Planned, pattern: str, words: str):
-    with pytest.raises(ConfigError, match=words):
-        planned(step("top", data=step("bottom") / ""), force=(pattern,))
-
-
 def test_settings_that_are_not_versioned_are_listed_when_they_differ(planned: Planned, ran: Ran):
     ran(step("own", log={"every": 1}, tags=["a"], gone=1))
     [plan] = planned(step("own", log={"every": 2}, tags=["a", "b"], fresh="x"))
@@ -294,21 +274,12 @@ def test_settings_that_differ_are_listed_when_a_failed_step_continues(planned: P
 def test_where_outputs_lie_is_no_difference(tmp_path: Path):
     def moved(where: str) -> list[PlannedStep]:
         own = step("own", a=this_output_path("x"), b=[step("other") / "y"], c=versioned([1]))
-        return plan_steps([own], prefix=str(tmp_path / where))
+        listed = ExecutorStep("listed", repr, [this_output_path(), {"a": step("other") / "x"}, 1])
+        return plan_steps([own, listed], prefix=str(tmp_path / where))
 
     run_plan(moved("here"), run_here)
     (tmp_path / "here").rename(tmp_path / "there")
-    assert [(item.action, item.differences) for item in moved("there")] == [("skip", ())]
-
-
-def test_where_outputs_lie_is_no_difference_in_a_config_that_is_a_list_either(tmp_path: Path):
-    def moved(where: str) -> list[PlannedStep]:
-        own = ExecutorStep("own", repr, [this_output_path(), {"a": step("other") / "x"}, 1])
-        return plan_steps([own], prefix=str(tmp_path / where))
-
-    run_plan(moved("here"), run_here)
-    (tmp_path / "here").rename(tmp_path / "there")
-    assert [(item.action, item.differences) for item in moved("there")] == [("skip", ())]
+    assert [(item.action, item.differences) for item in moved("there")] == [("skip", ())] * 2
 
 
 def test_a_config_that_is_no_mapping_is_compared_too(planned: Planned, ran: Ran):
@@ -368,24 +339,18 @@ def test_a_folder_chosen_by_hand_that_holds_another_version_is_run_anew(
 
 
 @pytest.mark.parametrize("name", [".executor_status", ".executor_info"])
-@pytest.mark.parametrize("content", ["[]", "{}", "3", "{"])
+@pytest.mark.parametrize("content", ["[]", "{}", "3", "{", "wrong type"])
 def test_a_record_that_nobody_here_wrote_is_an_error_that_names_it(
     planned: Planned, ran: Ran, name: str, content: str
 ):
     ran(step("own"))
     path = f"{planned(step('own'))[0].path}/{name}"
-    Path(path).write_text(content)
-    with pytest.raises(StorageError, match=rf"{path}.*Fix: .*remove"):
-        planned(step("own"))
-
-
-def test_a_status_with_a_value_of_another_type_is_an_error_that_names_it(
-    planned: Planned, ran: Ran
-):
-    ran(step("own"))
-    path = f"{planned(step('own'))[0].path}/.executor_status"
-    storage.write_json_atomic(path, {**storage.read_json(path), "attempt": "q"})
-    with pytest.raises(StorageError, match=rf"{path}.*attempt.*Fix: .*remove"):
+    if content == "wrong type":
+        storage.write_json_atomic(path, {**storage.read_json(path), "started": "q"})
+    else:
+        Path(path).write_text(content)
+    told = "started" if content == "wrong type" else ""
+    with pytest.raises(StorageError, match=rf"{path}.*{told}.*Fix: .*remove"):
         planned(step("own"))
 
 
@@ -407,20 +372,8 @@ def test_a_record_with_fields_of_a_later_version_can_be_read(planned: Planned, r
     assert planned(step("own"))[0].action == "skip"
 
 
-@pytest.mark.parametrize("shape", ["chain", "fan", "siblings"])
-def test_three_hundred_steps_are_planned_quickly(planned: Planned, ran: Ran, shape: str):
-    count = 300
-    if shape == "chain":
-        steps = [step("s0")]
-        for i in range(1, count):
-            steps.append(step(f"s{i}", data=output_path_of(steps[-1])))
-        steps = steps[-1:]
-    elif shape == "fan":
-        steps = [step("top", data=[step(f"s{i}") / "x" for i in range(count)])]
-    else:
-        ran(*(step(f"sweep/s{i}", 1) for i in range(20)))
-        steps = [step(f"sweep/s{i}", 2) for i in range(count)]
-    begun = time.process_time()
-    assert len(planned(*steps)) in (count, count + 1)
-    # Measured at 0.05 to 0.15 s; with the square of the steps it would take far more than this.
-    assert time.process_time() - begun < 2.0
+def test_a_chain_may_be_longer_than_python_calls_may_nest(planned: Planned):
+    steps = [step("s0")]
+    for i in range(1, 1200):
+        steps.append(step(f"s{i}", data=output_path_of(steps[-1])))
+    assert [item.step.name for item in planned(steps[-1])] == [f"s{i}" for i in range(1200)]

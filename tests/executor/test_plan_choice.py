@@ -62,12 +62,18 @@ def test_force_reaches_only_what_only_leaves(prefix: str, ran: Ran):
         only(prefix, "run-a", force=("run-b",))
 
 
-@pytest.mark.parametrize(("pattern", "words"), [("(", "not a regular"), ("ruin", "no step's name")])
-def test_a_choice_that_cannot_help_is_refused(prefix: str, pattern: str, words: str):
-    with pytest.raises(
-        ConfigError, match=rf"--only '{'[(]' if pattern == '(' else pattern}'.*{words}"
-    ):
-        only(prefix, pattern)
+@pytest.mark.parametrize("option", ["only", "force"])
+@pytest.mark.parametrize(
+    ("pattern", "words"),
+    [
+        ("(", r"'\(', which is not a regular expression"),
+        ("ruin", "'ruin', which is found in no step's name.*a part of one of report, run-a, run-b"),
+        ("", "'', which is found in no step's name"),
+    ],
+)
+def test_a_choice_that_cannot_help_is_refused(prefix: str, option: str, pattern: str, words: str):
+    with pytest.raises(ConfigError, match=f"--{option} {words}"):
+        plan_steps(tree(), prefix=prefix, **{option: (pattern,)})
 
 
 # ---- Pseudo-dependencies --------------------------------------------------------------------

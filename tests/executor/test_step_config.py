@@ -123,12 +123,9 @@ def test_a_value_that_is_not_plain_data_is_refused_in_the_plan_by_step_and_path(
 
 
 @pytest.mark.parametrize("name", ["", "/a", "a/", "a//b", "a/../b", ".", None])
-def test_a_name_that_is_no_relative_path_is_refused(name: Any):
+def test_a_step_needs_a_name_that_is_a_relative_path_and_a_function(name: Any):
     with pytest.raises(ConfigError, match="Fix: name the step"):
         ExecutorStep(name, work, None)
-
-
-def test_a_step_without_a_function_is_refused():
     with pytest.raises(ConfigError, match=r"step 'own' with fn=None.*Fix: pass the function"):
         ExecutorStep("own", None, None)  # type: ignore[arg-type]
 

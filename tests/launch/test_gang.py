@@ -105,6 +105,7 @@ def ended(*tries: Ends, restarts: int = 0, stop: StopRequest | None = None) -> G
         ((CTRL_C, CTRL_C), 0, False),
         ((DONE, SILENT), 1, True),
         ((SILENT, BAD_DATA), 1, False),
+        ((DONE, (0, None)), 1, False),  # without a word, it has not done its part
     ],
 )
 def test_the_cause_is_the_program_then_who_was_lost_then_who_noticed(ends, member, is_lost):
@@ -382,12 +383,6 @@ def process_of(member: int) -> int:
         if is_step and f"JAX_PROCESS_ID={member}".encode() in variables:
             return int(place.name)
     raise AssertionError(f"no process is member {member}")
-
-
-def test_a_member_that_ends_without_a_word_has_not_done_its_part():
-    members = [Pretended(0, *DONE), Pretended(0, 0, None)]
-    end = run_gang(lambda index, given: members[index], 2, restarts=3)
-    assert (end.member, end.code, end.outcome, end.restarts) == (1, 0, None, 0)
 
 
 def test_a_third_wish_to_stop_kills_what_hangs():

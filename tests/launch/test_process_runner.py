@@ -69,59 +69,58 @@ def test_a_step_is_done_by_another_process_and_what_it_printed_is_kept(ran: Ran)
     assert int(printed.removeprefix("printed by ")) != os.getpid()
 
 
-def test_an_error_of_the_program_comes_as_itself(ran: Ran):
-    error = ran.errors["step-data"]
-    assert type(error) is DataError
-    assert str(error) == "no documents"
+def test_an_error_of_the_program_comes_as_itself_with_its_traceback_in_the_log(ran: Ran):
+    assert (type(ran.errors["step-data"]), str(ran.errors["step-data"])) == (
+        DataError,
+        "no documents",
+    )
     assert "DataError: no documents" in ran.log("step-data")
     rare = ran.errors["step-rare"]
-    assert type(rare) is DataError
-    assert str(rare) == "RareError: something rare"
+    assert (type(rare), str(rare)) == (DataError, "RareError: something rare")
     assert rare.__notes__ == ["a note"]
-
-
-def test_a_bug_keeps_the_traceback_of_its_own_process(ran: Ran):
     assert type(ran.errors["step-bug"]) is ZeroDivisionError
-    assert 'raise ZeroDivisionError("a bug")' in ran.log("step-bug")
-    assert (
-        'raise ZeroDivisionError("a bug")'
-        in (ran.folders["step-bug"] / ".executor_error").read_text()
-    )
+    for name in (".executor_log", ".executor_error"):
+        text = (ran.folders["step-bug"] / name).read_text()
+        assert 'raise ZeroDivisionError("a bug")' in text
     assert isinstance(ran.errors["step-exit"], SystemExit)
     assert ran.state("step-exit") == "FAILED"
 
 
-def test_a_process_that_was_killed_is_named_with_its_log(ran: Ran):
-    error = ran.errors["step-killed"]
+@pytest.mark.parametrize(
+    ("wish", "told", "fix"),
+    [
+        ("killed", "its process was ended by SIGKILL before it was done", "out of memory?"),
+        # Without a word, it has not done its part.
+        ("leaves", "its process exited with code 3 before it was done", "what ends it (os._exit"),
+        ("crashes", "its process was ended by SIGABRT", "reason in the log"),
+    ],
+)
+def test_a_process_that_was_lost_is_named_with_its_log(ran: Ran, wish: str, told: str, fix: str):
+    error = ran.errors[f"step-{wish}"]
     assert type(error) is LaunchError
-    assert "its process was ended by SIGKILL before it was done" in str(error)
-    assert f"Its log: {ran.folders['step-killed']}/.executor_log" in str(error)
-    assert ran.log("step-killed").splitlines()[-1].startswith("printed by ")
-    assert ran.state("step-killed") == "FAILED"
-
-
-def test_a_process_that_ends_itself_without_a_word_has_not_done_its_part(ran: Ran):
-    error = ran.errors["step-leaves"]
-    assert type(error) is LaunchError
-    assert "its process exited with code 3 before it was done" in str(error)
-    assert "what ends it (os._exit" in str(error)
-
-
-def test_a_crash_in_native_code_leaves_where_it_was_in_the_log(ran: Ran):
-    assert "its process was ended by SIGABRT" in str(ran.errors["step-crashes"])
-    assert "Fatal Python error: Aborted" in ran.log("step-crashes")
-    assert "sent_steps.py" in ran.log("step-crashes")
+    assert told in error.given
+    assert f"Its log: {ran.folders[f'step-{wish}']}/.executor_log" in error.given
+    assert fix in error.fix
+    assert ran.state(f"step-{wish}") == "FAILED"
+    printed = ran.log(f"step-{wish}")
+    if wish == "crashes":  # in native code: where it was
+        assert "Fatal Python error: Aborted" in printed
+        assert "sent_steps.py" in printed
+    else:
+        assert printed.splitlines()[-1].startswith("printed by ")
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 75)])
-def test_a_signal_is_handed_on_and_the_step_saves_before_the_command_ends(
+def test_a_signal_is_passed_on_and_all_steps_save_before_the_command_ends(
     number, code, tmp_path, capfd
 ):
-    plan = plan_steps([step("own", "until asked"), step("never")], prefix=str(tmp_path))
-    folder, before = Path(plan[0].path), signal.getsignal(number)
+    steps = [step("a", "until asked"), step("b", "until asked"), step("never")]
+    plan = plan_steps(steps, prefix=str(tmp_path))
+    before = signal.getsignal(number)
 
     def ask() -> None:
-        wait_for(folder / "ready")
+        for item in plan[:2]:
+            wait_for(Path(item.path) / "ready")
         os.kill(os.getpid(), number)
 
     asking = threading.Thread(target=ask)
@@ -130,32 +129,17 @@ def test_a_signal_is_handed_on_and_the_step_saves_before_the_command_ends(
         ProcessRunner(plan) as runner,
         pytest.raises(RunInterrupted, match=r"^SIG[A-Z]+: the state is saved at step-5") as caught,
     ):
-        run_plan(plan, runner, room=runner.room)
+        run_plan(plan, runner, room=runner.room, max_concurrent=2, ask_to_stop=runner.ask_to_stop)
     asking.join()
     assert "Asked to stop: waiting for the processes to save." in capfd.readouterr().err
     assert caught.value.exit_code == code
-    assert (folder / "saved").exists()
-    status = read_status(str(folder))
-    assert status is not None
-    assert status.state == "INTERRUPTED"
-    assert not Path(plan[1].path).exists()
+    for item in plan[:2]:
+        assert (Path(item.path) / "saved").exists()
+        status = read_status(item.path)
+        assert status is not None
+        assert status.state == "INTERRUPTED"
+    assert not Path(plan[2].path).exists()
     assert signal.getsignal(number) == before
-
-
-def test_steps_at_the_same_time_are_all_asked_to_stop(tmp_path):
-    plan = plan_steps([step("a", "until asked"), step("b", "until asked")], prefix=str(tmp_path))
-
-    def ask() -> None:
-        for item in plan:
-            wait_for(Path(item.path) / "ready")
-        os.kill(os.getpid(), signal.SIGINT)
-
-    asking = threading.Thread(target=ask)
-    asking.start()
-    with ProcessRunner(plan) as runner, pytest.raises(RunInterrupted):
-        run_plan(plan, runner, room=runner.room, max_concurrent=2, ask_to_stop=runner.ask_to_stop)
-    asking.join()
-    assert all((Path(item.path) / "saved").exists() for item in plan)
 
 
 LAUNCH = """
@@ -184,38 +168,24 @@ def test_a_step_does_not_outlive_the_process_that_holds_its_lock(tmp_path):
     assert not (ready.parent / "saved").exists()
 
 
-def test_each_process_of_a_gang_gets_gpus_of_its_own(tmp_path, monkeypatch):
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5,6,7")
-    gang = Resources(processes=2, gpus=2)
-    plan = plan_steps([step("gang", resources=gang), step("plain")], prefix=str(tmp_path))
-    with ProcessRunner(plan) as runner:
-        assert run_plan(plan, runner, room=runner.room) == []
-    folder, plain = Path(plan[0].path), Path(plan[1].path)
-    assert (folder / "seen-0").read_text() == "3,5"
-    assert (folder / "seen-1").read_text() == "6,7"
-    assert (plain / "seen-0").read_text() == "3,5,6,7"  # whatever there is
-    assert ", member 1 of 2, " in (folder / ".executor_log.1").read_text()
-
-
-@pytest.mark.parametrize(("given", "told"), [(None, "cpu"), ("cuda", "cpu")])
-def test_a_step_of_no_gpu_sees_none_and_jax_does_not_look_for_one(
-    given, told, tmp_path, monkeypatch
+def test_each_process_gets_gpus_of_its_own_and_one_that_asks_for_none_sees_none(
+    tmp_path, monkeypatch
 ):
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
-    if given is None:
-        monkeypatch.delenv("JAX_PLATFORMS")
-    else:
-        monkeypatch.setenv("JAX_PLATFORMS", given)
-    steps = [step("none", resources=Resources(gpus=0)), step("one", resources=Resources(gpus=1))]
-    plan = plan_steps(steps, prefix=str(tmp_path))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5,6,7")
+    monkeypatch.setenv("JAX_PLATFORMS", "cuda")
+    gang = step("gang", resources=Resources(processes=2, gpus=2))
+    plan = plan_steps(
+        [gang, step("plain"), step("none", resources=Resources(gpus=0))], prefix=str(tmp_path)
+    )
     with ProcessRunner(plan) as runner:
         assert run_plan(plan, runner, room=runner.room) == []
-    none, one = (Path(item.path) for item in plan)
-    assert ((none / "seen-0").read_text(), (none / "platforms-0").read_text()) == ("", told)
-    assert ((one / "seen-0").read_text(), (one / "platforms-0").read_text()) == (
-        "0",
-        given or "any",
-    )
+    folder, plain, none = (Path(item.path) for item in plan)
+    assert [(folder / f"seen-{index}").read_text() for index in (0, 1)] == ["3,5", "6,7"]
+    assert (folder / "platforms-0").read_text() == "cuda"
+    assert (plain / "seen-0").read_text() == "3,5,6,7"  # whatever there is
+    # JAX would fail if it were told to use a GPU and found none.
+    assert [(none / f"{what}-0").read_text() for what in ("seen", "platforms")] == ["", "cpu"]
+    assert ", member 1 of 2, " in (folder / ".executor_log.1").read_text()
 
 
 @pytest.mark.parametrize(
@@ -306,32 +276,17 @@ def test_where_jax_is_told_to_use_the_cpu_nobody_waits_for_a_gpu(monkeypatch):
     assert [gpus_each(Resources(gpus=given), 4) for given in (None, 0, 2)] == [4, 0, 2]
 
 
-def test_gpus_are_waited_for_until_there_are_enough_and_come_back():
-    pool, waits, got = GpuPool(["3", "5"]), threading.Event(), []
-
-    def take_all() -> None:
-        with pool.lend(2, waits.set) as names:
-            got.append(names)
-
-    with pool.lend(1) as [name], pool.lend(0) as none:
-        assert (name, none) == ("3", [])
-        taking = threading.Thread(target=take_all)
-        taking.start()
-        assert waits.wait(60)
-        assert got == []
-    taking.join()
-    assert got == [["3", "5"]]
-
-
 def test_who_wants_all_gpus_has_them_before_those_who_came_later_and_want_one():
-    pool, got = GpuPool(["3", "5"]), []
+    pool, got = GpuPool(["3", "5"]), []  # and who wants two waits until both came back
     takers: list[threading.Thread] = []
 
     def take(count: int, waits: threading.Event) -> None:
-        with pool.lend(count, waits.set):
+        with pool.lend(count, waits.set) as names:
             got.append(count)
+            assert (sorted(names) == ["3", "5"]) == (count == 2)
 
-    with pool.lend(1):
+    with pool.lend(1) as [name]:
+        assert name == "3"
         for count in (2, 1, 1):  # of which the last two could have the one that is left
             waits = threading.Event()
             takers.append(threading.Thread(target=take, args=(count, waits)))
@@ -408,20 +363,28 @@ def test_a_step_without_memory_left_in_this_process_is_told_without_a_traceback(
     assert "train.batch_size" in failure.error.fix
 
 
-@pytest.mark.parametrize(("visible", "platforms"), [("", ""), ("0", ""), ("0,1", "cpu")])
-def test_more_gpus_than_this_process_has_are_refused_where_steps_run_in_it(
-    visible: str, platforms: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("wanted", "visible", "platforms", "told", "fix"),
+    [
+        (Resources(gpus=2), "", "", "asks for 2 GPUs", "resources.gpus"),
+        (Resources(gpus=2), "0", "", "asks for 2 GPUs", "resources.gpus"),
+        (Resources(gpus=2), "0,1", "cpu", "asks for 2 GPUs", "resources.gpus"),
+        (Resources(processes=2), "0,1", "cuda", "asks for 2 processes", "--on process"),
+        (Resources(custom={"TPU": 4}), "0,1", "cuda", "asks for {'TPU': 4", "--on ray"),
+    ],
+)
+def test_what_this_process_cannot_give_is_refused_where_steps_run_in_it(
+    wanted, visible, platforms, told, fix, tmp_path, monkeypatch
 ):
-    plan = plan_steps([step("own", resources=Resources(gpus=2))], prefix=str(tmp_path))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
     monkeypatch.setenv("JAX_PLATFORMS", "cuda")
-    local_runner(plan)
+    local_runner(plan_steps([step("own", resources=Resources(gpus=2))], prefix=str(tmp_path)))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     monkeypatch.setenv("JAX_PLATFORMS", platforms)
     with pytest.raises(LaunchError) as caught:
-        local_runner(plan)
-    assert "asks for 2 GPUs" in caught.value.given
-    assert "resources.gpus" in caught.value.fix
+        local_runner(plan_steps([step("own", resources=wanted)], prefix=str(tmp_path)))
+    assert told in caught.value.given
+    assert fix in caught.value.fix
 
 
 def test_steps_at_once_are_as_many_as_the_cores_can_take(tmp_path, monkeypatch):
