@@ -24,6 +24,7 @@ def runs(launch_file: Path, launch: Run, tmp_path: Path) -> Path:
 
 def test_the_nearest_run_that_differs_in_allowed_fields_alone_goes_on(launch: Run, runs: Path):
     [folder] = runs.iterdir()
+    before = read_status(str(folder))
     assert launch("-o", "width=16").returncode == 0  # nearer in nothing, and not allowed
     done = launch(*LONGER)
     assert (done.returncode, done.stderr) == (0, "")
@@ -31,14 +32,7 @@ def test_the_nearest_run_that_differs_in_allowed_fields_alone_goes_on(launch: Ru
     assert f"(continues {old} with trainer.steps: 100 -> 200, which is allowed)" in done.stdout
     assert (folder / "runs").read_text() == "100 steps, allowed \n200 steps, allowed train.steps\n"
     assert len(list(runs.iterdir())) == 2
-    again = launch(*LONGER)
-    assert again.stdout == f"Already done: grug/tiny is at outputs/grug/{folder.name}\n"
-
-
-def test_the_folder_then_tells_what_it_is_now(launch: Run, runs: Path):
-    [folder] = runs.iterdir()
-    before = read_status(str(folder))
-    assert launch(*LONGER).returncode == 0
+    # The folder now says what it is.
     status, info = read_status(str(folder)), read_info(str(folder))
     assert before is not None
     assert status is not None
@@ -46,41 +40,33 @@ def test_the_folder_then_tells_what_it_is_now(launch: Run, runs: Path):
     assert (status.state, status.attempt) == ("SUCCESS", 2)
     assert info.identity == status.identity != before.identity
     assert info.values["trainer.steps"] == 200
-
-
-def test_the_config_it_was_begun_with_does_not_move_a_continued_run_aside(launch: Run, runs: Path):
-    assert launch(*LONGER).returncode == 0
-    [folder] = runs.iterdir()
+    again = launch(*LONGER)
+    assert again.stdout == f"Already done: grug/tiny is at outputs/grug/{folder.name}\n"
+    # The config that it was begun with does not move it aside, unless forced to.
     refused = launch()
     assert (refused.returncode, refused.stdout) == (1, "")
     assert "holds another run (trainer.steps: 200 there, 100 here)" in refused.stderr
     assert "--allow trainer.steps continues it with the new values" in refused.stderr
-    assert list(runs.iterdir()) == [folder]
+    assert len(list(runs.iterdir())) == 2
     assert launch("--force", "tiny").returncode == 0
     assert len(list(runs.glob("*.replaced-*"))) == 1
 
 
-def test_a_plan_with_another_field_changed_is_a_new_run_and_says_which(launch: Run, runs: Path):
+def test_what_allow_does_not_name_makes_another_run(launch: Run, runs: Path):
+    [folder] = runs.iterdir()
+    before = {path: path.read_bytes() for path in folder.iterdir()}
     plan = launch("--plan", *LONGER, "-o", "width=16")
     assert plan.returncode == 0
     assert "changed since" in plan.stdout
     assert "width: 8 -> 16" in plan.stdout
-    assert len(list(runs.iterdir())) == 1
-
-
-@pytest.mark.parametrize("name", ["train.stepz", "steps", "train.steps.0"])
-def test_a_name_that_is_no_field_is_refused(launch: Run, runs: Path, name: str):
-    told = launch("-o", "train.steps=200", "--allow", name)
-    assert (told.returncode, told.stdout) == (2, "")
-    assert f"--allow {name}, which is no field of the run's config" in told.stderr
-
-
-def test_a_field_that_makes_another_run_is_refused_before_anything_is_written(
-    launch: Run, runs: Path
-):
-    [folder] = runs.iterdir()
-    before = {path: path.read_bytes() for path in folder.iterdir()}
-    told = launch("-o", "width=16", "--allow", "width")
-    assert (told.returncode, told.stdout) == (2, "")
-    assert "--allow width, which is part of the run's identity" in told.stderr
+    for name, fault in (
+        ("train.stepz", "no field of the run's config"),
+        ("steps", "no field of the run's config"),
+        ("train.steps.0", "no field of the run's config"),
+        ("width", "part of the run's identity"),
+    ):
+        told = launch("-o", "train.steps=200", "-o", "width=16", "--allow", name)
+        assert (told.returncode, told.stdout) == (2, "")
+        assert f"--allow {name}, which is {fault}" in told.stderr
+    assert list(runs.iterdir()) == [folder]
     assert {path: path.read_bytes() for path in folder.iterdir()} == before

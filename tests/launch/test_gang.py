@@ -199,36 +199,36 @@ def ran(plan: list[PlannedStep]) -> BaseException | None:
     return failures[0].error if failures else None
 
 
+def gang_plan(prefix: Path, wish: str, restarts: int) -> tuple[list[PlannedStep], Path]:
+    """A plan of one gang of two real processes, and its folder."""
+    wanted = Resources(processes=2, restarts=restarts)
+    plan = plan_steps([step("own", wish, resources=wanted)], prefix=str(prefix))
+    return plan, Path(plan[0].path)
+
+
 def test_real_processes_begin_again_when_one_was_killed(tmp_path, caplog):
-    gang = Resources(processes=2, restarts=2)
-    plan = plan_steps([step("own", "one is lost once", resources=gang)], prefix=str(tmp_path))
+    plan, folder = gang_plan(tmp_path, "one is lost once", restarts=2)
     assert ran(plan) is None
-    starts = (Path(plan[0].path) / "starts").read_text().split()
-    assert sorted(starts) == ["0", "0", "1", "1"]
-    assert (
-        "process 1 of 2 was ended by SIGKILL; starting all of them again (restart 1 of 2)"
-        in caplog.text
-    )
+    assert sorted((folder / "starts").read_text().split()) == ["0", "0", "1", "1"]
+    told = "process 1 of 2 was ended by SIGKILL; starting all of them again (restart 1 of 2)"
+    assert told in caplog.text
 
 
 def test_when_the_restarts_are_spent_the_error_names_the_log(tmp_path):
-    gang = Resources(processes=2, restarts=1)
-    plan = plan_steps([step("own", "one is always lost", resources=gang)], prefix=str(tmp_path))
+    plan, folder = gang_plan(tmp_path, "one is always lost", restarts=1)
     error = ran(plan)
     assert type(error) is LaunchError
-    assert "process 1 of 2 was ended by SIGKILL before it was done" in str(error)
-    assert f"Its log: {plan[0].path}/.executor_log.1" in str(error)
-    assert "resources.restarts above 1" in str(error)
-    log = (Path(plan[0].path) / ".executor_log.1").read_text()
-    assert log.count("member 1 of 2") == 2
+    assert "process 1 of 2 was ended by SIGKILL before it was done" in error.given
+    assert f"Its log: {folder}/.executor_log.1" in error.given
+    assert "resources.restarts above 1" in error.fix
+    assert (folder / ".executor_log.1").read_text().count("member 1 of 2") == 2
 
 
 def test_an_error_in_one_process_is_the_error_of_all(tmp_path):
-    gang = Resources(processes=2, restarts=3)
-    plan = plan_steps([step("own", "one fails", resources=gang)], prefix=str(tmp_path))
+    plan, folder = gang_plan(tmp_path, "one fails", restarts=3)
     error = ran(plan)
     assert (type(error), str(error)) == (DataError, "no documents")
-    assert (Path(plan[0].path) / "starts").read_text().split().count("1") == 1
+    assert (folder / "starts").read_text().split().count("1") == 1
 
 
 # ---- Ports at which they are to meet ----------------------------------------------------------

@@ -236,7 +236,7 @@ def test_what_cannot_be_submitted_is_refused_at_once_in_one_message(
 
 def test_a_file_that_is_no_cluster_of_rays_launcher_is_refused(tmp_path):
     (tmp_path / "config.yaml").write_text("trainer: {}")
-    with pytest.raises(LaunchError, match="no cluster_name and provider"):
+    with pytest.raises(LaunchError, match=r"KeyError: 'provider'.*ray up"):
         job_address(str(tmp_path / "config.yaml"))
 
 

@@ -11,7 +11,7 @@ from chomp import errors
 from chomp.cli.load_config import load_module
 from chomp.errors import ChompError, ConfigError, DataError, LaunchError, RunInterrupted
 from chomp.executor import ExecutorStep, plan_steps, run_plan
-from chomp.launch.process import ProcessRunner, pack_step
+from chomp.launch.process import ProcessRunner
 from chomp.launch.step_result import error_of, outcome_of, read_outcome, write_outcome
 from tests.launch import sent_steps
 
@@ -106,24 +106,14 @@ def local_function(config: object) -> object:
 
 
 @pytest.mark.parametrize(
-    ("fn", "config"),
-    [
-        (lambda config: None, {}),
-        (local_function(None), {}),
-        (threading.Lock().acquire, {}),
-    ],
+    "fn",
+    [lambda config: None, local_function(None), threading.Lock().acquire],
     ids=["lambda", "inside another", "of an object"],
 )
-def test_a_function_that_cannot_be_sent_is_refused_and_named(fn, config, tmp_path):
-    [planned] = plan_steps([ExecutorStep("own", fn, config)], prefix=str(tmp_path))
-    with pytest.raises(LaunchError, match=r"step 'own' cannot be sent .*Allowed: .*--on local"):
-        pack_step(planned)
-
-
-def test_nothing_begins_if_one_step_of_a_plan_cannot_be_sent(tmp_path):
-    steps = [sent_steps.step("good"), ExecutorStep("bad", lambda config: None, {})]
+def test_a_function_that_cannot_be_sent_is_refused_before_anything_begins(fn, tmp_path):
+    steps = [sent_steps.step("good"), ExecutorStep("own", fn, {})]
     plan = plan_steps(steps, prefix=str(tmp_path / "out"))
-    with pytest.raises(LaunchError, match="step 'bad' cannot be sent"):
+    with pytest.raises(LaunchError, match=r"step 'own' cannot be sent .*Allowed: .*--on local"):
         ProcessRunner(plan)
     assert not (tmp_path / "out").exists()
 
@@ -168,11 +158,8 @@ def test_an_error_comes_back_as_the_nearest_class_that_is_known_here(
 
 
 def test_every_error_of_chomp_comes_back_as_itself():
-    kinds = [
-        kind
-        for kind in vars(errors).values()
-        if isinstance(kind, type) and issubclass(kind, ChompError) and kind is not RunInterrupted
-    ]
+    kinds = [each for each in vars(errors).values() if isinstance(each, type)]
+    kinds = [each for each in kinds if issubclass(each, ChompError) and each is not RunInterrupted]
     assert len(kinds) > 5
     for kind in kinds:
         again = error_of(outcome_of(kind("why")))

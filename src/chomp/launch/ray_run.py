@@ -38,7 +38,6 @@ from pathlib import Path
 from typing import Any, NoReturn
 from urllib.parse import urlsplit
 
-import yaml
 from pydantic import PositiveFloat, TypeAdapter
 
 from chomp.errors import ChompError, ConfigError, LaunchError, require
@@ -339,7 +338,21 @@ def job_address(cluster: str) -> str:
             )
         cluster = str(path)
     if cluster.endswith((".yaml", ".yml")):
-        cluster = f"http://{_head_of_launcher(Path(cluster))}:{_PORT}"
+        import_ray()
+        from ray.autoscaler.sdk import get_head_node_ip  # noqa: PLC0415
+
+        try:
+            cluster = f"http://{get_head_node_ip(cluster)}:{_PORT}"
+        # Whatever a file that is none, or a cloud's library, raises.
+        except Exception as error:
+            raise LaunchError(
+                f"the head of the cluster in {cluster} cannot be found "
+                f"({type(error).__name__}: {error})",
+                allowed="a file of Ray's cluster launcher, whose cluster runs, and rights to ask "
+                "its cloud about it",
+                fix=f"ray up {cluster}, or keep ray dashboard {cluster} running beside this and "
+                f"give --cluster http://127.0.0.1:{_PORT}",
+            ) from error
     if "://" not in cluster:
         host, port = host_and_port(cluster, _PORT)
         require_listening(host, port, what="the Ray cluster", fix=_FIX)
@@ -364,35 +377,6 @@ def job_address(cluster: str) -> str:
     port = parts.port or (443 if parts.scheme == "https" else 80)
     require_listening(parts.hostname, port, what="the Ray dashboard", fix=_FIX)
     return cluster.rstrip("/")
-
-
-def _head_of_launcher(path: Path) -> str:
-    """The address of the head of a cluster that Ray's launcher has started."""
-    try:
-        config = yaml.safe_load(path.read_text())
-        is_fine = isinstance(config, dict) and "cluster_name" in config and "provider" in config
-        fault = "" if is_fine else "it has no cluster_name and provider"
-    except (OSError, yaml.YAMLError) as error:
-        fault = str(error)
-    if fault:
-        raise LaunchError(
-            f"--cluster {path}: {fault}",
-            allowed="a file of Ray's cluster launcher, as `ray up` takes it",
-            fix="give such a file, or the address of the cluster",
-        )
-    import_ray()
-    from ray.autoscaler.sdk import get_head_node_ip  # noqa: PLC0415
-
-    try:
-        return get_head_node_ip(str(path))
-    # Whatever a cloud's library raises for want of rights, network or a cluster.
-    except Exception as error:
-        raise LaunchError(
-            f"the head of the cluster in {path} cannot be found ({error})",
-            allowed="a running cluster, and rights to ask its cloud about it",
-            fix=f"ray up {path}, or keep ray dashboard {path} running beside this and give "
-            f"--cluster http://127.0.0.1:{_PORT}",
-        ) from error
 
 
 # ---- What is sent -----------------------------------------------------------------------------
