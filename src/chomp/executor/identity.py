@@ -224,7 +224,7 @@ def hashed_fields(value: Any, *, is_left_out: bool = False) -> Any:
         if (counts and not is_left_out) or any(inputs(child))
     }
     if is_config(value) and not is_left_out:
-        return {CLASS: class_name(value), **kept}
+        return {CLASS: ClassName(type(value).__qualname__), **kept}
     return list(kept.values()) if isinstance(value, list | tuple) else kept
 
 
@@ -247,24 +247,12 @@ def unhashed_fields(value: Any, path: KeyPath = ()) -> Iterator[tuple[KeyPath, b
 
 
 class ClassName(str):
-    """The name of a config's class, as a type of its own: no config holds one by itself."""
+    """The name of a config's class, with those of the classes and functions it is defined in.
+
+    A type of its own: no config holds one by itself.
+    """
 
     __slots__ = ()
-
-
-def class_name(config: object) -> ClassName:
-    """The name of a config's class, with those of the classes and functions it is defined in."""
-    return ClassName(type(config).__qualname__)
-
-
-def module_name(config: object) -> str:
-    """The module of a config's class, by its file: the same however that was loaded.
-
-    A launch file is `__main__` as a command, and has a made-up name where another one loaded it.
-    """
-    name = type(config).__module__
-    file = getattr(sys.modules.get(name), "__file__", None)
-    return name if file is None else _dotted_name(file)
 
 
 def with_class_names(value: Any) -> Any:
@@ -273,7 +261,11 @@ def with_class_names(value: Any) -> Any:
         return value
     if is_config(value):
         fields = {str(name): with_class_names(each) for name, each in children(value)}
-        return {CLASS: class_name(value), MODULE: module_name(value), **fields}
+        return {
+            CLASS: ClassName(type(value).__qualname__),
+            MODULE: _module_name(type(value).__module__),
+            **fields,
+        }
     if isinstance(value, Mapping):
         # By the keys themselves, which are looked at when they become plain data.
         return {key: with_class_names(each) for key, each in value.items()}
@@ -317,9 +309,17 @@ def _flatten(plain: Any, path: KeyPath) -> Iterator[tuple[KeyPath, Any]]:
         yield from _flatten(item, (*path, key))
 
 
+def _module_name(name: str) -> str:
+    """What Python calls a module's file inside its package: the same however it was loaded.
+
+    A launch file is `__main__` as a command, and has a made-up name where another one loaded it.
+    """
+    file = getattr(sys.modules.get(name), "__file__", None)
+    return name if file is None else _dotted_name(file)
+
+
 @functools.cache  # asked for each config of each step, and there are few files
 def _dotted_name(file: str) -> str:
-    """What Python calls a file inside its package: only what travels with a copy of that."""
     path = Path(file).resolve()
     parts = [] if path.stem == "__init__" else [path.stem]
     for folder in path.parents:
