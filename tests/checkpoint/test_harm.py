@@ -59,7 +59,7 @@ def test_a_damaged_checkpoint_is_passed_over_with_the_reason_and_kept_aside(
     assert after == before
 
 
-@pytest.mark.parametrize("harm", HARMS)
+@pytest.mark.parametrize("harm", ["lose a file", "cut metadata", "change a hash"])
 def test_the_only_checkpoint_damaged_is_an_error_and_never_a_fresh_start(
     harm, saved, tmp_path, mesh
 ):
@@ -89,22 +89,22 @@ def test_every_damaged_checkpoint_is_listed_with_its_own_reason(folder, mesh):
     ]  # fmt: skip
 
 
-def test_a_fresh_start_that_is_allowed_keeps_what_is_damaged_aside(folder, mesh, caplog):
-    for step in STEPS:
+def test_a_fresh_start_that_is_allowed_is_made_once_none_is_whole_and_keeps_all_aside(
+    folder, mesh, caplog
+):
+    def contents() -> dict[str, bytes]:
+        return {name.replace(".damaged-2", ""): file for name, file in snapshot(folder).items()}
+
+    for step, next_older in ((8, 6), (6, 4), (4, 2), (2, 0)):
+        assert "starting at step 0" not in caplog.text
         HARMS["lose a file"][0](folder / f"step-{step}")
-    before = snapshot(folder)
-    assert step_of(begun(folder, mesh, run(allow_fresh_start=True), attempt=2)) == 0
+        before = contents()
+        assert step_of(begun(folder, mesh, run(allow_fresh_start=True))) == next_older
+        assert contents() == before
     assert "starting at step 0" in caplog.text
     assert sorted(path.name for path in folder.iterdir()) == [
         f"step-{step}.damaged-2" for step in STEPS
     ]
-    after = {name.replace(".damaged-2", ""): content for name, content in snapshot(folder).items()}
-    assert after == before
-
-
-def test_a_fresh_start_that_is_allowed_is_not_made_while_one_is_whole(folder, mesh):
-    HARMS["lose a file"][0](folder / "step-8")
-    assert step_of(begun(folder, mesh, run(allow_fresh_start=True))) == 6
 
 
 @settings(max_examples=12, deadline=None)

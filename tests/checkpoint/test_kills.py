@@ -12,6 +12,8 @@ from checkpoint_samples import about, state_at
 
 from chomp.checkpoint import LoadOptions, list_checkpoints, restore_latest_or_initialize
 
+# `test_crashes` kills at chosen instants, always; these are others, inside of TensorStore too.
+pytestmark = pytest.mark.slow
 PROGRAM = Path(__file__).parent / "killed_savers.py"
 DEATHS = 5
 

@@ -93,7 +93,14 @@ def restored(folder: Path, state: Any, mesh: jax.sharding.Mesh) -> Any:
     return restore_checkpoint(found, jax.eval_shape(lambda: state), mesh=mesh)
 
 
-@pytest.mark.parametrize("bound", [None, STATE_BYTES // 2, STATE_BYTES, 9 * STATE_BYTES])
+@pytest.mark.parametrize(
+    ("mesh", "bound"),
+    [
+        *(("one_device_mesh", bound) for bound in (None, STATE_BYTES // 2, STATE_BYTES)),
+        *(("eight_device_mesh", bound) for bound in (None, STATE_BYTES // 2)),
+    ],
+    indirect=["mesh"],
+)
 def test_what_is_saved_is_what_was_there_though_the_next_step_takes_its_memory(
     bound, tmp_path, mesh
 ):
@@ -136,6 +143,7 @@ def test_a_save_larger_than_its_bound_is_complete_when_it_returns(tmp_path, mesh
     assert bytes_of(restored(tmp_path, trained(weights(2)), mesh)) == expected
 
 
+@pytest.mark.parametrize("mesh", ["eight_device_mesh"], indirect=True)
 def test_metadata_describes_every_array(tmp_path, mesh):
     state = state_at(2)
     save_step_checkpoint(str(tmp_path), state, about(step=2))
@@ -146,12 +154,10 @@ def test_metadata_describes_every_array(tmp_path, mesh):
     assert metadata.arrays["params/bias"] == {"shape": [32], "dtype": "bfloat16"}
     assert metadata.arrays["step"] == {"shape": [], "dtype": "int32"}
     assert set(metadata.arrays) == set(leaves)
-    on_disk = {
-        str(path.relative_to(tmp_path / "step-2/state")): path.stat().st_size
-        for path in (tmp_path / "step-2/state").rglob("*")
-        if path.is_file()
+    files = [path for path in (tmp_path / "step-2/state").rglob("*") if path.is_file()]
+    assert metadata.state_files == {
+        str(path.relative_to(tmp_path / "step-2/state")): path.stat().st_size for path in files
     }
-    assert metadata.state_files == on_disk
 
 
 def spoiled(leaf: str, bad: float) -> State:
@@ -180,11 +186,15 @@ def test_a_state_that_is_not_finite_is_refused_before_anything_is_written(leaf, 
 
 
 @pytest.mark.usefixtures("on_one_device")
-def test_what_ends_a_save_is_raised_once_by_whoever_comes_next(tmp_path):
+def test_what_ends_a_save_is_raised_once_by_whoever_comes_next_and_the_next_one_succeeds(tmp_path):
+    def until_it_raises(call: Callable[[], Any]) -> None:
+        while True:
+            call()
+
     for ask in (
         Checkpointer.wait,
         lambda saver: save(saver, state_at(2), 2),
-        lambda saver: _until_it_raises(partial(saver.is_due, 2)),
+        lambda saver: until_it_raises(partial(saver.is_due, 2)),
     ):
         saver = checkpointer(tmp_path)
         save(saver, state_at(1), 1, **BAD_JSON)
@@ -195,6 +205,9 @@ def test_what_ends_a_save_is_raised_once_by_whoever_comes_next(tmp_path):
         assert not saver.is_due(2)
         assert saver.take_reports() == []
     assert list(tmp_path.iterdir()) == []
+    save(saver, state_at(1), 1)
+    saver.wait()
+    assert [found.metadata.step for found in list_checkpoints(str(tmp_path))] == [1]
 
 
 @pytest.mark.usefixtures("on_one_device")
@@ -212,15 +225,6 @@ def test_the_next_batches_are_hashed_in_the_background(tmp_path):
     (found,) = list_checkpoints(str(tmp_path))
     assert found.metadata.next_batches == ["a", "b"]
     assert threading.current_thread() not in asked_in
-
-
-@pytest.mark.usefixtures("on_one_device")
-def test_a_checkpoint_that_is_there_asks_for_no_batches_again(tmp_path):
-    with checkpointer(tmp_path) as saver:
-        save(saver, state_at(1), 1, next_batches=lambda: ("a", "b"))
-        save(saver, state_at(1), 1, next_batches=lambda: ("c",), is_final=True)
-    (found,) = list_checkpoints(str(tmp_path))
-    assert (found.metadata.next_batches, found.metadata.is_temporary) == (["a", "b"], False)
 
 
 def caused_by(cause: Exception) -> Exception:
@@ -257,11 +261,6 @@ def test_what_fails_a_save_is_told_and_space_is_asked_for_only_where_it_helps(
     assert list(tmp_path.iterdir()) == []
 
 
-def _until_it_raises(call: Any) -> None:
-    while True:
-        call()
-
-
 @pytest.mark.usefixtures("on_one_device")
 def test_what_cannot_be_opened_again_is_not_called_saved(tmp_path):
     folder = tmp_path / "run[1]"  # Orbax takes this for a pattern, and merges nothing
@@ -272,36 +271,9 @@ def test_what_cannot_be_opened_again_is_not_called_saved(tmp_path):
 
 
 @pytest.mark.usefixtures("on_one_device")
-def test_waiting_tells_where_the_newest_save_is(tmp_path):
-    with checkpointer(tmp_path) as saver:
-        assert saver.wait() == str(tmp_path)
-        path = save(saver, state_at(1), 1)
-        assert saver.wait() == path == str(tmp_path / "step-1")
-
-
-@pytest.mark.usefixtures("on_one_device")
-def test_after_a_failed_save_the_next_one_succeeds(tmp_path):
-    saver = checkpointer(tmp_path)
-    save(saver, state_at(1), 1, **BAD_JSON)
-    with pytest.raises(StorageError):
-        saver.wait()
-    save(saver, state_at(1), 1)
-    saver.wait()
-    assert [found.metadata.step for found in list_checkpoints(str(tmp_path))] == [1]
-
-
-@pytest.mark.usefixtures("on_one_device")
-def test_leaving_waits_for_the_save_and_raises_its_error(tmp_path):
-    with checkpointer(tmp_path) as saver:
-        save(saver, state_at(1), 1)
-    assert [found.metadata.step for found in list_checkpoints(str(tmp_path))] == [1]
-    with pytest.raises(StorageError) as caught, checkpointer(tmp_path) as saver:
-        save(saver, state_at(2), 2, **BAD_JSON)
-    assert "stream_states" in caught.value.given
-
-
-@pytest.mark.usefixtures("on_one_device")
-def test_leaving_by_an_error_waits_too_and_hides_nothing(tmp_path, caplog):
+def test_leaving_waits_for_the_save_and_raises_its_error_unless_another_is_passing(
+    tmp_path, caplog
+):
     def broken_run(step: int, **more: Any) -> None:
         with checkpointer(tmp_path) as saver:
             save(saver, state_at(step), step, **more)
@@ -313,30 +285,28 @@ def test_leaving_by_an_error_waits_too_and_hides_nothing(tmp_path, caplog):
     with caplog.at_level(logging.ERROR), pytest.raises(KeyError, match="mine"):
         broken_run(2, **BAD_JSON)
     assert "stream_states" in caplog.text
+    with pytest.raises(StorageError) as caught, checkpointer(tmp_path) as saver:
+        save(saver, state_at(2), 2, **BAD_JSON)
+    assert "stream_states" in caught.value.given
 
 
 @pytest.mark.usefixtures("on_one_device")
-def test_a_save_in_progress_is_made_permanent_without_being_written_again(tmp_path):
+def test_a_save_in_progress_is_made_permanent_without_being_written_or_asking_again(tmp_path):
     with checkpointer(tmp_path) as saver:
+        assert saver.wait() == str(tmp_path)
         state = state_at(3)
-        paths = {save(saver, state, 3), save(saver, state, 3, is_final=True)}
+        paths = {
+            save(saver, state, 3, next_batches=lambda: ("a", "b")),
+            save(saver, state, 3, next_batches=lambda: ("c",), is_final=True),
+            saver.wait(),
+        }
     assert paths == {str(tmp_path / "step-3")}
     (found,) = list_checkpoints(str(tmp_path))
-    assert not found.metadata.is_temporary
-    written, promoted = saver.take_reports()
-    assert (written.step, promoted.step) == (3, 3)
-    assert written.num_bytes == sum(leaf.nbytes for leaf in named_leaves(state).values())
-    assert promoted.num_bytes == 0
-
-
-@pytest.mark.usefixtures("on_one_device")
-def test_every_save_is_reported_once_with_what_it_cost(tmp_path):
-    with checkpointer(tmp_path) as saver:
-        for step in (1, 2):
-            save(saver, state_at(step), step)
+    assert (found.metadata.next_batches, found.metadata.is_temporary) == (["a", "b"], False)
     reports = saver.take_reports()
-    assert [report.step for report in reports] == [1, 2]
-    assert [report.path for report in reports] == [str(tmp_path / f"step-{n}") for n in (1, 2)]
+    assert [(report.step, report.path) for report in reports] == [(3, found.path)] * 2
+    num_bytes = sum(leaf.nbytes for leaf in named_leaves(state).values())
+    assert [report.num_bytes for report in reports] == [num_bytes, 0]
     assert all(0 < report.blocked_seconds <= report.seconds for report in reports)
     assert saver.take_reports() == []
 

@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from chomp.errors import ChompError, ConfigError
 from chomp.storage.files import open_regular, require_links_inside
@@ -147,11 +147,11 @@ class Sidecar:
             if code >= 0:
                 return
             if delay_s is not None:
+                titles = " and ".join(self._start.remedies)
                 _logger.warning(
                     "the process that sends the record to %s was killed by signal %d and is "
                     "started again; no row is lost",
-                    " and ".join(self._start.remedies),
-                    -code,
+                    *(titles, -code),
                 )
                 self._is_ending.wait(delay_s)
         self._fail("was killed again and again")
@@ -187,24 +187,19 @@ class Sidecar:
             self._on_address(said["address"])
         else:
             title, reason = said["sink"], said["failure"]
-            remedy = self._start.remedies[title]
             self.failures.append(f"{title}: {reason}")
             _logger.error(
                 "%s failed: %s. The run goes on and the record keeps every row. To send the "
                 "record again: %s",
-                title,
-                reason,
-                remedy,
+                *(title, reason, self._start.remedies[title]),
             )
 
     def _fail(self, what: str) -> None:
-        titles, remedies = self._start.remedies.keys(), self._start.remedies.values()
+        remedies = self._start.remedies
         self.failures.append(what)
         _logger.error(
             "the process that sends the record to %s %s. To send the record again: %s",
-            " and ".join(titles),
-            what,
-            "; ".join(remedies),
+            *(" and ".join(remedies), what, "; ".join(remedies.values())),
         )
 
     def _close_pipe(self) -> None:
@@ -328,6 +323,11 @@ def serve() -> None:
     wandb = fields.pop("wandb")
     start = SidecarStart(**fields, wandb=None if wandb is None else WandbStart(**wandb))
     answers = os.fdopen(os.dup(1), "w")
+
+    def say(**words: Any) -> None:
+        with suppress(OSError):  # a run that was killed hears nothing
+            print(json.dumps(words), file=answers, flush=True)
+
     os.dup2(2, 1)  # whatever W&B prints is no answer of ours
     with suppress(OSError):
         os.nice(10)  # it can wait, and training cannot
@@ -348,7 +348,7 @@ def serve() -> None:
         try:
             sink = open_sink()
             if isinstance(sink, WandbSink):
-                _say(answers, {"address": sink.url})
+                say(address=sink.url)
             try:
                 for row in follow(start.record, has_ended):
                     sink.take(row)
@@ -359,17 +359,17 @@ def serve() -> None:
             text = redacted(traceback.format_exc()).strip()
             print(text, file=sys.stderr, flush=True)
             reason = redacted(str(error)) if isinstance(error, ChompError) else text
-            _say(answers, {"sink": title, "failure": reason})
+            say(sink=title, failure=reason)
 
-    if start.tensorboard is not None:
-        folder = start.tensorboard
-        board = threading.Thread(target=send, args=("TensorBoard", lambda: TensorBoardSink(folder)))
-        board.start()
-    if start.wandb is not None:
-        begun = start.wandb
+    threads = []
+    if (folder := start.tensorboard) is not None:
+        arguments = ("TensorBoard", lambda: TensorBoardSink(folder))
+        threads.append(threading.Thread(target=send, args=arguments))
+        threads[0].start()
+    if (begun := start.wandb) is not None:
         send("W&B", lambda: WandbSink(begun, folder=Path(start.record).parent))
-    if start.tensorboard is not None:
-        board.join()
+    for thread in threads:
+        thread.join()
     sys.exit(1 if failed.is_set() else 0)
 
 
@@ -401,8 +401,3 @@ def _wait_for_the_end(start: SidecarStart, has_ended: threading.Event) -> None:
     if start.timeout_s is not None:
         time.sleep(start.timeout_s)
         os._exit(_TIMED_OUT)
-
-
-def _say(answers: IO[str], words: Mapping[str, Any]) -> None:
-    with suppress(OSError):  # a run that was killed hears nothing
-        print(json.dumps(words), file=answers, flush=True)

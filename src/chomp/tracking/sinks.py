@@ -80,25 +80,25 @@ class TensorBoardSink:
         attempt = row.get("attempt", 1)
         row = with_nonfinite(row)
         shown = {name: value for name, value in row.items() if name not in _NOT_SHOWN}
+        values: list[Any] = []
         if row.get("kind") == "summary":
             lines = [f"| {name} | {value} |" for name, value in shown.items()]
             table = "\n".join(["| name | value |", "|---|---|", *lines])
-            self._write(
-                attempt, summary.text("summary", table).value, step=0, time_s=row.get("time")
-            )
-            return
+            values, shown = list(summary.text("summary", table).value), {}
         histograms = histograms_of(row)
-        values = [_histogram_value(_tag(name), found) for name, found in histograms.items()]
         for name, value in shown.items():
-            if name in histograms or value is None:
-                continue
-            if not isinstance(value, str):
+            # The name with what tensorboardX would complain about replaced.
+            tag = re.sub(r"[^-/\w.]", "_", name).lstrip("/")
+            if name in histograms:
+                values.append(_histogram_value(tag, histograms[name]))
+            elif isinstance(value, str):
+                if self._texts.get((attempt, name)) != value:
+                    self._texts[attempt, name] = value
+                    values += summary.text(tag, value).value
+            elif value is not None:
                 # Not `summary.scalar`, which takes twice the time of all the rest.
-                values.append(Summary.Value(tag=_tag(name), simple_value=float(value)))
-            elif self._texts.get((attempt, name)) != value:
-                self._texts[attempt, name] = value
-                values += summary.text(_tag(name), value).value
-        self._write(attempt, values, step=row["step"], time_s=row.get("time"))
+                values.append(Summary.Value(tag=tag, simple_value=float(value)))
+        self._write(attempt, values, step=row.get("step", 0), time_s=row.get("time"))
 
     def finish(self) -> None:
         """Close the files. A row that still comes later makes new ones."""
@@ -164,7 +164,6 @@ class WandbSink:
 
         self._start, self._folder = start, folder
         mode = start.mode or os.environ.get("WANDB_MODE", "online")
-        is_offline = mode in ("offline", "dryrun")
         # W&B would ask for a key at the terminal, in the middle of a run.
         if mode == "online" and not wandb.login(prompt=False, verify=False):
             raise LaunchError(
@@ -193,7 +192,7 @@ class WandbSink:
         self._number = 0  # of the next row in the record
         # What W&B has: online the server says so, offline the files of earlier processes.
         self._first_new = self._run.step
-        if is_offline:
+        if mode in ("offline", "dryrun"):
             sync_dir = Path(self._run.settings.sync_dir)
             logs = sync_dir.parent.glob(f"offline-run-*/run-{start.run_id}.wandb")
             self._first_new = max((1 + _last_step(log) for log in logs), default=0)
@@ -327,11 +326,6 @@ def _histogram_value(tag: str, found: Histogram) -> Any:
         bucket_limits=found.edges[1:],
         bucket_counts=found.counts,
     ).value[0]
-
-
-def _tag(name: str) -> str:
-    """The name with what tensorboardX would complain about replaced."""
-    return re.sub(r"[^-/\w.]", "_", name).lstrip("/")
 
 
 def _found(path: str, folder: Path) -> Path | None:
