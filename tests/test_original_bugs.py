@@ -176,7 +176,7 @@ BUGS: dict[int, tuple[str, ...]] = {
     34: (
         "tests/test_training.py::"
         "test_a_signal_that_comes_while_a_step_is_decided_on_saves_that_step",
-        "tests/checkpoint/test_checkpointer.py::test_temporary_checkpoints_are_due_by_the_clock",
+        "tests/checkpoint/test_retention.py::test_temporary_checkpoints_are_due_by_the_clock",
         "tests/training/test_run_folder.py::test_the_summary_says_how_an_attempt_ended",
     ),
     35: ("tests/checkpoint/test_save.py::test_leaving_waits_for_the_save_and_raises_its_error",),

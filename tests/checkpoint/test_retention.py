@@ -149,7 +149,7 @@ def test_the_most_checkpoints_at_once_are_known_before_the_run(tmp_path, config)
 
 
 @pytest.mark.usefixtures("_on_one_device")
-def test_temporary_checkpoints_are_due_by_a_clock_that_starts_again_at_each_save(tmp_path):
+def test_temporary_checkpoints_are_due_by_the_clock(tmp_path):
     assert checkpointer(tmp_path, save_interval_s=1e-9).is_due(1)
     saver = checkpointer(tmp_path, save_interval_s=3600.0)
     assert not saver.is_due(1)
@@ -208,7 +208,7 @@ def test_what_killed_processes_left_goes_with_the_next_save_and_nothing_else(tmp
 # ---- What is deleted -----------------------------------------------------------------------------
 
 
-@settings(deadline=None, max_examples=40)  # it makes folders
+@settings(deadline=None, max_examples=25)  # it makes folders
 @given(KINDS, st.integers(1, 3), st.none() | st.integers(1, 4))
 def test_the_newest_stay_and_permanent_ones_and_no_other(
     tmp_path_factory, kind_of, keep_temporary, keep_permanent

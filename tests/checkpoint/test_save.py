@@ -271,9 +271,7 @@ def test_what_cannot_be_opened_again_is_not_called_saved(tmp_path):
 
 
 @pytest.mark.usefixtures("on_one_device")
-def test_leaving_waits_for_the_save_and_raises_its_error_unless_another_is_passing(
-    tmp_path, caplog
-):
+def test_leaving_waits_for_the_save_and_raises_its_error(tmp_path, caplog):
     def broken_run(step: int, **more: Any) -> None:
         with checkpointer(tmp_path) as saver:
             save(saver, state_at(step), step, **more)

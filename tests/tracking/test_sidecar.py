@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chomp.errors import ConfigError
@@ -125,6 +125,7 @@ def same(one: Any, other: Any) -> bool:
     return type(one) is type(other) and one == other
 
 
+@settings(max_examples=30)
 @given(rows=st.lists(st.dictionaries(NAMES, VALUES, max_size=4), max_size=5))
 def test_every_row_and_summary_is_followed_as_it_was_logged(
     rows: list[dict[str, Any]], tmp_path_factory: pytest.TempPathFactory
@@ -340,7 +341,7 @@ def test_a_sidecar_that_hangs_costs_the_run_nothing_but_its_end_and_loses_no_row
 ) -> None:
     def seconds_for_rows() -> float:
         begun = time.perf_counter()
-        for step in range(2000):
+        for step in range(500):
             record.log({"train/loss": 1.0}, step=step)
         return time.perf_counter() - begun
 
@@ -360,7 +361,7 @@ def test_a_sidecar_that_hangs_costs_the_run_nothing_but_its_end_and_loses_no_row
     again = begin(tmp_path)
     again.finish()
     assert board_steps(tmp_path) == recorded_steps(tmp_path)
-    assert len(recorded_steps(tmp_path)) == 20_000
+    assert len(recorded_steps(tmp_path)) == 5_000
 
 
 def test_a_server_that_never_answers_holds_up_neither_the_run_nor_tensorboard(

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensorboardX.proto.event_pb2 import Event
 
@@ -82,6 +82,7 @@ def test_numbers_are_scalars_and_a_text_is_written_when_it_changes(tmp_path: Pat
     assert [event.wall_time for event in events(folder)] == [0.25, 1.25, 2.25, 3.25, 9.0]
 
 
+@settings(max_examples=30)
 @given(cuts=st.lists(st.integers(0, 2000), max_size=4), counts=st.lists(st.integers(0, 12)))
 def test_every_row_is_there_once_though_the_files_were_cut_and_the_record_grew(
     cuts: list[int], counts: list[int], tmp_path_factory: pytest.TempPathFactory

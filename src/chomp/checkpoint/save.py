@@ -13,9 +13,9 @@ import errno
 import logging
 import os
 import shutil
-import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from types import TracebackType
@@ -153,8 +153,9 @@ class Checkpointer:
         self._config = config
         self._metadata = metadata  # of the run; step, offset and tokens are filled in at each save
         self._last_save = time.monotonic()
-        self._thread: threading.Thread | None = None
-        self._failure: Exception | None = None
+        # An interpreter that ends waits for it.
+        self._background = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self._saving: Future[None] | None = None
         self._newest = folder
         self._reports: list[SaveReport] = []  # appended to in the background
 
@@ -163,7 +164,8 @@ class Checkpointer:
 
         Raises what ended an earlier save in the background, if something did.
         """
-        self._raise_failure()
+        if self._saving is not None and self._saving.done():
+            self.wait()
         interval = self._config.save_interval_s
         is_time = interval is not None and time.monotonic() - self._last_save >= interval
         return is_time or self.is_permanent(step)
@@ -214,35 +216,29 @@ class Checkpointer:
         blocked = self._last_save - started
 
         def complete() -> None:
-            try:
-                if finish is not None:
-                    finish()
-                # What a save freed goes back to the system, where the C library keeps it (glibc):
-                # else its holes pile up to several times the state. Takes milliseconds.
-                trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-                if trim is not None:
-                    trim(0)
-                if is_first():
-                    config = self._config
-                    clean_up(
-                        self.folder,
-                        keep_temporary=config.keep_temporary,
-                        keep_permanent=config.keep_permanent,
-                    )
-                report = SaveReport(
-                    step=step,
-                    path=path,
-                    num_bytes=num_bytes,
-                    blocked_seconds=blocked,
-                    seconds=time.monotonic() - started,
+            if finish is not None:
+                finish()
+            # What a save freed goes back to the system, where the C library keeps it (glibc): else
+            # its holes pile up to several times the state. Takes milliseconds.
+            trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+            if trim is not None:
+                trim(0)
+            if is_first():
+                clean_up(
+                    self.folder,
+                    keep_temporary=self._config.keep_temporary,
+                    keep_permanent=self._config.keep_permanent,
                 )
-                self._reports.append(report)
-            except Exception as error:
-                self._failure = error
+            report = SaveReport(
+                step=step,
+                path=path,
+                num_bytes=num_bytes,
+                blocked_seconds=blocked,
+                seconds=time.monotonic() - started,
+            )
+            self._reports.append(report)
 
-        # Not a daemon: an interpreter that ends waits for it.
-        self._thread = threading.Thread(target=complete, name="checkpoint")
-        self._thread.start()
+        self._saving = self._background.submit(complete)
         return path
 
     def wait(self) -> str:
@@ -250,10 +246,9 @@ class Checkpointer:
 
         The folder of all checkpoints, where this attempt has saved nothing.
         """
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
-        self._raise_failure()
+        saving, self._saving = self._saving, None
+        if saving is not None:
+            saving.result()
         return self._newest
 
     def take_reports(self) -> list[SaveReport]:
@@ -275,12 +270,8 @@ class Checkpointer:
             if error is None:
                 raise
             _log.exception("the last checkpoint failed too")  # and what is passing ends the run
-
-    def _raise_failure(self) -> None:
-        failure = self._failure
-        if failure is not None:  # otherwise left alone: it may be set at this moment
-            self._failure = None
-            raise failure
+        finally:
+            self._background.shutdown()
 
 
 # ---- One save ------------------------------------------------------------------------------------
