@@ -22,8 +22,8 @@ from chomp.errors import ChompError, RunInterrupted
 from chomp.executor import PlannedStep, read_status
 from chomp.executor.status import LOG
 from chomp.storage import exists, join, read_json, write_json_atomic
-from chomp.storage.atomic import open_to_append
 from chomp.storage.errors import storage_errors
+from chomp.storage.files import open_to_append
 
 PREEMPTED_EXIT_CODE = 75  # what sysexits.h calls a temporary failure
 INTERRUPTED_EXIT_CODE = 130  # as shells report Ctrl-C

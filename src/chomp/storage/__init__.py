@@ -3,15 +3,6 @@
 No room above this one opens, renames or removes a file by itself.
 """
 
-from chomp.storage.atomic import (
-    json_text,
-    rename_folder,
-    require_writable_folder,
-    sync_tree,
-    write_bytes_atomic,
-    write_json_atomic,
-    write_text_atomic,
-)
 from chomp.storage.files import (
     FileInfo,
     exists,
@@ -19,6 +10,7 @@ from chomp.storage.files import (
     folder_size_bytes,
     glob_files,
     is_folder,
+    json_text,
     list_folder,
     make_folder,
     open_stream,
@@ -26,6 +18,12 @@ from chomp.storage.files import (
     read_json,
     read_text,
     remove_tree,
+    rename_folder,
+    require_writable_folder,
+    sync_tree,
+    write_bytes_atomic,
+    write_json_atomic,
+    write_text_atomic,
 )
 from chomp.storage.lock import FileLock, LockHolder, killed_holder, lock_holder, locked_error
 from chomp.storage.paths import (

@@ -78,19 +78,15 @@ def _explain(error: Exception, path: str, doing: Doing) -> tuple[str, str, str]:
     if isinstance(error, FileNotFoundError):
         return _explain_missing(path, doing)
     if code in _NO_ROOM:
-        folder = _nearest_folder(parent_of(path))
+        folder = _nearest_folder(path)
         return (
             f"{_NO_ROOM[code]}{_free_text(folder)}; nothing was replaced",
             "a folder with room for the whole file",
             f"free space below {folder} or choose another folder, then run again",
         )
     if isinstance(error, PermissionError) or code == errno.EROFS:
-        folder = _nearest_folder(parent_of(path))
-        user = f"user {user_name()} (uid {os.geteuid()})"
-        who = user if is_local(path) else f"the credentials of {user}"
-        reason = (
-            f"{who} {'is' if is_local(path) else 'are'} not permitted to do this in folder {folder}"
-        )
+        folder, user = _nearest_folder(path), f"user {user_name()} (uid {os.geteuid()})"
+        reason = f"{user} is not permitted to do this in folder {folder}"
         if code == errno.EROFS:
             reason = f"the filesystem of folder {folder} is read-only, for {user} as for all"
         return (
@@ -107,14 +103,14 @@ def _explain(error: Exception, path: str, doing: Doing) -> tuple[str, str, str]:
     if isinstance(error, IsADirectoryError):
         fix = "name a file inside the folder"
         return "it is a folder, not a file", "the path of a file", fix
-    if isinstance(error, NotADirectoryError | FileExistsError):
+    if isinstance(error, FileExistsError):
+        fix = "choose another path, or remove what is there"
+        return f"{path} is already there", "a path that is free", fix
+    if isinstance(error, NotADirectoryError):
         there = path
         with contextlib.suppress(Exception):
             while not _ask(there, "exists") and parent_of(there) != there:
                 there = parent_of(there)
-        if isinstance(error, FileExistsError):
-            fix = "choose another path, or remove what is there"
-            return f"{there} is already there", "a path that is free", fix
         return (
             f"{there} is a file, so it cannot be used as a folder",
             "a path whose parents are folders",
@@ -128,8 +124,7 @@ def _explain(error: Exception, path: str, doing: Doing) -> tuple[str, str, str]:
 
 
 def _explain_missing(path: str, doing: Doing) -> tuple[str, str, str]:
-    parent = parent_of(path)
-    folder = _nearest_folder(parent)
+    parent, folder = parent_of(path), _nearest_folder(path)
     if is_local(path) and (doing == "make" or (doing in _CREATING and os.path.isdir(parent))):
         # What /proc and some FUSE mounts answer: the folder is there, and takes no new files.
         return (
@@ -154,15 +149,15 @@ def _explain_missing(path: str, doing: Doing) -> tuple[str, str, str]:
 
 
 def _nearest_folder(path: str) -> str:
-    """The path itself if it is a folder, otherwise its nearest parent that is one."""
-    path = os.path.abspath(path) if is_local(path) else path
+    """The folder of a path, or its nearest parent that is there."""
+    folder = os.path.abspath(parent_of(path)) if is_local(path) else parent_of(path)
     with contextlib.suppress(Exception):
-        while not _ask(path, "is folder") and parent_of(path) != path:
-            path = parent_of(path)
-    return path
+        while not _ask(folder, "isdir") and parent_of(folder) != folder:
+            folder = parent_of(folder)
+    return folder
 
 
-def _ask(path: str, what: Literal["exists", "is folder", "names"]) -> Any:
+def _ask(path: str, what: Literal["exists", "isdir", "names"]) -> Any:
     """What the filesystem says of a path, without the checks that the room's functions have."""
     if is_local(path):
         if what == "names":

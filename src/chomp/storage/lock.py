@@ -36,7 +36,7 @@ _NO_LOCKS_WARNING = (
 _TRIES, _BETWEEN_TRIES_S = 3, 0.005
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class LockHolder:
     """The process that is named in a lock file."""
 
@@ -66,28 +66,20 @@ class FileLock:
     def try_acquire(cls, path: StrPath) -> "FileLock | None":
         """The lock, or None if it is held, by another process or by this one; never waits."""
         text = require_local(path, "lock")
-        with storage_errors(text, "lock"):
-            while True:
+        while True:
+            with storage_errors(text, "lock"), contextlib.ExitStack() as closing:
                 descriptor = _open(text, os.O_RDWR | os.O_CREAT)
-                is_kept = False
-                try:
-                    if not _is_locked_now(descriptor, text):
-                        return None
-                    # The last holder removes the file, so this may be one that nobody finds again.
-                    if _is_at(text, descriptor):
-                        holder = LockHolder(
-                            host=socket.gethostname(),
-                            pid=os.getpid(),
-                            user=user_name(),
-                            since=datetime.now(UTC).isoformat(timespec="seconds"),
-                        )
-                        os.ftruncate(descriptor, 0)
-                        os.pwrite(descriptor, json.dumps(asdict(holder)).encode() + b"\n", 0)
-                        is_kept = True
-                        return cls(text, descriptor)
-                finally:
-                    if not is_kept:
-                        os.close(descriptor)
+                closing.callback(os.close, descriptor)
+                if not _is_locked_now(descriptor, text):
+                    return None
+                # The last holder removes the file, so this may be one that nobody finds again.
+                if _is_at(text, descriptor):
+                    now = datetime.now(UTC).isoformat(timespec="seconds")
+                    holder = LockHolder(socket.gethostname(), os.getpid(), user_name(), now)
+                    os.ftruncate(descriptor, 0)
+                    os.pwrite(descriptor, json.dumps(asdict(holder)).encode() + b"\n", 0)
+                    closing.pop_all()
+                    return cls(text, descriptor)
 
     @classmethod
     def acquire(
@@ -165,7 +157,7 @@ def locked_error(what: str, holder: LockHolder | None) -> StorageError:
 _held: set[FileLock] = set()
 _warned: set[int] = set()  # filesystems without locks
 # In a lock file that is being written, or was written by something else.
-_UNKNOWN = LockHolder(host="an unknown host", pid=0, user="unknown", since="an unknown time")
+_UNKNOWN = LockHolder("an unknown host", 0, "unknown", "an unknown time")
 
 
 def _close_in_child() -> None:
@@ -202,9 +194,9 @@ def _look(path: StrPath) -> tuple[LockHolder, bool] | None:
             content = os.pread(descriptor, _MAX_BYTES, 0)
             os.close(descriptor)
     try:
-        record = parse_json(content)
-        texts = {name: str(record[name]) for name in ("host", "user", "since")}
-        return LockHolder(pid=int(record["pid"]), **texts), is_held
+        found = parse_json(content)
+        host, user, since = (str(found[name]) for name in ("host", "user", "since"))
+        return LockHolder(host, int(found["pid"]), user, since), is_held
     except (ValueError, KeyError, TypeError):
         return _UNKNOWN, is_held
 

@@ -18,7 +18,7 @@ StrPath: TypeAlias = str | os.PathLike[str]
 # "s3://", and chains such as "simplecache::s3://".
 _ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.\-]*(::[A-Za-z][A-Za-z0-9+.\-]*)*://")
 _LOST_SLASH = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]+):/")
-_LOCAL_SCHEMES = ("file://", "local://")
+_LOCAL_SCHEME = re.compile(r"(file|local)://(localhost)?")
 # In the name of a folder that was moved aside for a newer result.
 SET_ASIDE = ".replaced-"
 _PATTERN_CHARACTERS = "[]*?\\"
@@ -33,20 +33,29 @@ def normalise(path: StrPath) -> str:
     A relative path stays relative, and ".." stays as it is.
     """
     text = os.fspath(path)
-    for scheme in _LOCAL_SCHEMES:
-        if text.startswith(scheme):
-            text = _path_of_file_address(text, scheme)
-    if not text or not _is_encodable(text):
+    if scheme := _LOCAL_SCHEME.match(text):
+        if text[scheme.end() : scheme.end() + 1] != "/":
+            # "file://runs/x" names a machine called "runs" by the URL standard, a folder to many.
+            raise StorageError(
+                f"path {text}",
+                allowed=f"{scheme[1]}:// followed by an absolute path, as in {scheme[1]}:///data",
+                fix="add the slash, or write a relative path without the scheme",
+            )
+        text = "/" + text[scheme.end() :].lstrip("/")
+    try:
+        is_fine = bool(text) and b"\0" not in os.fsencode(text)
+    except UnicodeEncodeError:
+        is_fine = False
+    if not is_fine:
         raise StorageError(
             f"path {text!r}",
             allowed="a path with at least one character, without NUL or lone surrogates",
             fix="look where this path was put together; one of its parts is probably unset",
         )
-    address = _ADDRESS.match(text)
-    if address is not None:
+    if address := _ADDRESS.match(text):
         return address.group() + text[address.end() :].rstrip("/")
     # pathlib turns "s3://bucket" into "s3:/bucket", which would be a local folder "s3:".
-    if (lost := _LOST_SLASH.match(text)) is not None:
+    if lost := _LOST_SLASH.match(text):
         raise StorageError(
             f"path {text}",
             allowed=f"{lost[1]}:// with two slashes, or a plain path",
@@ -143,8 +152,7 @@ def join(base: StrPath, *parts: str) -> str:
                 fix="pass a path that stays below the base, or use parent_of to go up",
             )
         if part.strip("/"):
-            separator = "" if result.endswith("/") else "/"
-            result = normalise(f"{result}{separator}{part}")
+            result = normalise(f"{result}{'' if result.endswith('/') else '/'}{part}")
     return result
 
 
@@ -203,23 +211,3 @@ def filesystem_of(path: StrPath) -> tuple[Any, str]:
         ) from error
     filesystem.invalidate_cache()
     return filesystem, str(inner)
-
-
-def _is_encodable(text: str) -> bool:
-    try:
-        return b"\0" not in os.fsencode(text)
-    except UnicodeEncodeError:
-        return False
-
-
-def _path_of_file_address(text: str, scheme: str) -> str:
-    path = text.removeprefix(scheme).removeprefix("localhost")
-    if not path.startswith("/"):
-        # "file://runs/x" names a machine called "runs" by the URL standard, and a folder to many.
-        raise StorageError(
-            f"path {text}",
-            allowed=f"{scheme} followed by an absolute path, as in {scheme}/data/run",
-            fix="add the slash, or write a relative path without the scheme",
-        )
-    # Two slashes at the front are one: "file:////data" is "/data".
-    return "/" + path.lstrip("/")
