@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from chomp.cli.main import exit_code
+from tests.report.handmade_traces import Made, TraceMaker
 from tests.report.recorded_run import CONFIG, RecordedRun
 
 
@@ -90,6 +91,20 @@ def test_a_run_without_a_trace_is_refused_before_it_is_read(run, tmp_path, capsy
     (tmp_path / "run" / "metrics.jsonl").mkdir()  # which nobody can read
     assert exit_code(["report", run, "--profile"]) != 0
     assert "has no trace" in capsys.readouterr().err
+
+
+def test_the_tables_of_a_trace_are_printed_and_on_the_page(run, tmp_path, capsys):
+    made = TraceMaker()
+    operation = {"hlo_op": "dot.1", "hlo_module": "jit_train_step"}
+    made.plane("/device:GPU:0", {"Stream #1": [Made("nvjet_a", 0, 4, operation)]})
+    made.plane("/host:CPU", {"python": [Made("train", 0, 5, {"step_num": 7})]})
+    made.write(tmp_path / "run")
+    assert exit_code(["report", run, "--profile"]) == 0
+    told = capsys.readouterr().out
+    for words in ("step 7, 5.00 ms a step, busy 80.0%", "│ matmul", "│ nvjet_a", "│ step"):
+        assert words in told, told
+    profile = payload_of(tmp_path / "run" / "report" / "index.html")["runs"][0]["profile"]
+    assert profile["busy_ms"] == pytest.approx(4)
 
 
 def test_among_several_runs_one_without_a_trace_says_so_on_the_page(run, tmp_path):

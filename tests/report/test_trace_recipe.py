@@ -4,6 +4,8 @@ import os
 import shlex
 from pathlib import Path
 
+import pytest
+
 from chomp.report.trace import CATEGORIES
 from tests.forked_commands import ForkedCommands
 from tests.test_docs import commands
@@ -30,6 +32,7 @@ def test_the_page_explains_every_category():
     assert all(f"**{category}**" in text for category in CATEGORIES)
 
 
+@pytest.mark.slow
 def test_the_pages_commands_trace_a_run_and_sum_it_up(
     base_launches: ForkedCommands, tmp_path: Path
 ):

@@ -23,23 +23,6 @@ PATIENCE_S = 120.0
 ALTERNATE_SCREEN, NORMAL_SCREEN, SHOWN_CURSOR = "\x1b[?1049h", "\x1b[?1049l", "\x1b[?25h"
 CODES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
-# Steps from the second argument up to the third; then killed within a line, or ended.
-RUN = """
-import os, signal, sys
-from chomp.tracking import JsonlTracker
-
-path, attempt, first, last, end = sys.argv[1], *map(int, sys.argv[2:5]), sys.argv[5]
-tracker = JsonlTracker(path, attempt=attempt)
-for step in range(first, last):
-    tracker.log({"train/loss": 3.0 - step / 40, "run_progress": (step + 1) / 40}, step=step)
-if end == "killed":
-    with open(path, "ab") as file:
-        file.write(b'{"step":%d,"global_st' % last)
-    os.kill(os.getpid(), signal.SIGKILL)
-tracker.log_summary({"run/outcome": end})
-tracker.finish()
-"""
-
 
 class Terminal:
     """A command in a terminal of its own, and all that it has printed there."""
@@ -102,10 +85,17 @@ def opened() -> Iterator[list[Terminal]]:
         terminal.close()
 
 
-def write_run(folder: Path, attempt: int, steps: range, end: str) -> int:
-    """Another process writes an attempt; how it ended."""
-    words = [str(folder / "metrics.jsonl"), attempt, steps.start, steps.stop, end]
-    return subprocess.run([sys.executable, "-c", RUN, *map(str, words)]).returncode
+def write_run(folder: Path, attempt: int, steps: range, end: str) -> None:
+    """Write an attempt that ended so; one that was killed leaves half a line."""
+    tracker = JsonlTracker(folder / "metrics.jsonl", attempt=attempt)
+    for step in steps:
+        tracker.log({"train/loss": 3.0 - step / 40, "run_progress": (step + 1) / 40}, step=step)
+    if end != "killed":
+        tracker.log_summary({"run/outcome": end})
+    tracker.finish()
+    if end == "killed":
+        with (folder / "metrics.jsonl").open("ab") as file:
+            file.write(b'{"step":%d,"global_st' % steps.stop)
 
 
 def test_a_run_is_watched_through_a_kill_and_a_resume_to_its_end(
@@ -114,11 +104,11 @@ def test_a_run_is_watched_through_a_kill_and_a_resume_to_its_end(
     terminal = Terminal("watch", str(tmp_path), "--every", "0.1")
     opened.append(terminal)
     terminal.wait_for("waiting: there is no line in metrics.jsonl yet")
-    assert write_run(tmp_path, 1, range(20), "killed") == -signal.SIGKILL
+    write_run(tmp_path, 1, range(20), "killed")
     terminal.wait_for("20/40 steps")
-    assert write_run(tmp_path, 2, range(15, 30), "RunInterrupted") == 0
+    write_run(tmp_path, 2, range(15, 30), "RunInterrupted")
     terminal.wait_for("stopped, as it was asked to · attempt 2")
-    assert write_run(tmp_path, 3, range(30, 40), "finished") == 0
+    write_run(tmp_path, 3, range(30, 40), "finished")
     assert terminal.wait() == 0
     left = CODES.sub("", terminal.text.rpartition(NORMAL_SCREEN)[2])
     for words in ("finished · attempt 3", "40/40 steps", "▲2", "▲3", "train/loss  2.025"):
@@ -178,7 +168,7 @@ def test_without_a_terminal_it_prints_one_view_and_ends(
 def test_without_a_terminal_every_so_often_is_a_line_at_each_change_until_the_end(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
-    assert write_run(tmp_path, 1, range(40), "finished") == 0
+    write_run(tmp_path, 1, range(40), "finished")
     assert exit_code(["watch", str(tmp_path), "--every", "0.1"]) == 0
     assert capsys.readouterr().out == "step 40/40 | loss 2.0250 | finished\n"
 

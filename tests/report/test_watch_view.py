@@ -233,9 +233,9 @@ def test_no_row_whatever_it_says_ends_the_watching(
     steps = [{"step": number, **row} for number, row in enumerate(rows)]
     lines = [json.dumps(row, allow_nan=True) + "\n" for row in [*rows, *steps]]
     (folder / "metrics.jsonl").write_text("".join(lines))
-    text = shown(watched(folder), 80)
-    assert "\x1b" not in text
-    assert View(watched(folder), Console(), (), 10.0).one_line()
+    run = watched(folder)
+    assert "\x1b" not in shown(run, 80)
+    assert View(run, Console(), (), 10.0).one_line()
 
 
 def test_what_cannot_be_shown_whole_says_how_much_is_missing(folder: Path):
