@@ -34,21 +34,8 @@ UPLOT_VERSION = "1.6.32"
 
 # One scope, in this order: a script uses at once only what stands above it.
 SCRIPTS = (
-    "data",
-    "words",
-    "elements",
-    "view",
-    "lines",
-    "marks",
-    "hover",
-    "chart",
-    "table",
-    "head",
-    "run_sections",
-    "loss",
-    "eval",
-    "text_sections",
-    "controls",
+    *("data", "words", "elements", "view", "marks", "hover", "chart", "head"),
+    *("run_sections", "loss", "eval", "text_sections", "controls"),
 )
 _OF_EVAL, _OF_EMA = "eval/", "eval/ema/"
 # What a difference between curves should not be blamed on, and where a config says it.

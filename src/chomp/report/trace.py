@@ -380,16 +380,12 @@ class TraceSummary:
 
     def payload(self) -> dict[str, Any]:
         """The run page's `profile`."""
-        return {
+        shown = asdict(self)
+        del shown["path"], shown["notes"]
+        return shown | {
             "steps": len(self.steps),
-            "device": self.device,
-            "total_ms": self.total_ms,
-            "busy_ms": self.busy_ms,
-            "categories": [asdict(share) for share in self.categories],
-            "operations": [asdict(row) for row in self.operations[:_SHOWN_OPERATIONS]],
-            "gaps": [asdict(gap) for gap in self.gaps[:_SHOWN_GAPS]],
-            "programs": [asdict(share) for share in self.programs],
-            "phases": [asdict(share) for share in self.phases],
+            "operations": shown["operations"][:_SHOWN_OPERATIONS],
+            "gaps": shown["gaps"][:_SHOWN_GAPS],
             "note": " ".join(self.notes) or None,
         }
 
