@@ -1,6 +1,7 @@
 """The command itself: help, version, wrong arguments, and how it ends."""
 
 import inspect
+import re
 import resource
 import subprocess
 import sys
@@ -17,6 +18,8 @@ from chomp.cli import commands
 from chomp.cli.main import app
 from chomp.cli.options import Command
 from tests.cli.conftest import Chomp, assert_refused
+
+ROOT = Path(__file__).parents[2]
 
 
 def test_help_answers_without_the_heavy_imports():
@@ -48,7 +51,7 @@ def test_every_command_names_the_function_that_takes_it():
         assert parameter.annotation is each
 
 
-def test_every_page_of_help_fits_into_80_columns_and_cuts_nothing(
+def test_every_page_of_help_fits_into_80_columns_cuts_nothing_and_names_real_files(
     chomp: Chomp, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setenv("COLUMNS", "80")
@@ -58,11 +61,16 @@ def test_every_page_of_help_fits_into_80_columns_and_cuts_nothing(
         for name, inner in getattr(group, "commands", {}).items():
             yield from paths(inner, (*path, name))
 
+    examples = []
     for path in paths(typer.main.get_command(app), ()):
         told = chomp(*path, "--help")
+        assert (told.code, told.err) == (0, "")
         assert max(map(len, told.out.splitlines())) <= 80, path
         listed = told.out.partition("Commands:")[2].splitlines()
         assert not any(line.endswith("...") for line in listed), path
+        examples += re.findall(r"(?:configs|experiments)/(?!mine)\S+\.\w+", told.out)
+    assert len(examples) >= 15
+    assert [path for path in examples if not (ROOT / path).is_file()] == []
 
 
 def test_python_m_chomp_is_the_command():
@@ -155,7 +163,7 @@ def test_ctrl_c_ends_with_the_code_of_an_interrupted_command(chomp: Chomp, folde
 def test_a_command_whose_reader_has_gone_ends_quietly(arguments: list[str]):
     command = [sys.executable, "-m", "chomp", *arguments]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    with subprocess.Popen(command, text=True, cwd=Path(__file__).parents[2], **pipes) as process:
+    with subprocess.Popen(command, text=True, cwd=ROOT, **pipes) as process:
         assert process.stdout is not None
         assert process.stderr is not None
         process.stdout.close()  # as `| head` does, sooner or later

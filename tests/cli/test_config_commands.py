@@ -91,7 +91,7 @@ def test_a_secret_is_not_shown(chomp: Chomp, monkeypatch: pytest.MonkeyPatch):
         ("model.vocab_size=100", "data.tokenizer of 257 ids with model.vocab_size=100"),
         (
             "data.components={t: {source: {kind: memory, documents: [a]}}}",
-            "eval with 1 document in the config, of which none is held out",
+            "eval with 1 document in the config, none of them held out",
         ),
     ],
 )

@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -60,6 +59,13 @@ def array_files(store: Path) -> list[Path]:
     return sorted(file for name in ARRAYS for file in (store / name).rglob("*") if file.is_file())
 
 
+def flip(file: Path, at: int) -> None:
+    """Change a bit of a file."""
+    content = bytearray(file.read_bytes())
+    content[at] ^= 1
+    file.write_bytes(content)
+
+
 def test_a_store_as_it_was_written_has_no_problems(store: Path, built: Path):
     assert verify_store(str(store)) == []
     assert verify_store(str(store_folder(built, "poems", "train"))) == []
@@ -110,71 +116,57 @@ def test_a_removed_a_truncated_and_a_lengthened_shard_are_each_named(copy: Path,
     whole = shard.read_bytes()
     shard.unlink()
     assert verify_store(str(copy)) == [f"{shard}: is missing"]
-    for size in (0, 10, len(whole) - 1):
-        shard.write_bytes(whole[:size])
+    for content in (b"", whole[:10], whole[:-1], whole + b"\0"):
+        shard.write_bytes(content)
         [problem] = verify_store(str(copy))
         assert problem.startswith(f"{shard}: ")
-    shard.write_bytes(whole + b"\0")
-    [problem] = verify_store(str(copy))
-    assert problem.startswith(f"{shard}: ")
 
 
 def test_every_damaged_shard_is_named_in_one_reading(copy: Path):
     damaged = [copy / "tokens/c/1", copy / "tokens/c/3", copy / "loss_weights/c/2"]
     for shard in damaged:
-        whole = bytearray(shard.read_bytes())
-        whole[5] ^= 8
-        shard.write_bytes(whole)
-    (copy / "locations/c/0").unlink()
+        flip(shard, 5)
+    gone = copy / "locations/c/0"
+    gone.unlink()
     problems = verify_store(str(copy))
-    assert [problem.split(": ")[0] for problem in problems] == [
-        *map(str, damaged),
-        str(copy / "locations/c/0"),
-    ]
+    assert [problem.split(": ")[0] for problem in problems] == [*map(str, damaged), str(gone)]
 
 
-def edited(store: Path, change: Callable[[dict], None]) -> list[str]:
-    """The problems of a store whose manifest was changed."""
-    manifest = json.loads((store / "manifest.json").read_text())
-    change(manifest)
-    (store / "manifest.json").write_text(json.dumps(manifest))
-    return verify_store(str(store))
+EMPTY = {"tokens": [], "loss_weights": [], "document_ends": [], "locations": []}
+COUNTS = {"num_tokens": sum(LENGTHS), "num_documents": len(LENGTHS)}
+EDITS: list[tuple[str, object]] = [
+    *((name, count + by) for name, count in COUNTS.items() for by in (-1, 1, 256, -256)),
+    *(("num_tokens", "many"), ("num_documents", -1), ("dtype", "uint8"), ("dtype", "float17")),
+    *(("has_loss_weights", False), ("checksums", {}), ("checksums", None), ("checksums", EMPTY)),
+    ("format_version", 1),
+]
 
 
-@pytest.mark.parametrize("by", [-1, 1, 256, -256])
-@pytest.mark.parametrize("count", ["num_tokens", "num_documents"])
-def test_an_edited_count_is_found(copy: Path, count: str, by: int):
-    problems = edited(copy, lambda manifest: manifest.update({count: manifest[count] + by}))
-    [problem] = problems
-    assert problem.startswith(f"{copy}/manifest.json: ")
+@pytest.mark.parametrize(("field", "value"), EDITS)
+def test_an_edited_manifest_is_found(copy: Path, field: str, value: object):
+    manifest = json.loads((copy / "manifest.json").read_text())
+    (copy / "manifest.json").write_text(json.dumps({**manifest, field: value}))
+    problems = verify_store(str(copy))
+    assert problems
+    if isinstance(value, int) and field in COUNTS:
+        assert [problem.split(": ")[0] for problem in problems] == [f"{copy}/manifest.json"]
 
 
 @pytest.mark.parametrize(
-    ("field", "value"),
+    ("name", "content"),
     [
-        ("num_tokens", "many"),
-        ("num_documents", -1),
-        ("dtype", "uint8"),
-        ("dtype", "float17"),
-        ("has_loss_weights", False),
-        ("checksums", {}),
-        ("checksums", None),
-        ("checksums", {"tokens": [], "loss_weights": [], "document_ends": [], "locations": []}),
-        ("format_version", 1),
+        ("manifest.json", '{"format_version": 2, "ident'),
+        *(("parts.json", text) for text in ("", "[]", '{"names": 3, "has_whole_parts": true}')),
+        *(("manifest.json", None), ("parts.json", None)),
     ],
 )
-def test_an_edited_manifest_is_found(copy: Path, field: str, value: object):
-    assert edited(copy, lambda manifest: manifest.update({field: value})) != []
-
-
-def test_a_manifest_that_is_torn_or_gone_is_the_problem(copy: Path):
-    text = (copy / "manifest.json").read_text()
-    (copy / "manifest.json").write_text(text[:50])
+def test_a_file_that_is_torn_or_gone_is_the_problem(copy: Path, name: str, content: str | None):
+    (copy / name).unlink()
+    if content is not None:
+        (copy / name).write_text(content)
     [problem] = verify_store(str(copy))
-    assert problem.startswith(f"{copy}/manifest.json: ")
-    (copy / "manifest.json").unlink()
-    [problem] = verify_store(str(copy))
-    assert problem == f"{copy}/manifest.json: is missing, so this is no finished token store"
+    assert problem.startswith(f"{copy}/{name}: ")
+    assert ("this is no finished token store" in problem) == (name[0] == "m" and not content)
 
 
 def rewritten(store: Path, array: str, numbers: np.ndarray) -> list[str]:
@@ -215,23 +207,12 @@ def test_numbers_that_cannot_be_are_found_though_their_checksums_are_right(copy:
     ]
 
 
-@pytest.mark.parametrize("content", ["", "[]", '{"names": 3, "has_whole_parts": true}', None])
-def test_broken_names_of_parts_are_found(copy: Path, content: str | None):
-    (copy / "parts.json").unlink()
-    if content is not None:
-        (copy / "parts.json").write_text(content)
-    [problem] = verify_store(str(copy))
-    assert problem.startswith(f"{copy}/parts.json: ")
-
-
 def test_a_plan_of_packed_rows_is_read_too(copy: Path):
     rule = PackingRule(row_len=16, max_documents=8, long_documents="split")
     PackedRows(TokenStore.open(str(copy)), rule)
     assert verify_store(str(copy)) == []
     [shard] = copy.glob("packing/*/piece_starts/c/0")
-    whole = bytearray(shard.read_bytes())
-    whole[9] ^= 1
-    shard.write_bytes(whole)
+    flip(shard, 9)
     [problem] = verify_store(str(copy))
     assert problem.startswith(f"{shard}: ")
     # One that a killed process left unfinished is nobody's plan.
@@ -245,10 +226,7 @@ def test_the_command_reads_all_stores_names_the_damage_and_fails(built: Path, ch
     assert told.out.count("whole: ") == 4
     poems, notes = (store_folder(built, name, "train") for name in ("poems", "notes"))
     for path in (poems, notes):
-        shard = path / "tokens/c/0"
-        whole = bytearray(shard.read_bytes())
-        whole[100] ^= 64
-        shard.write_bytes(whole)
+        flip(path / "tokens/c/0", 100)
     told = chomp("data", "verify", "launch.py")
     assert told.code == 1
     assert told.out.count("whole: ") == 2

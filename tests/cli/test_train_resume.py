@@ -67,9 +67,9 @@ def given(here: Path) -> list[tuple[str | None, bool | None, int | None]]:
     return [ast.literal_eval(line) for line in (here / "run/runs").read_text().splitlines()]
 
 
-@pytest.mark.parametrize(("text", "wish"), [("0", 0), ("12", 12), ("none", "none"), (None, None)])
-def test_a_step_is_a_number_and_zero_is_one(text, wish):
-    assert parsed_resume(text) == wish
+def test_a_step_is_a_number_and_zero_is_one():
+    texts = ("0", "12", "none", "latest", None)
+    assert [parsed_resume(text) for text in texts] == [0, 12, "none", "latest", None]
 
 
 @pytest.mark.parametrize("text", ["", "-1", "no", "Latest", "1.5", "1e3", "²", "true"])
@@ -90,15 +90,12 @@ def test_none_starts_fresh_once_and_is_refused_where_checkpoints_are(here: Path,
     assert len(list(here.glob("run.replaced-*"))) == 1
 
 
-@pytest.mark.parametrize("wish", ["latest", "0", "7"])
-def test_a_checkpoint_that_is_asked_for_must_be_there(here: Path, train: Chomp, wish: str):
-    told = train("--resume", wish)
-    assert (told.code, told.out) == (1, "")
-    assert f"--resume {wish}, but run/checkpoints has no checkpoint. Allowed: " in told.err
-    assert not (here / "run").exists()
-
-
-def test_a_step_that_was_not_saved_is_refused_with_those_that_were(train: Chomp):
+def test_a_checkpoint_that_is_asked_for_must_be_there(here: Path, train: Chomp):
+    for wish in ("latest", "0", "7"):
+        told = train("--resume", wish)
+        assert (told.code, told.out) == (1, "")
+        assert f"--resume {wish}, but run/checkpoints has no checkpoint. Allowed: " in told.err
+        assert not (here / "run").exists()
     assert train().code == 0
     assert "has step-5, step-100. Allowed: one of those. Fix: " in train("--resume", "0").err
 
@@ -154,12 +151,20 @@ def test_a_run_that_is_done_goes_back_to_a_step_and_tells_what_becomes_of_the_ot
     assert "Already done" in train().out
 
 
+def went_back(to: str, state: str = "SUCCESS") -> None:
+    """Let the newest checkpoint be of a line that began at a step, and the run have ended so."""
+    newest = about(step=100, continues={"load_checkpoint_path": to})
+    write_metadata("run/checkpoints/step-100", newest)
+    status = read_status("run")
+    assert status is not None
+    write_status("run", replace(status, state=state))
+
+
 def test_a_run_that_went_back_and_is_done_says_so_until_it_is_to_go_back_once_more(
     here: Path, train: Chomp
 ):
     assert train().code == 0
-    newest = about(step=100, continues={"load_checkpoint_path": "step-5"})
-    write_metadata(str(here / "run/checkpoints/step-100"), newest)
+    went_back("step-5")
     told = train("--resume", "5", "--max-steps", "3")
     assert (told.code, told.err) == (0, "")
     assert "Already done" in told.out
@@ -176,11 +181,7 @@ def test_a_line_of_another_config_is_left_for_the_step_that_is_asked_for(
     here: Path, train: Chomp, state: str
 ):
     assert train().code == 0
-    newest = about(step=100, continues={"load_checkpoint_path": "step-5"})
-    write_metadata(str(here / "run/checkpoints/step-100"), newest)
-    status = read_status("run")
-    assert status is not None
-    write_status("run", replace(status, state=state))
+    went_back("step-5", state)
     told = train("--resume", "5", "-o", "optim.lr=0.2", "--allow", "optim.lr")
     assert (told.code, told.err) == (0, "")
     assert "Newer ones are moved aside and kept: step-100" in told.out
@@ -193,13 +194,9 @@ def test_an_interrupted_line_goes_on_though_the_step_it_began_at_may_be_gone(
 ):
     assert train().code == 0
     began = here / "run/checkpoints/step-5"
-    newest = about(step=100, continues={"load_checkpoint_path": "step-5"})
-    write_metadata(str(here / "run/checkpoints/step-100"), newest)
+    went_back("step-5", "INTERRUPTED")
     if is_cleaned_up:
         began.rmdir()
-    status = read_status("run")
-    assert status is not None
-    write_status("run", replace(status, state="INTERRUPTED"))
     told = train("--resume", "5")
     assert (told.code, told.err) == (0, "")
     assert "continues the line begun at step-5: from step-100" in told.out
@@ -207,13 +204,9 @@ def test_an_interrupted_line_goes_on_though_the_step_it_began_at_may_be_gone(
     assert given(here)[1:] == [(str(began), None, None)]
 
 
-def test_an_interrupted_run_that_began_elsewhere_has_no_step_that_is_gone(here, train: Chomp):
+def test_an_interrupted_run_that_began_elsewhere_has_no_step_that_is_gone(train: Chomp):
     assert train().code == 0
-    newest = about(step=100, continues={"load_checkpoint_path": "step-3"})
-    write_metadata(str(here / "run/checkpoints/step-100"), newest)
-    status = read_status("run")
-    assert status is not None
-    write_status("run", replace(status, state="INTERRUPTED"))
+    went_back("step-3", "INTERRUPTED")
     assert "has step-5, step-100. Allowed: " in train("--resume", "4").err
     # The config itself may say that it goes back each time.
     told = train("--resume", "5", "-o", "trainer.load_checkpoint=true")

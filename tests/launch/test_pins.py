@@ -13,9 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from chomp.cli.commands import Pin
-from chomp.cli.steps import pin
-from chomp.errors import ConfigError, LaunchError, StorageError
+from chomp.cli.main import exit_code
+from chomp.errors import LaunchError, StorageError
 from chomp.executor import ExecutorStep, output_path_of, plan_steps, run_plan, versioned
 from chomp.executor.identity import PINS, add_pin, identities_at, read_pins, remove_pin
 
@@ -173,24 +172,23 @@ def test_whatever_is_pinned_every_identity_ends_at_one_that_counts_as_itself(
 
 def test_the_command_pins_lists_and_removes(prefix: str, capsys: pytest.CaptureFixture[str]):
     kept, other = titles(own(1), own(2))
-    assert pin(Pin(is_list=True, prefix=prefix)) == 0
-    assert capsys.readouterr().out == f"Nothing is pinned in {prefix}.\n"
-    assert pin(Pin(kept=kept, other=other, prefix=prefix)) == 0
     said = f"{other} counts as {kept} from now on. Undo: chomp pin --remove {other}\n"
-    assert capsys.readouterr().out == said
-    pin(Pin(is_list=True, prefix=prefix))
-    assert capsys.readouterr().out == f"{other} counts as {kept}\n"
-    pin(Pin(remove=other, prefix=prefix))
-    assert capsys.readouterr().out == f"{other} counts as itself again.\n"
+    for words, printed in (
+        (["--list"], f"Nothing is pinned in {prefix}.\n"),
+        ([kept, other], said),
+        (["--list"], f"{other} counts as {kept}\n"),
+        (["--remove", other], f"{other} counts as itself again.\n"),
+    ):
+        assert exit_code(["pin", *words, "--prefix", prefix]) == 0
+        assert capsys.readouterr().out == printed
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [{}, {"kept": "a"}, {"kept": "a", "other": "b", "is_list": True}, {"kept": "a", "remove": "b"}],
-)
-def test_a_command_that_asks_for_nothing_or_for_two_things_is_refused(wrong: dict[str, Any]):
-    with pytest.raises(ConfigError, match="Allowed: chomp pin A B, chomp pin --list"):
-        Pin(**wrong)
+@pytest.mark.parametrize("wrong", ["", "a", "a b --list", "a --remove b"])
+def test_a_command_that_asks_for_nothing_or_for_two_things_is_refused(
+    wrong: str, capsys: pytest.CaptureFixture[str]
+):
+    assert exit_code(["pin", *wrong.split()]) == 2
+    assert "Allowed: chomp pin A B, chomp pin --list" in capsys.readouterr().err
 
 
 def test_a_launch_file_obeys_the_pins_of_its_prefix(launch: Run, tmp_path: Path):

@@ -39,7 +39,7 @@ from chomp.cli.commands import (
     CheckpointList,
     CheckpointVerify,
 )
-from chomp.cli.output import byte_bar, print_json, print_rows, say, shorten
+from chomp.cli.output import byte_bar, cell_text, print_json, print_rows, say, shorten
 from chomp.cli.templates import require_same_template
 from chomp.config import config_difference
 from chomp.errors import CheckpointError, StorageError
@@ -55,14 +55,8 @@ _WITHOUT_YEAR_S = 180 * 86_400
 _AGES = ((86_400, "d"), (3_600, "h"), (60, "min"), (1, "s"))
 # Where in training a checkpoint is, and of what.
 _FACTS = (
-    "run_id",
-    "step",
-    "tokens_seen",
-    "attempt",
-    "skipped_steps",
-    "data_fingerprint",
-    "tokenizer_hash",
-    "mesh",
+    *("run_id", "step", "tokens_seen", "attempt", "skipped_steps"),
+    *("data_fingerprint", "tokenizer_hash", "mesh"),
 )
 _KINDS = {"only before": "only in A", "only after": "only in B", "equal": "equal"}
 
@@ -73,15 +67,29 @@ _KINDS = {"only before": "only in A", "only after": "only in B", "equal": "equal
 def list_checkpoints(asked: CheckpointList) -> int:
     """Print a line for each checkpoint, oldest first, then for what is no checkpoint any more."""
     place = place_of(asked.place)
-    rows = [
-        _complete(item)
-        if isinstance(item, StepFolder)
-        else _incomplete(item.path, f"unreadable: {item.reason}")
-        for item in reversed(checkpoints_at(place))
-    ]
+    rows: list[Row] = []
+    others: list[tuple[str, str]] = []
+    for item in reversed(checkpoints_at(place)):
+        if isinstance(item, StepFolder):
+            metadata, problem = item.metadata, problem_with_files(item)
+            rows.append(
+                {
+                    "step": str(metadata.step),
+                    "kind": "temporary" if metadata.is_temporary else "permanent",
+                    "saved": metadata.time,
+                    "size": metadata.state_bytes,
+                    "attempt": metadata.attempt,
+                    "tokens": metadata.tokens_seen,
+                    "from": _origin(item),
+                    "state": "complete" if problem is None else f"damaged: {problem}",
+                }
+            )
+        else:
+            rows.append(_incomplete(item.path, f"unreadable: {item.reason}"))
     if place.step is None:
-        rows += [_incomplete(each, "moved aside") for each in moved_aside(place.folder)]
-        rows += [_incomplete(each, "unfinished") for each in leftovers(place.folder)]
+        others += [(each, "moved aside") for each in moved_aside(place.folder)]
+        others += [(each, "unfinished") for each in leftovers(place.folder)]
+    rows += [_incomplete(path, state) for path, state in others]
     if asked.as_json:
         print_json(rows)
         return 0
@@ -93,29 +101,16 @@ def list_checkpoints(asked: CheckpointList) -> int:
     return 0
 
 
-def _complete(found: StepFolder) -> Row:
-    metadata, problem = found.metadata, problem_with_files(found)
-    # What the run went on from: nothing, a step of its own, or another run's.
-    begun = ""
-    if metadata.continues is not None:
-        before = metadata.continues
-        weights_from = before.get("initialize_from")  # later attempts hand it on
-        if weights_from is not None and weights_from == before.get("path", weights_from):
-            begun = f"weights of {weights_from}"
-        elif before.get("run_id") == metadata.run_id:
-            begun = f"step {before.get('step')}"
-        else:
-            begun = str(before.get("path"))
-    return {
-        "step": str(metadata.step),
-        "kind": "temporary" if metadata.is_temporary else "permanent",
-        "saved": metadata.time,
-        "size": metadata.state_bytes,
-        "attempt": metadata.attempt,
-        "tokens": metadata.tokens_seen,
-        "from": begun,
-        "state": "complete" if problem is None else f"damaged: {problem}",
-    }
+def _origin(found: StepFolder) -> str:
+    """What the run went on from: nothing, a step of its own, or another run's."""
+    before = found.metadata.continues
+    if before is None:
+        return ""
+    weights_from = before.get("initialize_from")  # later attempts hand it on
+    if weights_from is not None and weights_from == before.get("path", weights_from):
+        return f"weights of {weights_from}"
+    is_own = before.get("run_id") == found.metadata.run_id
+    return f"step {before.get('step')}" if is_own else str(before.get("path"))
 
 
 def _incomplete(path: str, state: str) -> Row:
@@ -177,8 +172,7 @@ def verify_checkpoints(asked: CheckpointVerify) -> int:
 
 def _verify(item: StepFolder | Unreadable) -> Literal["whole", "damaged", "gone"]:
     """Print the verdict on one checkpoint."""
-    began = time.monotonic()
-    contents = ""
+    began, contents = time.monotonic(), ""
     if isinstance(item, Unreadable):
         problems = [item.reason]
     else:
@@ -241,28 +235,16 @@ def diff_checkpoints(asked: CheckpointDiff) -> int:
         texts.append(f"the largest change is {floats[0].relative:.2g} in {floats[0].name}")
     texts.append(f"config fields that differ: {len(settings) or 'none'}")
     say("; ".join(texts))
-    tables = (
-        [{**row, "A": _fact(row, "A"), "B": _fact(row, "B")} for row in facts],
-        [
-            {
-                "config": item.path,
-                "A": shorten(repr(item.before)),
-                "B": shorten(repr(item.after)),
-            }
-            for item in settings
-        ],
-        [_array_row(item) for item in shown],
-    )
-    for rows in filter(None, tables):
+    for row in facts:
+        is_hash = row["metadata"].endswith(("_hash", "_fingerprint"))
+        row |= {k: str(row[k])[:_HASH_CHARACTERS] if is_hash else cell_text(row[k]) for k in "AB"}
+    changes: list[Row] = [
+        {"config": item.path, "A": shorten(repr(item.before)), "B": shorten(repr(item.after))}
+        for item in settings
+    ]
+    for rows in filter(None, (facts, changes, [_array_row(item) for item in shown])):
         print_rows(rows, right=("differing", "max abs", "relative"))
     return 0
-
-
-def _fact(row: Row, side: str) -> str:
-    value = row[side]
-    if row["metadata"].endswith(("_hash", "_fingerprint")):
-        return str(value)[:_HASH_CHARACTERS]
-    return f"{value:,}" if isinstance(value, int) else str(value)
 
 
 def _array_row(item: ArrayDifference) -> Row:

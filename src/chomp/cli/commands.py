@@ -3,7 +3,6 @@
 from typing import Literal
 
 from chomp.cli.options import (
-    REQUIRED,
     AllowChanged,
     Command,
     Config,
@@ -86,7 +85,7 @@ class Train(ConfigOptions):
     def __post_init__(self) -> None:
         require(
             not self.restarts or self.resume != "none",
-            given=f"--restarts {self.restarts} with --resume none",
+            f"--restarts {self.restarts} with --resume none",
             allowed="one of them: a restart would be refused for what the run has saved",
             fix="leave out --resume none: a new --run-dir has no checkpoints",
         )
@@ -127,7 +126,7 @@ class VerifyResume(ConfigOptions):
         are_right = all(part.isdecimal() and int(part) > 0 for part in numbers)
         require(
             self.devices is None or (are_right and len(set(numbers)) == len(numbers) > 1),
-            given=f"--devices {self.devices}",
+            f"--devices {self.devices}",
             allowed="at least two different numbers of devices, such as 1,2,4",
             fix="correct the list, or leave it out to stay on the devices of this machine",
         )
@@ -139,7 +138,7 @@ class VerifyResume(ConfigOptions):
 
 @command(
     "launch local",
-    "steps:local",
+    "main:launch_local",
     "chomp launch local --processes 2 -- python experiments/grug/base/launch.py",
     "chomp launch local --processes 2 --devices-per-process 4 -- \\",
     "    chomp train configs/debug_smoke.yaml",
@@ -239,19 +238,19 @@ class Generate(GivenRun):
         for name, is_given in others.items():
             require(
                 not (self.interactive and is_given),
-                given=f"--interactive with {name}",
+                f"--interactive with {name}",
                 allowed="prompts that are typed, and texts that are shown",
                 fix="leave one out",
             )
         require(
             self.file is None or not has_prompts,
-            given=f"prompts and --file {self.file}",
+            f"prompts and --file {self.file}",
             allowed="one of them",
             fix="leave one out",
         )
         require(
             self.top_p is None or 0.0 < self.top_p <= 1.0,
-            given=f"--top-p {self.top_p}",
+            f"--top-p {self.top_p}",
             allowed="above 0 and at most 1",
             fix="0.9 leaves out the least likely tenth; without --top-p it is the run's "
             "samples.top_p",
@@ -340,7 +339,7 @@ class Watch(Command):
     def __post_init__(self) -> None:
         require(
             not self.once or self.every is None,
-            given=f"--once with --every {self.every or 0:g}",
+            f"--once with --every {self.every or 0:g}",
             allowed="one view (--once), or a look every so often (--every)",
             fix="leave one of them out",
         )
@@ -402,7 +401,7 @@ class Compare(Command):
         for name, value in of_runs.items():
             require(
                 self.seeds is not None or not value,
-                given=f"{name} without --seeds",
+                f"{name} without --seeds",
                 allowed=f"{name} where runs are started",
                 fix="add --seeds N, or leave it out",
             )
@@ -410,7 +409,7 @@ class Compare(Command):
 
 @command(
     "pin",
-    "steps:pin",
+    "main:pin",
     "chomp pin outputs/grug/base-<done> outputs/grug/base-<that --plan shows>",
     "chomp pin --list",
     "chomp pin --remove grug/base-<hash>",
@@ -434,7 +433,7 @@ class Pin(Command):
         kinds = [bool(pair), self.is_list, self.remove is not None]
         require(
             kinds.count(True) == 1 and len(pair) in (0, 2),
-            given=f"chomp pin with {' '.join(words) or 'nothing'}",
+            f"chomp pin with {' '.join(words) or 'nothing'}",
             allowed="chomp pin A B, chomp pin --list, or chomp pin --remove B",
             fix="give one of them; A is the result that is kept",
         )
@@ -446,14 +445,14 @@ class MetricsReplay(Command):
 
     run: RunFolder
     to: Literal["wandb", "tensorboard"] = option(
-        "Where to.", "--to", default=REQUIRED, show_default=False
+        "Where to.", "--to", default=..., show_default=False
     )
     id: str | None = option("W&B only: the run to write to; default: a new one.", metavar="ID")
 
     def __post_init__(self) -> None:
         require(
             self.id is None or self.to == "wandb",
-            given=f"--id {self.id} with --to {self.to}",
+            f"--id {self.id} with --to {self.to}",
             allowed="--id with --to wandb",
             fix="leave it out",
         )
@@ -574,13 +573,13 @@ class DataWhere(ConfigOptions):
         has_doc = self.doc is not None
         require(
             (self.step is None) == has_doc,
-            given="both --step and --doc" if has_doc else "neither --step nor --doc",
+            "both --step and --doc" if has_doc else "neither --step nor --doc",
             allowed="one of them: --step N asks what a batch is made of, --doc ID when it is seen",
             fix="leave one out" if has_doc else "add --step 0, for example",
         )
         require(
             not has_doc or (self.row is None and not self.text),
-            given="--doc with --row or --text",
+            "--doc with --row or --text",
             allowed="--row and --text with --step only",
             fix="leave them out",
         )
@@ -653,7 +652,7 @@ class CheckpointExport(Command):
     """
 
     place: Place
-    out: str = option("A new folder.", default=REQUIRED, metavar="FOLDER", show_default=False)
+    out: str = option("A new folder.", default=..., metavar="FOLDER", show_default=False)
     weights: WeightsName = option(
         "The weights themselves, or their moving average.", default="params"
     )
@@ -711,7 +710,7 @@ class VariantRetire(Command):
 
     name: Variant
     status: Literal["superseded", "deleted"] = option(
-        "Why it is retired.", default=REQUIRED, show_default=False
+        "Why it is retired.", default=..., show_default=False
     )
     superseded_by: str = option("The variant that took its place.", default="", metavar="NAME")
     reason: str = option("What was tried, and what came of it.", default="")

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from chomp.cli.commands import Compare
 from chomp.cli.load_config import GivenConfig, load_launch
-from chomp.cli.output import print_table, say, shorten
+from chomp.cli.output import print_rows, print_table, say, shorten
 from chomp.cli.templates import LAUNCH_FILE, known_template
 from chomp.errors import ConfigError, require
 from chomp.executor import ExecutorStep, plan_steps
@@ -21,7 +21,7 @@ from chomp.executor.identity import identities_at
 from chomp.executor.status import read_info
 from chomp.launch.run import LaunchOptions, launch_plan, outputs_folder
 from chomp.launch.sweep import sweep_of
-from chomp.ledger.comparison import AtBudget, Comparison, Question
+from chomp.ledger.comparison import Comparison, Question
 from chomp.ledger.comparison import compare as compare_sides
 from chomp.ledger.pages import interval_bar
 from chomp.ledger.results import (
@@ -53,12 +53,13 @@ def compare(asked: Compare) -> int:
 
 
 def _compare(asked: Compare) -> int:
-    base, variant = asked.base, asked.variant
-    both, only_base, only_variant = (
-        asked.both or [],
-        asked.only_base or [],
-        asked.only_variant or [],
-    )
+    given = (asked.base, asked.variant)
+    overrides = {
+        "-o": asked.both or [],
+        "--set-base": asked.only_base or [],
+        "--set-variant": asked.only_variant or [],
+    }
+    both, only_base, only_variant = overrides.values()
     seeds = range(asked.first_seed, asked.first_seed + (asked.seeds or 0))
     root: Path | None = None  # templates and results; runs may be compared without a checkout
     with nullcontext() if asked.save else suppress(ConfigError):
@@ -78,19 +79,15 @@ def _compare(asked: Compare) -> int:
             on=asked.on,
             max_concurrent=asked.max_concurrent,
         )
-        folders, code = run_pairs(
-            [(base, [*both, *only_base]), (variant, [*both, *only_variant])],
-            seeds,
-            options,
-            is_forced=asked.force,
-        )
+        changed = zip(given, ([*both, *only_base], [*both, *only_variant]), strict=True)
+        folders, code = run_pairs(list(changed), seeds, options, is_forced=asked.force)
         if asked.plan:
             return 0
         if code:
             say("Not every run has ended well; what there is of both sides is compared.", "yellow")
-        sides = [side_of(path, runs) for path, runs in zip((base, variant), folders, strict=True)]
+        sides = [side_of(path, runs) for path, runs in zip(given, folders, strict=True)]
     else:
-        sides = [find_side(each, outputs=outputs, checkout=root) for each in (base, variant)]
+        sides = [find_side(each, outputs=outputs, checkout=root) for each in given]
     comparison = compare_sides(sides[0], sides[1], question)
     if root is not None:
         # Earlier looks at the same seeds, as far as a checkout keeps them.
@@ -100,16 +97,14 @@ def _compare(asked: Compare) -> int:
     print_comparison(comparison)
     if asked.json is None and not asked.save:
         return code
-    command = ["chomp", "compare", side_name(base), side_name(variant)]
+    # Without what is of this machine or makes no difference to the result.
+    command = ["chomp", "compare", *map(side_name, given)]
     if seeds:
         command += ["--seeds", str(len(seeds))]
         command += ["--first-seed", str(seeds[0])] if seeds[0] else []
-        for option, values in (
-            ("-o", both),
-            ("--set-base", only_base),
-            ("--set-variant", only_variant),
-        ):
-            command += [word for value in values for word in (option, value)]
+        command += [
+            word for name, texts in overrides.items() for text in texts for word in (name, text)
+        ]
     for option, value, usual in (
         ("--metric", asked.metric, "eval/loss"),
         ("--at", asked.at, "tokens"),
@@ -121,7 +116,6 @@ def _compare(asked: Compare) -> int:
     result = result_of(
         comparison,
         made=f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S}",
-        # Without what is of this machine or makes no difference to the result.
         command=shlex.join(command),
         note=asked.note,
         base_overrides=tuple(only_base),
@@ -184,7 +178,7 @@ def run_pairs(
     ]
     require(
         not set(folders[0]) & set(folders[1]),
-        given=f"{sides[0][0]} and {sides[1][0]}, which are the same run at the same seed",
+        f"{sides[0][0]} and {sides[1][0]}, which are the same run at the same seed",
         allowed="two sides that differ",
         fix="name another variant, or change a field of one: --set-variant optim.lr=1e-3",
     )
@@ -203,7 +197,7 @@ def run_pairs(
         stale = [path for path, info in infos.items() if info and info.sources != sources[path]]
         require(
             not stale,
-            given=f"runs of a template that was edited since: {', '.join(stale)}",
+            f"runs of a template that was edited since: {', '.join(stale)}",
             allowed="runs of the source that the template has now",
             fix="read above why they were not run again, and run the same command again",
         )
@@ -223,8 +217,26 @@ def print_comparison(comparison: Comparison) -> None:
         say(f"  {path}: {shorten(str(before))} → {shorten(str(after))}")
     if len(changes) > _CHANGES_SHOWN:
         say(f"  and {len(changes) - _CHANGES_SHOWN} more fields: chomp config diff shows them")
-    if comparison.pairs:
-        print_table(_seed_table(comparison))
+    deciding = comparison.deciding
+    rows = []
+    for index, pair in enumerate(comparison.pairs):
+        values = [math.nan, math.nan]
+        if deciding.base:
+            values = [deciding.base[index], deciding.variant[index]]
+        texts = [f"{each:.4f}" if math.isfinite(each) else "not finite" for each in values]
+        is_known = all(map(math.isfinite, values))
+        rows.append(
+            {
+                "seed": pair.label,
+                "base": texts[0],
+                "variant": texts[1],
+                "difference": f"{values[1] - values[0]:+.4f}" if is_known else "-",
+                "runs": f"{pair.base.folder} {pair.variant.folder}",
+            }
+        )
+    if rows:
+        title = f"at {deciding.spent_text}" if deciding.spent else "no value at the deciding budget"
+        print_rows(rows, title=title, right=("base", "variant", "difference"))
     print_table(_budget_table(comparison))
     say("The verdict is that of the first line; the others are shown and decide nothing.")
     # Of a budget that does not decide, only why it is missing or skewed is of interest.
@@ -235,30 +247,14 @@ def print_comparison(comparison: Comparison) -> None:
     say(comparison.verdict.text, f"bold {_COLOURS[comparison.verdict.word]}")
 
 
-def _seed_table(comparison: Comparison) -> Table:
-    deciding = comparison.deciding
-    title = f"at {deciding.spent_text}" if deciding.spent else "no value at the deciding budget"
-    table = Table("seed", title=title)
-    for heading in ("base", "variant", "difference"):
-        table.add_column(heading, justify="right")
-    table.add_column("runs")
-    for index, pair in enumerate(comparison.pairs):
-        base, variant = math.nan, math.nan
-        if deciding.base:
-            base, variant = deciding.base[index], deciding.variant[index]
-        is_known = math.isfinite(base) and math.isfinite(variant)
-        table.add_row(
-            pair.label,
-            *(f"{each:.4f}" if math.isfinite(each) else "not finite" for each in (base, variant)),
-            f"{variant - base:+.4f}" if is_known else "-",
-            f"{pair.base.folder} {pair.variant.folder}",
-        )
-    return table
-
-
 def _budget_table(comparison: Comparison) -> Table:
     # By what decides: another budget may be known so badly that all else would be a dot.
-    scale = 1.2 * max(comparison.question.smallest_percent, *_ends(comparison.deciding)) or 1.0
+    scale, deciding = 1.0, comparison.deciding.statistics
+    if deciding is not None and deciding.base_mean:
+        # How far from zero mean and interval lie, in percent.
+        ends = [end for end in (deciding.mean, deciding.low, deciding.high) if end is not None]
+        scale = max(abs(deciding.percent(end)) for end in ends)
+    scale = 1.2 * max(comparison.question.smallest_percent, scale) or 1.0
     confidence = share_text(comparison.question.confidence)
     table = Table("at equal", "budget", title=f"variant against base, {confidence} intervals")
     for heading in ("difference", "from", "to", "p", "sign flips", "d"):
@@ -269,26 +265,16 @@ def _budget_table(comparison: Comparison) -> Table:
         if statistics is None:
             table.add_row(found.budget, "-", *["-"] * 6, "")
             continue
-        ends = [statistics.low, statistics.high]
-        low, high = (None if end is None else statistics.percent(end) for end in ends)
-        mean = statistics.percent(statistics.mean)
+        interval = [statistics.low, statistics.high]
+        low, high = (None if end is None else statistics.percent(end) for end in interval)
         table.add_row(
             found.budget,
             found.spent_text,
             amount_text(statistics, statistics.mean),
-            *("-" if end is None else amount_text(statistics, end) for end in ends),
+            *("-" if end is None else amount_text(statistics, end) for end in interval),
             p_text(statistics.p),
             p_text(statistics.sign_flip_p),
             "-" if statistics.effect is None else f"{statistics.effect:+.2f}",
-            interval_bar(low, mean, high, scale),
+            interval_bar(low, statistics.percent(statistics.mean), high, scale),
         )
     return table
-
-
-def _ends(found: AtBudget) -> list[float]:
-    """How far from zero mean and interval lie, in percent."""
-    statistics = found.statistics
-    if statistics is None or not statistics.base_mean:
-        return [1.0]
-    ends = [statistics.mean, statistics.low, statistics.high]
-    return [abs(statistics.percent(end)) for end in ends if end is not None]

@@ -34,10 +34,9 @@ from chomp.config.fields import MARKS, mark_of, settings_of
 from chomp.config.files import VARIABLES, to_yaml
 from chomp.config.overrides import resolve_also
 from chomp.config.schema import field_schema, section_schema, sections_at
-from chomp.errors import ConfigError
-from chomp.storage import exists, join, read_json
+from chomp.errors import require
 from chomp.tracking import redacted, without_secrets
-from chomp.tracking.run_files import DERIVED, RESOLVED_CONFIG, TEMPLATE
+from chomp.tracking.run_files import DERIVED, TEMPLATE, resolved_config
 
 # What the executor fills in when a run is started: a file has nothing there.
 _FILLED_IN = (
@@ -65,13 +64,12 @@ def show_config(asked: ConfigShow) -> int:
     given = GivenConfig(
         path=asked.config, overrides=tuple(asked.overrides or ()), template=asked.template
     )
-    if given.kind() in ("YAML file", "launch file"):
+    if given.is_file:
         launch = load_launch(given)
         launch.steps()  # refuses what no run could be made of
         template = template_name(Path(launch.path).parent, beside=given.path)
         content = {"template": template, **config_to_mapping(launch.config)}
     else:
-        given.refuse_options()
         content = _recorded_config(given)
     print(redacted(to_yaml(content)), end="")
     return 0
@@ -94,19 +92,26 @@ def diff_configs(asked: ConfigDiff) -> int:
         GivenConfig(path=path, template=asked.template if is_file or not any(is_yaml) else None)
         for path, is_file in zip(paths, is_yaml, strict=True)
     ]
-    (one, marks), (other, more_marks) = (_config_of(side, asked.trust) for side in sides)
+    configs, marks = [], dict[str, Mark]()
+    for side in sides:
+        if side.is_file:
+            launch = load_launch(side)
+            configs.append(launch.config)
+            # A launch file may leave out the marks that a run has for its sections: to it, all
+            # that it does not version is no part of a run.
+            of_run = () if launch.run_class is None else settings_of(launch.run_class)
+            marks |= {item.name: mark_of(item.field) for item in of_run}
+        else:
+            content = _recorded_config(side)
+            template = load_template(Path(side.path, TEMPLATE), is_trusted=asked.trust)
+            run_class = template.part(RUN_CLASS)
+            configs.append(config_from_mapping(run_class, content, source=side.path))
     found = []
-    for item in config_difference(one, other):
-        of_section = (marks | more_marks).get(item.path.partition(".")[0], item.mark)
-        found.append(
-            replace(
-                item,
-                mark=max(item.mark, of_section, key=MARKS.index),
-                # Marks come from the configs themselves, so the values are cleaned only now.
-                before=without_secrets(item.before),
-                after=without_secrets(item.after),
-            )
-        )
+    for item in config_difference(*configs):
+        mark = max(item.mark, marks.get(item.path.partition(".")[0], item.mark), key=MARKS.index)
+        # Marks come from the configs themselves, so the values are cleaned only now.
+        before, after = without_secrets(item.before), without_secrets(item.after)
+        found.append(replace(item, mark=mark, before=before, after=after))
     if len({side.kind() == "run folder" for side in sides}) > 1:
         # Only what a file can have.
         patterns = [pattern for each in _FILLED_IN for pattern in (each, f"{each}.*")]
@@ -122,46 +127,30 @@ def diff_configs(asked: ConfigDiff) -> int:
     parts = [f"{count} {mark} ({_MEANINGS[mark]})" for mark, count in counts.items() if count]
     differ = "field differs" if len(found) == 1 else "fields differ"
     say(f"{len(found)} {differ}: {', '.join(parts)}" if found else "no field differs")
-    if found:
-        print_rows(
-            [
-                {
-                    "field": item.path,
-                    "A": shorten(repr(item.before)),
-                    "B": shorten(repr(item.after)),
-                    "mark": item.mark,
-                }
-                for item in found
-            ]
-        )
+    rows = [
+        {
+            "field": item.path,
+            "A": shorten(repr(item.before)),
+            "B": shorten(repr(item.after)),
+            "mark": item.mark,
+        }
+        for item in found
+    ]
+    if rows:
+        print_rows(rows)
     return 0
-
-
-def _config_of(given: GivenConfig, is_trusted: bool) -> tuple[Any, dict[str, Mark]]:
-    """The typed config of a file or a run, and the marks that a run has for its sections.
-
-    A launch file may leave those out: to it, all that it does not version is no part of a run.
-    """
-    if given.kind() in ("YAML file", "launch file"):
-        launch = load_launch(given)
-        fields = () if launch.run_class is None else settings_of(launch.run_class)
-        return launch.config, {item.name: mark_of(item.field) for item in fields}
-    given.refuse_options()
-    content = _recorded_config(given)
-    template = load_template(Path(given.path, TEMPLATE), is_trusted=is_trusted)
-    return config_from_mapping(template.part(RUN_CLASS), content, source=given.path), {}
 
 
 def _recorded_config(given: GivenConfig) -> dict[str, Any]:
     """The config that a run folder has, without what follows from it."""
-    location = join(given.path, RESOLVED_CONFIG)
-    content = read_json(location) if exists(location) else None
-    if not isinstance(content, dict):
-        raise ConfigError(
-            f"{given.path}, a {given.kind()} without the config of a run",
-            allowed="a YAML file, a launch file or a run folder",
-            fix="pass the config or the run",
-        )
+    given.refuse_options()
+    content = resolved_config(given.path)
+    require(
+        bool(content),
+        f"{given.path}, a {given.kind()} without the config of a run",
+        allowed="a YAML file, a launch file or a run folder",
+        fix="pass the config or the run",
+    )
     return {key: value for key, value in content.items() if key != DERIVED}
 
 

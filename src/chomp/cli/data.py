@@ -6,7 +6,7 @@ that decide which rows a step takes. A launch file or a YAML file is planned, wh
 
 import contextlib
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
@@ -118,18 +118,83 @@ class StorePlace:
         return f"{self.component}, {self.split} split" if self.component else self.path
 
 
-def run_data(given: GivenConfig) -> RunData:
-    """The data of a CONFIG, whether it is built or not."""
-    kind = given.kind()
+def run_data(given: GivenConfig, steps: Sequence[ExecutorStep] | None = None) -> RunData:
+    """The data of a CONFIG, whether it is built or not; `steps` are those of a launch file."""
+    kind, completed = given.kind(), None
     require(
         kind != "token store",
-        given=f"{given.path}, a token store",
+        f"{given.path}, a token store",
         allowed="a YAML file, a launch file or a run folder",
         fix="pass the config of a run; verify and inspect take stores as well",
     )
+    names = [field.name for field in fields(TrainerFacts)]
     if kind == "run folder":
-        return _data_of_run_folder(given)
-    return _data_of_steps(given, load_launch(given).steps())
+        given.refuse_options()
+        data, facts, completed = _recorded_data(given.path, names)
+    else:
+        steps = load_launch(given).steps() if steps is None else steps
+        # Its paths as a plan fills them in.
+        last = plan_steps(steps, prefix=given.outputs)[-1]
+        section, trainer = (getattr(last.config, name, None) for name in ("data", "trainer"))
+        if not isinstance(section, LmDataConfig) or not all(
+            hasattr(trainer, each) for each in names
+        ):
+            raise ConfigError(
+                f"{given.path}, whose last step {last.step.name!r} has no data and trainer",
+                allowed=f"a config with data, an LmDataConfig, and trainer with {', '.join(names)}",
+                fix="name the fields of the launch config so, as in experiments/grug/base",
+            )
+        data, facts = section, TrainerFacts(**{each: getattr(trainer, each) for each in names})
+    return RunData(
+        given=given,
+        data=data,
+        seq_len=facts.seq_len,
+        batches=BatchSchedule(facts.batch_size, facts.grad_accum),
+        total_steps=facts.steps,
+        seed=facts.seed if facts.data_seed is None else facts.data_seed,
+        completed_steps=completed,
+    )
+
+
+def _recorded_data(folder: str, names: Sequence[str]) -> tuple[LmDataConfig, TrainerFacts, int]:
+    """The data and trainer of a run folder, and how many steps it has completed."""
+    location, sections = join(folder, RESOLVED_CONFIG), resolved_config(folder)
+    trainer = sections.get("trainer")
+    # Sections and fields that only the run's own template knows are of no use here.
+    known = trainer if isinstance(trainer, Mapping) else {}
+    known = {name: known[name] for name in names if name in known}
+    facts = config_from_mapping(TrainerFacts, known, source=f"{location}, trainer")
+    data = config_from_mapping(LmDataConfig, sections.get("data", {}), source=f"{location}, data")
+    copy = join(folder, "tokenizer")
+    if exists(join(copy, DESCRIPTION)):  # it outlives the tokenizer that it was copied from
+        data = replace(data, tokenizer=replace(data.tokenizer, path=copy))
+    moved: dict[str, str] = {}
+
+    def reached(path: str | None) -> str | None:
+        """A path that is not below the current folder is looked for from above the run, loudly."""
+        place = None if path is None else reached_path(path, folder)
+        if path is not None and place is not None and place != path:
+            moved[path] = place
+        return place
+
+    components = {
+        name: replace(
+            component,
+            train_store=reached(component.train_store),
+            validation_store=reached(component.validation_store),
+        )
+        for name, component in data.components.items()
+    }
+    tokenizer = replace(data.tokenizer, path=reached(data.tokenizer.path))
+    for path, place in moved.items():
+        say(f"{path} is not in this folder, but above the run: {place}", style="yellow")
+    newest = latest_checkpoint(join(folder, CHECKPOINTS))
+    record = record_of(folder)
+    rows = read_metrics(record) if exists(record) else []
+    # A row has the index of a completed step. Record and checkpoints may be ahead of each other.
+    logged = [row["step"] + 1 for row in rows if isinstance(row.get("step"), int)]
+    completed = max([0 if newest is None else newest.metadata.step, *logged])
+    return replace(data, components=components, tokenizer=tokenizer), facts, completed
 
 
 def store_places(data: LmDataConfig, splits: Sequence[Split] = SPLITS) -> list[StorePlace]:
@@ -168,80 +233,6 @@ def require_built(run: RunData, splits: Sequence[Split] = SPLITS) -> None:
         )
 
 
-def _data_of_steps(given: GivenConfig, steps: Iterable[ExecutorStep]) -> RunData:
-    """The data of the last of a launch file's steps, its paths as a plan fills them in."""
-    last = plan_steps(steps, prefix=given.outputs)[-1]
-    data, trainer = (getattr(last.config, name, None) for name in ("data", "trainer"))
-    names = [field.name for field in fields(TrainerFacts)]
-    if not isinstance(data, LmDataConfig) or not all(hasattr(trainer, name) for name in names):
-        raise ConfigError(
-            f"{given.path}, whose last step {last.step.name!r} has no data and trainer",
-            allowed=f"a config with data, an LmDataConfig, and trainer with {', '.join(names)}",
-            fix="name the fields of the launch config so, as in experiments/grug/base",
-        )
-    return _run_data(given, data, TrainerFacts(**{name: getattr(trainer, name) for name in names}))
-
-
-def _data_of_run_folder(given: GivenConfig) -> RunData:
-    given.refuse_options()
-    location, sections = join(given.path, RESOLVED_CONFIG), resolved_config(given.path)
-    trainer = sections.get("trainer")
-    known = {field.name for field in fields(TrainerFacts)}
-    # Sections and fields that only the run's own template knows are of no use here.
-    facts = config_from_mapping(
-        TrainerFacts,
-        {k: v for k, v in trainer.items() if k in known} if isinstance(trainer, Mapping) else {},
-        source=f"{location}, trainer",
-    )
-    data = config_from_mapping(LmDataConfig, sections.get("data", {}), source=f"{location}, data")
-    copy = join(given.path, "tokenizer")
-    if exists(join(copy, DESCRIPTION)):  # it outlives the tokenizer that it was copied from
-        data = replace(data, tokenizer=replace(data.tokenizer, path=copy))
-    run = _run_data(given, _with_reached_stores(data, given.path), facts)
-    newest = latest_checkpoint(join(given.path, CHECKPOINTS))
-    record = record_of(given.path)
-    rows = read_metrics(record) if exists(record) else []
-    # A row has the index of a completed step. Record and checkpoints may be ahead of each other.
-    logged = [row["step"] + 1 for row in rows if isinstance(row.get("step"), int)]
-    completed = max([0 if newest is None else newest.metadata.step, *logged])
-    return replace(run, completed_steps=completed)
-
-
-def _run_data(given: GivenConfig, data: LmDataConfig, trainer: TrainerFacts) -> RunData:
-    return RunData(
-        given=given,
-        data=data,
-        seq_len=trainer.seq_len,
-        batches=BatchSchedule(trainer.batch_size, trainer.grad_accum),
-        total_steps=trainer.steps,
-        seed=trainer.seed if trainer.data_seed is None else trainer.data_seed,
-    )
-
-
-def _with_reached_stores(data: LmDataConfig, run_folder: str) -> LmDataConfig:
-    """The data with stores that are not below this folder found from above the run, loudly."""
-    found: dict[str, str] = {}
-
-    def reached(path: str | None) -> str | None:
-        place = None if path is None else reached_path(path, run_folder)
-        if path is not None and place is not None and place != path:
-            found[path] = place
-        return place
-
-    components = {
-        name: replace(
-            component,
-            train_store=reached(component.train_store),
-            validation_store=reached(component.validation_store),
-        )
-        for name, component in data.components.items()
-    }
-    tokenizer = replace(data.tokenizer, path=reached(data.tokenizer.path))
-    for path, place in found.items():
-        say(f"{path} is not in this folder, but above the run: {place}", style="yellow")
-    return replace(data, components=components, tokenizer=tokenizer)
-
-
 def _places_of(given: GivenConfig) -> tuple[list[StorePlace], RunData | None]:
     """The stores of a CONFIG, which must all be built; or the one store that was given itself."""
     if given.kind() == "token store":
@@ -257,36 +248,40 @@ def _places_of(given: GivenConfig) -> tuple[list[StorePlace], RunData | None]:
 
 def build_data(asked: DataBuild) -> int:
     """Build what is not there yet, then list the stores; the exit code."""
-    given, only, is_json = GivenConfig.of(asked.config, asked), asked.only or [], asked.as_json
-    if given.kind() in ("run folder", "token store"):
-        # What it was built from may have changed since; what it uses is there or it is not.
+    given, only = GivenConfig.of(asked.config, asked), asked.only or []
+    # Of a run or a store the sources may have changed since; what it uses is there or it is not.
+    is_file = given.is_file
+    require(
+        is_file or not asked.verify_sources,
+        f"--verify-sources with {given.path}, a {given.kind()}",
+        allowed="--verify-sources with a YAML file or a launch file, which name sources",
+        fix="leave it out, or pass the config that made it",
+    )
+    with read_files_again(asked.verify_sources):
+        steps = load_launch(given).steps() if is_file else []
+    run = run_data(given, steps)
+    known = run.data.components
+    for name in only:
         require(
-            not asked.verify_sources,
-            given=f"--verify-sources with {given.path}, a {given.kind()}",
-            allowed="--verify-sources with a YAML file or a launch file, which name sources",
-            fix="leave it out, or pass the config that made it",
+            name in known,
+            f"--only {name}{did_you_mean(nearest(name, known))}",
+            allowed=f"the components of {given.path}: {', '.join(known)}",
+            fix="correct the name",
         )
-        run = run_data(given)
-        _require_components(run, only)
+    if not is_file:
         require_built(run)
-    else:
-        with read_files_again(asked.verify_sources):
-            steps = load_launch(given).steps()
-        run = _data_of_steps(given, steps)
-        _require_components(run, only)
-        # What the steps need of data, whether they are done themselves or not.
-        needed = dict.fromkeys(each for step in steps for each in dependencies_of(step))
-        planned = [
-            item
-            for item in plan_steps(needed, prefix=given.outputs)
-            if isinstance(item.config, TokenizerBuildConfig)
-            or (
-                isinstance(item.config, StoreBuildConfig) and (not only or item.config.name in only)
-            )
-        ]
-        with outliving_the_screen(), contextlib.ExitStack() as stack:
-            if is_json:
-                stack.enter_context(contextlib.redirect_stdout(sys.stderr))
+    # What the steps need of data, whether they are done themselves or not.
+    needed = dict.fromkeys(each for step in steps for each in dependencies_of(step))
+    planned = [
+        item
+        for item in plan_steps(needed, prefix=given.outputs)
+        if isinstance(item.config, TokenizerBuildConfig)
+        or (isinstance(item.config, StoreBuildConfig) and (not only or item.config.name in only))
+    ]
+    with outliving_the_screen(), contextlib.ExitStack() as stack:
+        if asked.as_json:
+            stack.enter_context(contextlib.redirect_stdout(sys.stderr))
+        if planned:
             print_differences(planned)
             if code := run_planned(planned, prefix=given.outputs):
                 return code
@@ -305,22 +300,11 @@ def build_data(asked: DataBuild) -> int:
                     "folder": place.path,
                 }
             )
-    if is_json:
+    if asked.as_json:
         print_json(rows)
     else:
         print_rows([{**row, "size": decimal(row["size"])} for row in rows], right=("dtype", "size"))
     return 0
-
-
-def _require_components(run: RunData, only: Sequence[str]) -> None:
-    known = run.data.components
-    for name in only:
-        require(
-            name in known,
-            given=f"--only {name}{did_you_mean(nearest(name, known))}",
-            allowed=f"the components of {run.given.path}: {', '.join(known)}",
-            fix="correct the name",
-        )
 
 
 # --- verify -------------------------------------------------------------------------------------
@@ -329,47 +313,33 @@ def _require_components(run: RunData, only: Sequence[str]) -> None:
 def verify_data(asked: DataVerify) -> int:
     """Verify all stores of all targets; `DataError` at the end if any is damaged."""
     targets = [GivenConfig.of(path, asked) for path in asked.targets]
-    found: dict[str, StorePlace] = {}
-    for given in targets:
-        places, _ = _places_of(given)
-        found |= {place.path: place for place in places}
+    found = {place.path: place for given in targets for place in _places_of(given)[0]}
     damaged = []
     for path, place in found.items():
         problems = verify_store(path)
         where = f"{place.title} ({path})" if place.component else path
-        if not problems:
+        if problems:
+            damaged.append(path)
+            say(f"damaged: {where}", style="red")
+            for problem in problems:
+                say(f"  {problem}")
+        else:
             manifest = read_manifest(path)
             counts = f"{manifest.num_documents:,} documents, {manifest.num_tokens:,} tokens"
             say(f"whole: {where}, {counts}")
-            continue
-        damaged.append(path)
-        say(f"damaged: {where}", style="red")
-        for problem in problems:
-            say(f"  {problem}")
     if damaged:
-        files = [given for given in targets if given.kind() in ("YAML file", "launch file")]
-        build = files[0].command("build") if files else "chomp data build"
-        of = "" if files else " with the config they are of"
+        build = next((each.command("build") for each in targets if each.is_file), None)
+        build = f"`{build}`" if build else "`chomp data build` with the config they are of"
         raise DataError(
             f"{len(damaged)} of {len(found)} stores damaged: {', '.join(damaged)}",
             allowed="stores whose files are as they were written",
             fix="bring back the files that are named, or move these folders away, then run "
-            f"`{build}`{of} to build them again (the next run makes a plan in packing/ again by "
-            "itself)",
+            f"{build} to build them again (the next run makes a plan in packing/ again by itself)",
         )
     return 0
 
 
 # --- inspect ------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, kw_only=True)
-class LengthBin:
-    """How many documents have a length from `low` to `high`."""
-
-    low: int
-    high: int
-    documents: int
 
 
 def inspect_data(asked: DataInspect) -> int:
@@ -393,9 +363,7 @@ def inspect_data(asked: DataInspect) -> int:
                     "begins with" if tokenizer else "begins with the ids": shorten(text),
                 }
             )
-        contents.append(
-            {**facts, "lengths": [asdict(item) for item in bins], "first_documents": documents}
-        )
+        contents.append({**facts, "lengths": bins, "first_documents": documents})
         if asked.as_json:
             continue
         table = Table(show_header=False)
@@ -411,7 +379,7 @@ def inspect_data(asked: DataInspect) -> int:
     return 0
 
 
-def length_bins(store: TokenStore) -> list[LengthBin]:
+def length_bins(store: TokenStore) -> list[dict[str, int]]:
     """Documents by length, in bins that double: 1, 2 to 3, 4 to 7 and so on, without empty ends."""
     counts, before = np.zeros(64, np.int64), 0
     for first in range(0, len(store.documents), _ENDS_AT_ONCE):
@@ -422,23 +390,22 @@ def length_bins(store: TokenStore) -> list[LengthBin]:
         before = int(ends[-1])
     used = np.flatnonzero(counts)
     return [
-        LengthBin(low=1 << i, high=(2 << i) - 1, documents=int(counts[i]))
+        {"low": 1 << i, "high": (2 << i) - 1, "documents": int(counts[i])}
         for i in range(int(used[0]), int(used[-1]) + 1)
     ]
 
 
-def histogram_lines(bins: Sequence[LengthBin]) -> list[str]:
+def histogram_lines(bins: Sequence[Mapping[str, int]]) -> list[str]:
     """A bar for each bin, as long as its count."""
-    ranges = [f"{item.low:,} to {item.high:,}" if item.low > 1 else "1" for item in bins]
-    width, most = max(map(len, ranges)), max(item.documents for item in bins)
+    ranges = [f"{bin['low']:,} to {bin['high']:,}" if bin["low"] > 1 else "1" for bin in bins]
+    width, most = max(map(len, ranges)), max(bin["documents"] for bin in bins)
     lines = []
-    for label, item in zip(ranges, bins, strict=True):
-        eighths = round(item.documents / most * _BAR_CELLS * 8)
+    for label, bin in zip(ranges, bins, strict=True):
+        eighths = round(bin["documents"] / most * _BAR_CELLS * 8)
         # What is there at all is seen, however little it is.
-        eighths = max(eighths, 1) if item.documents else 0
-        rest = _EIGHTHS[eighths % 8] if eighths % 8 else ""
-        bar = _EIGHTHS[8] * (eighths // 8) + rest
-        lines.append(f"{label:>{width}} tokens {bar} {item.documents:,}")
+        eighths = max(eighths, 1) if bin["documents"] else 0
+        bar = _EIGHTHS[8] * (eighths // 8) + _EIGHTHS[eighths % 8].strip()
+        lines.append(f"{label:>{width}} tokens {bar} {bin['documents']:,}")
     return lines
 
 

@@ -35,16 +35,18 @@ _COMPARED_PARTS = 10_000
 def where(asked: DataWhere) -> int:
     """Trace a batch or a document."""
     run = run_data(GivenConfig.of(asked.config, asked))
-    return (
-        _where_document(run, asked) if asked.step is None else _where_step(run, asked.step, asked)
-    )
+    if asked.step is None:
+        _where_document(run, asked)
+    else:
+        _where_step(run, asked.step, asked)
+    return 0
 
 
-def _where_step(run: RunData, step: int, asked: DataWhere) -> int:
+def _where_step(run: RunData, step: int, asked: DataWhere) -> None:
     """Print the documents behind a step's batch, or behind one row of it."""
     require(
         0 <= step < run.total_steps,
-        given=f"--step {step} of a run of {run.total_steps:,} steps",
+        f"--step {step} of a run of {run.total_steps:,} steps",
         allowed=f"0 to {run.total_steps - 1}",
         fix="correct --step, or raise train.steps",
     )
@@ -55,7 +57,7 @@ def _where_step(run: RunData, step: int, asked: DataWhere) -> int:
         rows = [each for number in numbers for each in _origin_rows(dataset, step, number, text_of)]
     if asked.as_json:
         print_json({"step": step, "rows": rows})
-        return 0
+        return
     tense = ""
     if run.completed_steps is not None:
         tense = ", trained on" if step < run.completed_steps else ", to come"
@@ -73,33 +75,32 @@ def _where_step(run: RunData, step: int, asked: DataWhere) -> int:
             shown["columns"] = f"{column:,} to {last - 1:,}"
         texts.append(shown)
     print_rows(texts, title=f"step {step:,}{tense}", right=("row", "epoch", "tokens", "columns"))
-    return 0
 
 
-def _where_document(run: RunData, asked: DataWhere) -> int:
+def _where_document(run: RunData, asked: DataWhere) -> None:
     """Print when a document is trained on, or that it never is."""
     document_id = str(asked.doc)
     require_built(run)
     with closing(run.dataset()) as dataset:
         found = occurrences(dataset, document_id, run.total_steps)
-    held_out = None
+    holds = None
     if found is None:
         for place in store_places(run.data, ["validation"]):
             if TokenStore.open(place.path).locations.find(document_id) is not None:
-                held_out = place.component
+                holds = place.component
                 break
         else:
             raise _unknown_document(run, document_id)
     rows: list[Row] = []
     for item in found or ():
-        row: Row = {"step": item.step, "row": item.row}
-        rows.append({**row, "epoch": item.epoch, "component": item.component})
+        row = {name: getattr(item, name) for name in ("step", "row", "epoch", "component")}
         if run.completed_steps is not None:
-            rows[-1]["when"] = "seen" if item.step < run.completed_steps else "to come"
+            row["when"] = "seen" if item.step < run.completed_steps else "to come"
+        rows.append(row)
     if asked.as_json:
         print_json({"document": document_id, "held_out": found is None, "rows": rows})
     elif found is None:
-        say(f"{document_id} ({held_out}) is held out: never trained on.")
+        say(f"{document_id} ({holds}) is held out: never trained on.")
     elif not found:
         say(
             f"{document_id} is in a train store, but none of its tokens are in the rows of "
@@ -114,7 +115,6 @@ def _where_document(run: RunData, asked: DataWhere) -> int:
             text += f", {seen:,} seen and {len(found) - seen:,} to come"
         say(f"{text}.")
         print_rows(rows)
-    return 0
 
 
 def _origin_rows(

@@ -63,14 +63,13 @@ def held_out_datasets(run: LoadedRun, limits: RowLimits | None = None) -> list[E
         if exists(join(path, MANIFEST)):
             continue
         is_relative = is_local(path) and not os.path.isabs(path)
-        where = ", seen from the folder that the run was started in" if is_relative else ""
         by = "" if run.folder is None else f", by {join(run.folder, RESOLVED_CONFIG)}"
+        given = f"component {name!r}, whose held-out store {path}{by}, is not there"
+        fix = f"pass -o data.components.{name}.validation_store=PATH"
         raise DataError(
-            f"component {name!r}, whose held-out store is at {path}{where}{by}: there is none"
-            + (" from here" if is_relative else ""),
+            f"{given}, seen from the current folder" if is_relative else given,
             allowed="a run whose stores are where they were, or the place they are at now",
-            fix=("run the command in that folder, or " if is_relative else "")
-            + f"pass -o data.components.{name}.validation_store=PATH",
+            fix=f"run the command where the run was started, or {fix}" if is_relative else fix,
         )
     data, seq_len = run.config.data, run.config.trainer.seq_len
     return build_eval_datasets(data, run.tokenizer, seq_len=seq_len, limits=limits)
@@ -126,14 +125,14 @@ def named_data(given: Sequence[str]) -> list[NamedData]:
         parts = item.name.split("/")
         require(
             not {"", ".", ".."} & set(parts) and parts[0] != _AVERAGED,
-            given=f"--data {item.path} under the name {item.name!r}",
+            f"--data {item.path} under the name {item.name!r}",
             allowed="words joined by single slashes, the first not `ema`, where the metrics of "
             "averaged weights are",
             fix=f"name it, as in --data text/web={item.path}: that becomes eval/text/web/loss",
         )
         require(
             [other.name for other in found].count(item.name) == 1,
-            given=f"--data with the name {item.name} twice",
+            f"--data with the name {item.name} twice",
             allowed="a name for each, which is its tag in the results",
             fix=f"name them, as in --data {item.name}/one={item.path}",
         )
@@ -206,8 +205,7 @@ def _named(text: str) -> NamedData:
     if not files:
         raise DataError(
             f"--data {text}: there is no file at {path}",
-            allowed="a token store, files or folders of text, JSON lines or Parquet, or a pattern "
-            "that matches some",
+            allowed="a token store, or files, folders and patterns of text, JSON lines or Parquet",
             fix="correct the path; it is read relative to the current folder",
         )
     # The name of a file without its suffixes, or of the last folder that a pattern names.
@@ -229,47 +227,39 @@ def _files(path: str) -> tuple[str, ...]:
 
 def _source(item: NamedData) -> Source:
     """The source of the files, whose names say what they are: they must agree."""
-    kinds = {_kind(file): file for file in item.files}
+    kinds: dict[str, str] = {}
+    for file in item.files:
+        name = file.lower()  # as in NEWS.JSONL
+        allowed = f"text files, {', '.join(_JSONL)} and {_PARQUET}"
+        kind = "JSON lines" if name.endswith(_JSONL) else "text"
+        kinds["Parquet" if name.endswith(_PARQUET) else kind] = file
+        require(
+            kind == "JSON lines" or not name.endswith(_COMPRESSED),
+            f"--data {file}, a compressed file that is not JSON lines by its name",
+            allowed=allowed,
+            fix="decompress it, or rename it if it holds JSON lines",
+        )
+        require(
+            not name.endswith(".json"),
+            f"--data {file}, whose name does not say whether each line of it is a record",
+            allowed=allowed,
+            fix="rename it to .jsonl if each line is a JSON object; else write it so first",
+        )
     if len(kinds) > 1:
         (one, first), (other, second) = sorted(kinds.items())[:2]
         raise DataError(
-            f"--data {item.path} with files of more than one kind: {first} is {one}, {second} is "
-            f"{other}",
+            f"--data {item.path} with more than one kind: {first} is {one}, {second} is {other}",
             allowed="files of one kind under one name",
             fix="name them apart, as in --data 'NAME=FOLDER/*.jsonl'",
         )
     # The very files that were listed: the pattern might match more by the time it is read.
     paths = tuple(map(glob.escape, item.files))
-    kind = next(iter(kinds))
-    if kind == "JSON lines":
+    if "JSON lines" in kinds:
         return JsonlSource(paths=paths)
-    if kind == "Parquet":
+    if "Parquet" in kinds:
         return ParquetSource(paths=paths)
     unknown = [file for file in item.files if not file.lower().endswith(_TEXT)]
     if unknown:
         # A table or a program is text too, if that was meant.
         _log.warning("%s is read as plain text, all of it one document", unknown[0])
     return TextSource(paths=paths)
-
-
-def _kind(file: str) -> str:
-    name = file.lower()  # as in NEWS.JSONL
-    if name.endswith(_JSONL):
-        return "JSON lines"
-    if name.endswith(_PARQUET):
-        return "Parquet"
-    allowed = f"text files, {', '.join(_JSONL)} and {_PARQUET}"
-    require(
-        not name.endswith(_COMPRESSED),
-        given=f"--data {file}, a compressed file that is not JSON lines by its name",
-        allowed=allowed,
-        fix="decompress it, or rename it if it holds JSON lines",
-    )
-    require(
-        not name.endswith(".json"),
-        given=f"--data {file}, whose name does not say whether each line of it is a record",
-        allowed=allowed,
-        fix="rename it to .jsonl if each line is a JSON object; else write one line for each "
-        "document first",
-    )
-    return "text"

@@ -23,28 +23,27 @@ from chomp.cli.eval_data import (
     store_folders,
 )
 from chomp.cli.loaded_run import LoadedRun, leaving_together, load_run
-from chomp.cli.output import print_json, print_table, progress_bar, say
+from chomp.cli.output import print_table, progress_bar, say
 from chomp.cli.results import (
+    MAY_CHANGE,
     TITLES,
     about_checkpoint,
+    keep_results,
     late_tracker,
     require_place,
     result_differences,
-    say_places,
     short_hash,
-    write_results,
 )
 from chomp.config import config_to_mapping
 from chomp.data import EvalDataset, LmComponentConfig, TokenStore, read_manifest
 from chomp.errors import require
 from chomp.launch.run import outputs_folder
-from chomp.mesh import is_first
 from chomp.tracking import with_short_keys
 from chomp.training import GrugEvalConfig, build_evaluators
 
 # What overrides may change of a trained run, and has an effect here. All else is part of what the
 # numbers mean, or of the loop.
-MAY_CHANGE = (
+_MAY_CHANGE = (
     "eval",  # of a run that has none
     "eval.eval_batch_size",
     "eval.max_eval_batches",
@@ -52,12 +51,7 @@ MAY_CHANGE = (
     "eval.eval_ema",
     "eval.compute_bpb",
     "eval.prefix",
-    "mesh.*",
-    "logging.project",
-    "logging.metrics_file",
-    "logging.wandb.*",
-    "logging.tensorboard.*",
-    "model.attention",
+    *MAY_CHANGE,
     "data.components.*.validation_store",
     "data.components.*.tags*",
 )
@@ -71,7 +65,7 @@ _WEIGHTS: dict[str, WeightsName] = {"current": "params", "ema": "ema"}
 def evaluate(asked: Evaluate) -> int:
     """Evaluate, show, and keep the results; the exit code."""
     named = named_data(asked.data or [])  # a path that is not there shows before a run is loaded
-    run = load_run(asked, may_change=MAY_CHANGE)
+    run = load_run(asked, may_change=_MAY_CHANGE)
     for option, is_given, fields in (
         ("--data", bool(named), ("data.",)),
         ("--weights", asked.weights is not None, ("eval.eval_current", "eval.eval_ema")),
@@ -79,14 +73,16 @@ def evaluate(asked: Evaluate) -> int:
         for field in run.changed:
             require(
                 not (is_given and field.startswith(fields)),
-                given=f"-o {field} with {option}, which takes its place",
+                f"-o {field} with {option}, which takes its place",
                 allowed="one of them",
                 fix="leave one out",
             )
     require_place(run, asked.out)
     prefix = outputs_folder(asked.prefix)
     folders = store_folders(run, named, prefix=prefix, text_key=asked.text_key)
-    datasets = _datasets(run, folders)  # a store that is gone shows before weights are read
+    stores = folders or held_out_stores(run)
+    # A store that is gone shows before weights are read.
+    datasets = _datasets_in(run, folders) if folders else held_out_datasets(run, run.limits())
     config: GrugEvalConfig = run.config.eval or GrugEvalConfig()
     choose: Callable[[StepFolder], Sequence[WeightsName]] = all_weights
     if asked.weights is not None:
@@ -95,20 +91,34 @@ def evaluate(asked: Evaluate) -> int:
         choose = partial(these_weights, names=names)
         config = replace(config, eval_current="params" in names, eval_ema="ema" in names)
     read = run.weights(choose)
-    metrics = _metrics(run, read, config, datasets)
-    stores = folders or held_out_stores(run)
-    weights = "both" if len(metrics) > 1 else _WEIGHTS[next(iter(metrics))]
-    other = result_differences(
-        run, read.found, _OTHER_NUMBERS, None if named else known_stores(run)
+    step, has_average = read.found.metadata.step, "ema" in read.models
+    evaluators = build_evaluators(
+        config,
+        datasets,
+        run.from_template("losses_of"),
+        mesh=run.mesh,
+        tokenizer=run.tokenizer,
+        has_average=has_average,
     )
-    other += ["other data"] if named else []
+    metrics: dict[str, dict[str, float]] = {}
+    # Both models by one `losses_of`, so that it is compiled once.
+    with jax.set_mesh(run.mesh):
+        for name, evaluator in evaluators.items():
+            weights = _WEIGHTS[name]
+            with progress_bar(f"evaluating the {TITLES[weights]}", unit="rows") as on_rows:
+                metrics[name] = evaluator.evaluate(read.models.get(weights), on_rows)
+    is_known = None if named else known_stores(run)
+    evaluated = "both" if len(metrics) > 1 else _WEIGHTS[next(iter(metrics))]
     content: dict[str, Any] = {
-        **about_checkpoint(run, read.found, weights),
+        **about_checkpoint(run, read.found, evaluated),
         "seq_len": run.config.trainer.seq_len,
         "eval": config_to_mapping(config),
         "data": {},
         "metrics": {name: value for each in metrics.values() for name, value in each.items()},
-        "differs_from_run": other,
+        "differs_from_run": [
+            *result_differences(run, read.found, _OTHER_NUMBERS, is_known),
+            *(["other data"] if named else []),
+        ],
     }
     for dataset in datasets:
         manifest = read_manifest(stores[dataset.name])
@@ -122,16 +132,23 @@ def evaluate(asked: Evaluate) -> int:
         }
     for item in named:
         content["data"][item.name]["made_from"] = item.path
-    path = write_results(run, content, name=_file_name(run, read, content), out=asked.out)
-    if is_first() and asked.as_json:
-        print_json(content)
-    elif is_first():
+
+    def show() -> None:
+        seconds, tokens = 0.0, 0.0
         tags = {tag for dataset in datasets for tag in dataset.tags}
-        _show(read, config, metrics, tags)
-        say_places(read.found, path, other)
-    step = read.found.metadata.step
+        prefixes = config.prefixes(has_average=has_average)
+        for name, of_model in metrics.items():
+            own = {k.removeprefix(f"{prefixes[name]}/"): value for k, value in of_model.items()}
+            title = f"{TITLES[_WEIGHTS[name]]} of step {step}"
+            print_table(_table(own, title=title, carried=tags))
+            seconds += own["total_time"]
+            tokens += own["tokens"]
+        say(f"{seconds:.1f} s, {tokens / seconds:,.0f} tokens/s, compiling included")
+
+    name = _file_name(run, read, content)
+    path = keep_results(run, content, name=name, out=asked.out, as_json=asked.as_json, show=show)
     # Before a step is completed, the record has no place for the numbers.
-    if step and not other and run.config.eval is not None:
+    if step and not content["differs_from_run"] and run.config.eval is not None:
         with late_tracker(run) as tracker:  # last: a service may take its time
             # The time is this command's: the run's own times add up to its wall clock.
             kept = {k: v for k, v in content["metrics"].items() if not k.endswith("_time")}
@@ -141,11 +158,9 @@ def evaluate(asked: Evaluate) -> int:
     return 0
 
 
-def _datasets(run: LoadedRun, folders: Mapping[str, str]) -> list[EvalDataset]:
-    """The run's held-out rows; or all of the stores in the folders, by the run's own rules."""
+def _datasets_in(run: LoadedRun, folders: Mapping[str, str]) -> list[EvalDataset]:
+    """All of the stores in the folders, by the run's own rules."""
     seq_len, limits = run.config.trainer.seq_len, run.limits()
-    if not folders:
-        return held_out_datasets(run, limits)
     parts = {name: LmComponentConfig(validation_store=path) for name, path in folders.items()}
     # Stages name the run's own components, and say nothing about evaluation.
     data = replace(run.config.data, components=parts, validation={}, stages=())
@@ -157,28 +172,6 @@ def _datasets(run: LoadedRun, folders: Mapping[str, str]) -> list[EvalDataset]:
         EvalDataset(name, data, run.tokenizer, seq_len=seq_len, limits=limits, store=stores[name])
         for name in sorted(stores)
     ]
-
-
-def _metrics(
-    run: LoadedRun, read: LoadedWeights, config: GrugEvalConfig, datasets: Sequence[EvalDataset]
-) -> dict[str, dict[str, float]]:
-    """The metrics of each model that is evaluated, by the name that the loop has for it."""
-    evaluators = build_evaluators(
-        config,
-        datasets,
-        run.from_template("losses_of"),
-        mesh=run.mesh,
-        tokenizer=run.tokenizer,
-        has_average="ema" in read.models,
-    )
-    metrics = {}
-    # Both models by one `losses_of`, so that it is compiled once.
-    with jax.set_mesh(run.mesh):
-        for name, evaluator in evaluators.items():
-            weights = _WEIGHTS[name]
-            with progress_bar(f"evaluating the {TITLES[weights]}", unit="rows") as on_rows:
-                metrics[name] = evaluator.evaluate(read.models.get(weights), on_rows)
-    return metrics
 
 
 def _file_name(run: LoadedRun, read: LoadedWeights, content: Mapping[str, Any]) -> str:
@@ -196,27 +189,6 @@ def _file_name(run: LoadedRun, read: LoadedWeights, content: Mapping[str, Any]) 
     has_ema = config.eval_ema and "ema" in all_weights(read.found)
     usual = "both" if config.eval_current and has_ema else "ema" if has_ema else "params"
     return f"{stem}.json" if weights == usual else f"{stem}-{weights}.json"
-
-
-# --- the table ----------------------------------------------------------------------------------
-
-
-def _show(
-    read: LoadedWeights,
-    config: GrugEvalConfig,
-    metrics: Mapping[str, Mapping[str, float]],
-    tags: set[str],
-) -> None:
-    seconds, tokens = 0.0, 0.0
-    prefixes = config.prefixes(has_average="ema" in read.models)
-    for name, of_model in metrics.items():
-        prefix = f"{prefixes[name]}/"
-        own = {key.removeprefix(prefix): value for key, value in of_model.items()}
-        title = f"{TITLES[_WEIGHTS[name]]} of step {read.found.metadata.step}"
-        print_table(_table(own, title=title, carried=tags))
-        seconds += own["total_time"]
-        tokens += own["tokens"]
-    say(f"{seconds:.1f} s, {tokens / seconds:,.0f} tokens/s, compiling included")
 
 
 def _table(own: Mapping[str, float], *, title: str, carried: Collection[str]) -> Table:

@@ -8,7 +8,7 @@ import os
 import stat
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -29,9 +29,9 @@ from chomp.mesh import is_first
 from chomp.storage import read_text
 from chomp.storage.printable import PlainConsole, printable
 from chomp.tracking.run_files import SAMPLE_MARK
-from chomp.training.samples import SampleLengths, prompt_of_step
+from chomp.training.samples import prompt_of_step
 
-MAY_CHANGE = ("samples.*", "mesh.*", "model.attention", "data.components.*.validation_store")
+_MAY_CHANGE = ("samples.*", "mesh.*", "model.attention", "data.components.*.validation_store")
 
 _BATCH_SIZE = 32  # texts at once; more would not fit where one text has a cache of gigabytes
 _SEEDS = 2**32
@@ -47,24 +47,13 @@ class Prompt:
     ids: list[int]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Sample:
-    """A text, and what it goes on from."""
-
-    prompt: str
-    text: str
-    seed: int
-    num_tokens: int
-    has_ended: bool  # by the end of a document, not by its length
-
-
 @leaving_together()
 def generate(asked: Generate) -> int:
     """Write texts to stdout; the exit code."""
     # A file that is not there shows at once; what is typed is read later, line by line.
     prompts = [*(asked.prompts or ()), *(asked.prompt or ())]
     texts = None if asked.interactive else given_texts(prompts, asked.file)
-    run = load_run(asked, may_change=MAY_CHANGE)
+    run = load_run(asked, may_change=_MAY_CHANGE)
     choice: dict[str, Any] = {}
     for name in ("temperature", "top_k", "top_p"):
         value = getattr(asked, name)
@@ -72,17 +61,21 @@ def generate(asked: Generate) -> int:
     TokenChoice.of(**choice)  # refuses what cannot be
     require(
         asked.num_samples == 1 or choice["temperature"] > 0,
-        given=f"--num-samples {asked.num_samples} with a temperature of 0",
+        f"--num-samples {asked.num_samples} with a temperature of 0",
         allowed="several texts of one prompt where they are drawn",
         fix="pass --temperature 0.7, or leave out --num-samples",
     )
     require(
         not asked.interactive or jax.process_count() == 1,
-        given=f"--interactive in a run of {jax.process_count()} processes",
+        f"--interactive in a run of {jax.process_count()} processes",
         allowed="one process: only one has a keyboard",
         fix="pass prompts, or start one process",
     )
-    writer = _Writer(run, asked, choice)
+    # Where the run writes no samples, they are as long as those it would write by default.
+    settings = run.config.samples
+    settings = replace(settings, max_tokens=settings.max_tokens or None)
+    usual = settings.lengths_for(run.config.model, seq_len=run.config.trainer.seq_len)
+    writer = _Writer(run, asked, choice, usual.max_tokens)
     encoded = [] if texts is None else _encoded_prompts(run, texts)
     writer.length_for(encoded)  # what cannot fit shows before weights are read
     read = run.one_model(asked.weights)
@@ -103,7 +96,7 @@ def generate(asked: Generate) -> int:
         ids = prompt_of_step(
             held_out[0] if held_out else TrainedTexts(run.config.data, run.tokenizer),
             read.found.metadata.step,
-            num_tokens=_lengths(run).prompt_tokens,
+            num_tokens=usual.prompt_tokens,
             every=run.config.samples.every,
         )
         encoded = [Prompt(text=run.tokenizer.decode(ids), ids=ids)]
@@ -115,22 +108,12 @@ def generate(asked: Generate) -> int:
                 **about_checkpoint(run, read.found, name),
                 "differs_from_run": result_differences(run, read.found, ("model",)),
                 "how": {**choice, "max_tokens": writer.length_for(encoded)},
-                "samples": [asdict(sample) for sample in samples],
+                "samples": samples,
             }
         )
     elif is_first():
         _show(read, samples)
     return 0
-
-
-def _lengths(run: LoadedRun) -> SampleLengths:
-    """The lengths of the run's samples; where it writes none, those it would write by default."""
-    samples = run.config.samples
-    if samples.max_tokens == 0:
-        samples = replace(samples, max_tokens=None)
-    seq_len = run.config.trainer.seq_len
-    lengths: SampleLengths = samples.lengths_for(run.config.model, seq_len=seq_len)
-    return lengths
 
 
 @dataclass(frozen=True)
@@ -140,23 +123,22 @@ class _Writer:
     run: LoadedRun
     asked: Generate
     choice: Mapping[str, Any]
+    usual_length: int
 
     def length_for(self, prompts: Sequence[Prompt]) -> int:
         """New tokens of each text; the run's own number is cut to what fits."""
         longest = max((len(prompt.ids) for prompt in prompts), default=1)
         limit: int = self.run.config.model.max_seq_len
-        usual = min(_lengths(self.run).max_tokens, max(limit - longest, 1))
-        length = self.asked.max_tokens or usual
+        length = self.asked.max_tokens or min(self.usual_length, max(limit - longest, 1))
         require(
             longest + length <= limit,
-            given=f"a prompt of {longest} tokens and {length} new ones with "
-            f"model.max_seq_len={limit}",
+            f"a prompt of {longest} tokens and {length} new ones with model.max_seq_len={limit}",
             allowed=f"{limit} tokens together, at most",
             fix=f"pass --max-tokens {limit - longest}" if longest < limit else "shorten the prompt",
         )
         return length
 
-    def samples(self, read: LoadedWeights, prompts: Sequence[Prompt]) -> list[Sample]:
+    def samples(self, read: LoadedWeights, prompts: Sequence[Prompt]) -> list[dict[str, Any]]:
         """The texts, those of one prompt together: sample n of a prompt has the seed n further on.
 
         Sample 0 has the seed itself: without options that is the run's own sample.
@@ -184,26 +166,26 @@ class _Writer:
                 found |= zip(batch, texts, strict=True)
                 on_texts(len(found), len(order))
         return [
-            Sample(
-                prompt=prompt.text,
-                text=run.tokenizer.decode(found[at]),
-                seed=seed,
-                num_tokens=len(found[at]),
-                has_ended=len(found[at]) < length,
-            )
+            {
+                "prompt": prompt.text,
+                "text": run.tokenizer.decode(found[at]),
+                "seed": seed,
+                "num_tokens": len(found[at]),
+                "has_ended": len(found[at]) < length,  # by the end of a document
+            }
             for at, (prompt, seed) in enumerate(wanted)
         ]
 
 
-def _show(read: LoadedWeights, samples: Sequence[Sample]) -> None:
+def _show(read: LoadedWeights, samples: Sequence[Mapping[str, Any]]) -> None:
     (weights,) = read.models
     # Notes go to stderr, so that stdout has the text alone.
     notes, console = PlainConsole(stderr=True, soft_wrap=True), Console(soft_wrap=True)
     notes.print(Text(f"{TITLES[weights]} of {path_from_here(read.found.path)}", style="dim"))
     for number, sample in enumerate(samples, start=1):
         if len(samples) > 1:
-            notes.print(Text(f"{number} of {len(samples)}, seed {sample.seed}", style="dim"))
-        prompt, text = sample.prompt, sample.text
+            notes.print(Text(f"{number} of {len(samples)}, seed {sample['seed']}", style="dim"))
+        prompt, text = sample["prompt"], sample["text"]
         # In a pipe every byte stays; a terminal would obey some of what a model writes.
         if console.is_terminal:
             prompt, text = (printable(part, console.encoding) for part in (prompt, text))
@@ -279,7 +261,7 @@ def _encoded_prompts(run: LoadedRun, texts: Sequence[str]) -> list[Prompt]:
 def _stdin_text() -> str:
     require(
         sys.stdin is not None,
-        given="a prompt from standard input, which is closed",
+        "a prompt from standard input, which is closed",
         allowed="a standard input that can be read",
         fix="pass --prompt TEXT, or --file FILE",
     )
@@ -298,7 +280,7 @@ def _lines(text: str, source: str) -> list[str]:
     lines = [line for line in text.splitlines() if line]
     require(
         bool(lines),
-        given=f"{source} without a prompt",
+        f"{source} without a prompt",
         allowed="one prompt a line; blank lines are passed over",
         fix="write some, or leave it out to go on from a text of the run",
     )

@@ -9,27 +9,25 @@ from typing import Any
 from chomp.checkpoint import best_weights
 from chomp.cli.commands import HarnessTasks
 from chomp.cli.loaded_run import LoadedRun, leaving_together, load_run
-from chomp.cli.output import print_json, print_rows, say
+from chomp.cli.output import print_rows, say
 from chomp.cli.results import (
+    MAY_CHANGE,
     TITLES,
     about_checkpoint,
-    asked_fields,
-    harness_differences,
+    keep_results,
     late_tracker,
     require_place,
-    say_places,
+    result_differences,
     short_hash,
-    write_results,
 )
 from chomp.errors import ChompError, require
-from chomp.mesh import is_first
 from chomp.storage import exists, join, read_json
 from chomp.tracking.run_files import ARTIFACTS
 from chomp.training import HarnessConfig
 from chomp.training.harness import Harness, log_results, results_name
 
 # What overrides may change and has an effect here: all of the tasks but when the loop runs them.
-MAY_CHANGE = (
+_MAY_CHANGE = (
     "eval",  # of a run that has none, as is the next
     "eval.harness",
     "eval.harness.tasks*",
@@ -40,15 +38,12 @@ MAY_CHANGE = (
     "eval.harness.batch_size",
     "eval.harness.max_length",
     "eval.harness.allow_code",
-    "mesh.*",
-    "logging.project",
-    "logging.metrics_file",
-    "logging.wandb.*",
-    "logging.tensorboard.*",
-    "model.attention",
+    *MAY_CHANGE,
 )
 # Fields by which an override can allow code: itself, or a whole section.
 _ALLOWS_CODE = ("eval", "eval.harness", "eval.harness.allow_code")
+# Fields that say when and how fast, and nothing about the numbers.
+_NOT_NUMBERS = frozenset({"every", "batch_size", "allow_code"})
 
 
 @leaving_together()
@@ -56,20 +51,29 @@ def harness(asked: HarnessTasks) -> int:
     """Run the tasks, show and keep what they gave; the exit code."""
     require(
         asked.include_path is None or Path(asked.include_path).is_dir(),
-        given=f"--include-path {asked.include_path}, where there is no folder",
+        f"--include-path {asked.include_path}, where there is no folder",
         allowed="a folder of lm-eval task files (.yaml)",
         fix="correct the path",
     )
-    run = load_run(asked, may_change=MAY_CHANGE)
+    run = load_run(asked, may_change=_MAY_CHANGE)
     require_place(run, asked.out)
-    config = _config(run, asked)
+    own = None if run.config.eval is None else run.config.eval.harness
+    config = _config(run, own, asked)
     # Before the weights: an unknown task is refused before minutes of reading.
     tester = Harness(config, run.from_template("scores_of"), run)
     read = run.one_model(asked.weights)
     [(weights, model)] = read.models.items()
     step = read.found.metadata.step
+    other = result_differences(run, read.found, ("model",))
+    # What differs from the tasks of the loop. A run without tasks in its loop has no numbers of
+    # its own, but those of a part of a task's questions must not look like those of the whole.
+    if own is None or {"eval", "eval.harness"} & run.changed.keys():
+        other += [] if config.limit is None else [f"limit={config.limit}"]
+    else:
+        names = {path.split(".")[2] for path in run.changed if "harness." in path}
+        names |= {name for name, value in vars(config).items() if value != vars(own)[name]}
+        other += [f"another {name}" for name in sorted(names - _NOT_NUMBERS)]
     is_usual = (weights,) == tuple(best_weights(read.found))
-    other = harness_differences(run, read.found, config)
     other += [] if is_usual else ["other weights than in the loop"]
     # What the loop's own file of results says, and which checkpoint it was.
     about = {
@@ -82,11 +86,8 @@ def harness(asked: HarnessTasks) -> int:
     start = time.perf_counter()  # as the loop counts: tasks are loaded before
     results = tester.results(model)
     about["seconds"] = time.perf_counter() - start
-    content = {**about, **results.as_json()}
-    path = write_results(run, content, name=name, out=asked.out)
-    if is_first() and asked.as_json:
-        print_json(content)
-    elif is_first():
+
+    def show() -> None:
         headings, *rows = results.table()
         print_rows(
             [dict(zip(headings, row, strict=True)) for row in rows],
@@ -94,14 +95,16 @@ def harness(asked: HarnessTasks) -> int:
             right=headings[2:],
         )
         say(f"{about['seconds']:.1f} s, compiling included")
-        say_places(read.found, path, other)
+
+    content = {**about, **results.as_json()}
+    path = keep_results(run, content, name=name, out=asked.out, as_json=asked.as_json, show=show)
     if step and not other:  # they are the run's own
         with late_tracker(run) as tracker:  # last: a service may take its time
             log_results(results, about["seconds"], tracker, path, completed_steps=step)
     return 0
 
 
-def _config(run: LoadedRun, asked: HarnessTasks) -> HarnessConfig:
+def _config(run: LoadedRun, own: HarnessConfig | None, asked: HarnessTasks) -> HarnessConfig:
     """The options of the command on top of the run's own harness config."""
     tasks = None if asked.tasks is None else [*filter(None, map(str.strip, asked.tasks.split(",")))]
     options: dict[str, Any] = {
@@ -115,16 +118,15 @@ def _config(run: LoadedRun, asked: HarnessTasks) -> HarnessConfig:
     }
     # What is not given stays as the run's own config has it.
     changed = {name: value for name, value in options.items() if value is not None}
-    own = None if run.config.eval is None else run.config.eval.harness
     require(
         bool(tasks) or (tasks is None and own is not None),
-        given="--tasks with no name" if tasks is not None else f"no tasks, and {run.path} has none",
+        "--tasks with no name" if tasks is not None else f"no tasks, and {run.path} has none",
         allowed="names of tasks and groups, with commas between them",
         fix="pass --tasks NAME,NAME and --include-path FOLDER",
     )
     require(
         own is not None or bool({"include_path", "include_defaults"} & changed.keys()),
-        given=f"--tasks {','.join(tasks or ())} without a place to look for them",
+        f"--tasks {','.join(tasks or ())} without a place to look for them",
         allowed="--include-path FOLDER, --with-defaults for lm-eval's own, or both",
         fix="pass the folder of the tasks' files as --include-path",
     )
@@ -135,15 +137,15 @@ def _config(run: LoadedRun, asked: HarnessTasks) -> HarnessConfig:
     # The run's own permission does not count now: its folder may be of a stranger.
     is_asked = any(name in _ALLOWS_CODE for name in run.changed)
     named["allow_code"] = own.allow_code and is_asked
-    config: HarnessConfig = replace(own, **(named | changed))
-    return config
+    return replace(own, **(named | changed))
 
 
 def _file_name(run: LoadedRun, about: Mapping[str, Any]) -> str:
     """The loop's own name for results, unless they are others or that file has others."""
 
     def definition(content: Mapping[str, Any]) -> list[Any]:
-        return [content["weights"], asked_fields(content["harness"])]
+        tasks = content["harness"].items()
+        return [content["weights"], {k: value for k, value in tasks if k not in _NOT_NUMBERS}]
 
     stem, asked, is_free = results_name(about["step"]), definition(about), True
     there = None if run.folder is None else join(run.folder, ARTIFACTS, f"{stem}.json")

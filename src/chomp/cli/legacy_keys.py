@@ -64,20 +64,18 @@ HINTS: dict[str, str] = {
 }
 
 
-def legacy_key_error(name: str) -> ConfigError:
-    """The error for a key of the first chomp, with what replaces it."""
-    return ConfigError(
-        f"{name} is not a known key, but one of the first chomp",
-        allowed=_ALLOWED,
-        fix=f"{HINTS[name]}; scripts/convert_chomp_yaml.py converts a whole file",
-    )
-
-
 def legacy_keys_error(names: Sequence[str], *, source: str) -> ConfigError:
-    """The error for all such keys of a file."""
-    problems = [legacy_key_error(name) for name in names]
+    """The error for such keys of a file or an override, with what replaces each."""
+    problems = [
+        ConfigError(
+            f"{source}: {name} is not a known key, but one of the first chomp",
+            allowed=_ALLOWED,
+            fix=f"{HINTS[name]}; scripts/convert_chomp_yaml.py converts a whole file",
+        )
+        for name in names
+    ]
     if len(problems) == 1:
-        return problems[0].within(source)
+        return problems[0]
     listed = "".join(f"  - {name}: {HINTS[name]}\n" for name in names)
     return ConfigError(
         f"{source}: {len(names)} unknown keys, which the first chomp had:\n{listed}",

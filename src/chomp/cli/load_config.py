@@ -14,7 +14,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal, Self
 
-from chomp.cli.legacy_keys import HINTS, legacy_key_error, legacy_keys_error
+from chomp.cli.legacy_keys import HINTS, legacy_keys_error
 from chomp.cli.options import ConfigOptions
 from chomp.cli.templates import GRUG, LAUNCH_FILE, known_template
 from chomp.config import apply_overrides, config_from_mapping
@@ -44,11 +44,7 @@ _TEMPLATE_KEY = "template"
 _NULLS = ("null", "~", "")
 
 ConfigKind = Literal["launch file", "YAML file", "run folder", "token store"]
-_SUFFIXES: dict[str, ConfigKind] = {
-    ".py": "launch file",
-    ".yaml": "YAML file",
-    ".yml": "YAML file",
-}
+_SUFFIXES = (".py", ".yaml", ".yml")
 
 # Other names of fields that a field cannot declare itself, as their values differ, or their
 # sections are none here: the field's name, and what each value means.
@@ -87,54 +83,54 @@ class GivenConfig:
 
     def kind(self) -> ConfigKind:
         """What is at the path; `ConfigError` where it is nothing that a command can use."""
-        if is_folder(self.path):
-            if exists(join(self.path, RESOLVED_CONFIG)):
+        path, fix = self.path, "correct the path"
+        if is_folder(path):
+            if exists(join(path, RESOLVED_CONFIG)):
                 return "run folder"
             # A store without its manifest still is one, though an unfinished or a damaged one.
-            if exists(join(self.path, MANIFEST)) or is_folder(join(self.path, TOKENS)):
+            if exists(join(path, MANIFEST)) or is_folder(join(path, TOKENS)):
                 return "token store"
-            launch_file = join(self.path, LAUNCH_FILE)
-            raise ConfigError(
-                f"{self.path}, a folder without {RESOLVED_CONFIG}, which a run folder has, and "
-                f"without {MANIFEST}, which a token store has",
-                allowed="a YAML file, a launch file, a run folder, or a token store where one is "
-                "asked for",
-                fix=f"pass {launch_file}" if exists(launch_file) else "correct the path",
-            )
-        suffix = next((suffix for suffix in _SUFFIXES if self.path.endswith(suffix)), None)
-        if suffix is not None and exists(self.path):
-            return _SUFFIXES[suffix]
-        if exists(self.path):
-            given = f"{self.path}, which is neither Python nor YAML by its name"
+            given = f"{path}, a folder without {RESOLVED_CONFIG} (a run) and {MANIFEST} (a store)"
+            if exists(join(path, LAUNCH_FILE)):
+                fix = f"pass {join(path, LAUNCH_FILE)}"
+        elif exists(path):
+            if path.endswith(_SUFFIXES):
+                return "launch file" if path.endswith(".py") else "YAML file"
+            given = f"{path}, which is neither Python nor YAML by its name"
         else:
-            folder = parent_of(self.path)
-            names = list_folder(folder) if is_folder(folder) else []
-            near = nearest(name_of(self.path), names)
-            given = f"there is no {self.path}{did_you_mean(near)}"
+            folder = parent_of(path)
+            near = nearest(name_of(path), list_folder(folder) if is_folder(folder) else [])
+            given = f"there is no {path}{did_you_mean(near)}"
         raise ConfigError(
             given,
-            allowed="a YAML file (.yaml), a launch file (.py) or a run folder",
-            fix="correct the path",
+            allowed="a YAML file (.yaml), a launch file (.py), a run folder, or a token store "
+            "where one is asked for",
+            fix=fix,
         )
+
+    @property
+    def is_file(self) -> bool:
+        """Whether it is a YAML file or a launch file, and no folder that these have made."""
+        return self.kind() in ("YAML file", "launch file")
 
     def require_file(self, fix: str = "pass the config that made it") -> None:
         """Raise `ConfigError` unless it is a config file."""
-        kind = self.kind()
         require(
-            kind in ("YAML file", "launch file"),
-            given=f"{self.path}, a {kind}",
+            self.is_file,
+            f"{self.path}, a {self.kind()}",
             allowed="a YAML file or a launch file",
             fix=fix,
         )
 
+    def words(self) -> list[str]:
+        """The config and its options as a command line has them."""
+        words = [self.path, *(word for each in self.overrides for word in ("-o", each))]
+        words += [] if self.prefix is None else ["--prefix", self.prefix]
+        return words + ([] if self.template is None else ["--template", self.template])
+
     def command(self, *words: str) -> str:
         """A `chomp data` command for this same config, to be copied."""
-        parts = ["chomp", "data", *words, self.path]
-        for override in self.overrides:
-            parts += ["-o", override]
-        parts += [] if self.prefix is None else ["--prefix", self.prefix]
-        parts += [] if self.template is None else ["--template", self.template]
-        return shlex.join(parts)
+        return shlex.join(["chomp", "data", *words, *self.words()])
 
     def refuse_options(self) -> None:
         """Raise `ConfigError` for options that change nothing about what is already there."""
@@ -142,7 +138,7 @@ class GivenConfig:
         options += [] if self.template is None else [f"--template {self.template}"]
         require(
             not options,
-            given=f"{' '.join(options[:1])} with {self.path}, a {self.kind()}",
+            f"{' '.join(options[:1])} with {self.path}, a {self.kind()}",
             allowed="-o and --template with a YAML file, -o with a launch file",
             fix="leave it out, or pass the config that made it",
         )
@@ -187,7 +183,7 @@ class Launch:
             found = list(self.steps_of(config))
         require(
             bool(found),
-            given=f"{self.path}, whose {_STEPS} gives no step",
+            f"{self.path}, whose {_STEPS} gives no step",
             allowed="at least one step",
             fix=f"return the training step from {_STEPS}",
         )
@@ -196,26 +192,22 @@ class Launch:
 
 def load_launch(given: GivenConfig) -> Launch:
     """A launch file with its own config or that of a YAML file, after overrides."""
-    is_yaml = given.kind() == "YAML file"
+    is_yaml, launch_file = given.kind() == "YAML file", given.path
     content: Any = {}
     if is_yaml:
-        text = read_text(given.path, max_bytes=MAX_YAML_BYTES)
-        content = parse_yaml(text, source=given.path)
-    require(
-        content is None or isinstance(content, dict),
-        given=f"{given.path}, which holds a {type(content).__name__}",
-        allowed="a mapping of the template's launch config",
-        fix="write keys such as data: and train: at its top level",
-    )
-    content = content or {}
-    launch_file = given.path
-    if is_yaml:
-        named = content.pop(_TEMPLATE_KEY, None)
-        part = {VARIABLES: content.get(VARIABLES), _TEMPLATE_KEY: named}
+        found = parse_yaml(read_text(given.path, max_bytes=MAX_YAML_BYTES), source=given.path)
+        content = {} if found is None else found
+        require(
+            isinstance(content, dict),
+            f"{given.path}, which holds a {type(content).__name__}",
+            allowed="a mapping of the template's launch config",
+            fix="write keys such as data: and train: at its top level",
+        )
+        part = {VARIABLES: content.get(VARIABLES), _TEMPLATE_KEY: content.pop(_TEMPLATE_KEY, None)}
         named = replace_variables(part, source=given.path)[_TEMPLATE_KEY]
         require(
             named is None or isinstance(named, str),
-            given=f"template={named!r} in {given.path}",
+            f"template={named!r} in {given.path}",
             allowed="the name of a template, or its folder",
             fix=f"write {_TEMPLATE_KEY}: base",
         )
@@ -223,7 +215,7 @@ def load_launch(given: GivenConfig) -> Launch:
         launch_file = str(folder / LAUNCH_FILE)
     require(
         is_yaml or given.template is None,
-        given=f"--template {given.template} with the launch file {given.path}",
+        f"--template {given.template} with the launch file {given.path}",
         allowed="--template with a YAML file",
         fix="leave out --template",
     )
@@ -238,8 +230,7 @@ def load_launch(given: GivenConfig) -> Launch:
             with_overrides(replace(of_file, eval=forbidden), given.overrides) == config,
             f"eval.harness.allow_code=true in {given.path}",
             allowed="code of tasks where the command line asks for it, too",
-            fix="read the code of the tasks and pass -o eval.harness.allow_code=true, or take it "
-            "out",
+            fix="read that code and pass -o eval.harness.allow_code=true, or take the key out",
         )
     with _errors_name(given.path):
         require_held_out(config)
@@ -248,8 +239,7 @@ def load_launch(given: GivenConfig) -> Launch:
         raise ConfigError(
             f"{launch_file} without a function {_STEPS}",
             allowed=f"a launch file in which {_STEPS}(config) gives the steps of a run",
-            fix="name the function so that is given to executor_main, as in "
-            f"{GRUG}/base/{LAUNCH_FILE}",
+            fix=f"give executor_main a function of that name, as {GRUG}/base/{LAUNCH_FILE} does",
         )
     return Launch(
         path=launch_file,
@@ -298,21 +288,18 @@ def load_module(path: str) -> ModuleType:
 
 def launch_class(module: ModuleType, path: str) -> type[Any]:
     """The class of the launch file's config, found by its name."""
-    found = {
-        name: value
-        for name, value in vars(module).items()
-        if isinstance(value, type) and name.endswith(_CONFIG_SUFFIX)
-    }
+    classes = [value for value in vars(module).values() if isinstance(value, type)]
+    found = {each.__name__: each for each in classes if each.__name__.endswith(_CONFIG_SUFFIX)}
     # One that is imported to be built upon is not the file's own.
-    own = {name: value for name, value in found.items() if value.__module__ == module.__name__}
+    own = {name: each for name, each in found.items() if each.__module__ == module.__name__}
+    names = sorted(own or found)
     require(
-        len(own or found) == 1,
-        given=f"{path} with these classes named *{_CONFIG_SUFFIX}: "
-        f"{', '.join(sorted(own or found)) or 'none'}",
+        len(names) == 1,
+        f"{path} with these classes named *{_CONFIG_SUFFIX}: {', '.join(names) or 'none'}",
         allowed="a launch file with one of them, whose defaults are the run",
         fix="name the config of the launch file so, and others otherwise",
     )
-    return next(iter((own or found).values()))
+    return (own or found)[names[0]]
 
 
 def config_of_file(cls: type[Any], content: Mapping[str, Any], *, source: str) -> Any:
@@ -328,7 +315,7 @@ def config_of_file(cls: type[Any], content: Mapping[str, Any], *, source: str) -
         near = nearest(key, [*known, *_OF_FILES])
         require(
             near not in _OF_FILES,
-            given=f"{source}: {key} is not a known key{did_you_mean(near)}",
+            f"{source}: {key} is not a known key{did_you_mean(near)}",
             allowed=f"{' and '.join(_OF_FILES)}, and the keys of the template's config",
             fix=f"rename it to {near}",
         )
@@ -347,8 +334,7 @@ def with_overrides(config: Any, overrides: Sequence[str]) -> Any:
     override that cannot be, by the name it was given.
     """
     translated = {text: _translated(config, text) for text in overrides}
-    renamed = {text: to for text, to in translated.items() if text != to}
-    with _errors_note(renamed):
+    with _errors_note({text: to for text, to in translated.items() if text != to}):
         return apply_overrides(config, [translated[text] for text in overrides])
 
 
@@ -376,11 +362,9 @@ def require_held_out(config: Any) -> None:
         count += len(documents)
     require(
         not data.components,
-        given=f"eval with {count} document{'s' * (count != 1)} in the config, of which none is "
-        "held out",
+        f"eval with {count} document{'s' * (count != 1)} in the config, none of them held out",
         allowed="an evaluation where documents are held out",
-        fix="leave it out (eval=null), or add documents and set data.validation_fraction, the part "
-        "of them that is held out",
+        fix="leave it out (eval=null), or add documents and raise data.validation_fraction",
     )
 
 
@@ -397,18 +381,19 @@ def _refuse_secrets(content: Any, *, source: str, path: tuple[str, ...] = ()) ->
     if not isinstance(content, Mapping):
         return
     for key, value in content.items():
+        inner = (*path, str(key))
         # A special token in angle brackets is no secret, nor is a number or a section.
         is_text = isinstance(value, str) and bool(value) and not value.startswith("<")
         if is_text and is_secret_name(str(key)):
             name = str(key).upper().replace("-", "_")
             raise ConfigError(
-                f"{source}: {'.'.join([*path, str(key)])}, which is a secret by its name, in a "
-                "file that runs keep",
+                f"{source}: {'.'.join(inner)}, which is a secret by its name, in a file that runs "
+                "keep",
                 allowed="secrets in the environment, where the libraries that need them look",
                 fix=f"remove it, and set {name if '_' in name else 'HF_TOKEN or WANDB_API_KEY'} in "
                 "the environment",
             )
-        _refuse_secrets(value, source=source, path=(*path, str(key)))
+        _refuse_secrets(value, source=source, path=inner)
 
 
 @contextmanager
@@ -421,6 +406,18 @@ def _errors_name(source: str) -> Iterator[None]:
         raise
 
 
+@contextmanager
+def _errors_note(renamed: Mapping[str, str]) -> Iterator[None]:
+    """Let an error about a field say what was written for it, where that has another name."""
+    try:
+        yield
+    except ConfigError as error:
+        for name, field in renamed.items():
+            if field.partition("=")[0].rpartition(".")[2] in str(error):
+                error.add_note(f"({name} is {field} here)")
+        raise
+
+
 # --- other names of fields ----------------------------------------------------------------------
 
 
@@ -428,9 +425,7 @@ def _without_aliases(
     cls: type, content: Mapping[str, Any], *, source: str
 ) -> tuple[dict[str, Any], dict[str, str]]:
     """The content with aliases replaced by their fields, and which were replaced."""
-    found = {
-        key: dict(value) if isinstance(value, dict) else value for key, value in content.items()
-    }
+    found = {k: dict(value) if isinstance(value, dict) else value for k, value in content.items()}
     renamed = {}
     for name, (field, meanings) in ALIASES.items():
         if not _has_key(found, name) or has_field(cls, name):
@@ -439,24 +434,22 @@ def _without_aliases(
         value = found[section].pop(key)
         if not found[section] and not has_field(cls, section):
             del found[section]
-        if meanings is not None:
-            require(
-                isinstance(value, bool),
-                given=f"{source}: {name}={value!r}",
-                allowed="true or false",
-                fix=f"write one of them, or set {field}",
-            )
-            value = meanings[value]
+        require(
+            meanings is None or isinstance(value, bool),
+            f"{source}: {name}={value!r}",
+            allowed="true or false",
+            fix=f"write one of them, or set {field}",
+        )
         section, key = field.split(".")
         section = next((each for each in _spellings(section) if each in found), section)
         inside = found.setdefault(section, {})
         require(
             key not in inside,
-            given=f"{source}: {name} and {field} are the same field",
+            f"{source}: {name} and {field} are the same field",
             allowed="one spelling at a time",
             fix=f"remove {name}",
         )
-        inside[key] = value
+        inside[key] = value if meanings is None else meanings[value]
         renamed[name] = field
     section, key = NULL_IS_DEFAULT.split(".")
     for inside in map(found.get, _spellings(section)):
@@ -488,29 +481,15 @@ def _translated(config: Any, text: str) -> str:
         # train.eval_every, where eval is null
         is_off = value in ("0", *_NULLS)
         return f"{section}=null" if is_off else f"{section}={{{path[-1]}: {value}}}"
-    if has_field(cls, name):
-        return text
-    if name in HINTS:
-        raise legacy_key_error(name).within(f"override: {text!r}")
-    if name not in ALIASES:
+    if not has_field(cls, name) and name in HINTS:
+        raise legacy_keys_error([name], source=f"override: {text!r}")
+    if has_field(cls, name) or name not in ALIASES:
         return text
     field, meanings = ALIASES[name]
     meant = parse_yaml(value, source="the value")
     if meanings is not None and isinstance(meant, bool):
         value = meanings[meant]
     return f"{field}={value}"
-
-
-@contextmanager
-def _errors_note(renamed: Mapping[str, str]) -> Iterator[None]:
-    """Let an error about a field say what was written for it, where that has another name."""
-    try:
-        yield
-    except ConfigError as error:
-        for name, field in renamed.items():
-            if field.partition("=")[0].rpartition(".")[2] in str(error):
-                error.add_note(f"({name} is {field} here)")
-        raise
 
 
 def _has_key(content: Mapping[str, Any], name: str) -> bool:

@@ -32,7 +32,7 @@ from chomp.cli.options import GivenRun
 from chomp.cli.templates import LoadedTemplate, load_template, require_same_template
 from chomp.config import Difference, apply_overrides, config_difference, config_from_mapping
 from chomp.data import RowLimits
-from chomp.errors import ConfigError, DataError, require_at_most
+from chomp.errors import ConfigError, DataError, require, require_at_most
 from chomp.kernels.precision import Precision
 from chomp.mesh import (
     MeshConfig,
@@ -130,7 +130,28 @@ class LoadedRun:
                     allowed=f"the one it was trained with, {trained_with[:_HASH_CHARACTERS]}",
                     fix="leave out --tokenizer, or pass the folder of that one",
                 )
-            _require_unchanged(self, found)
+            if self.given.template is None:
+                require_same_template(
+                    self.template.digest,
+                    self.template.folder,
+                    saved=found.metadata.template_hash,
+                    checkpoint=found.path,
+                    allows_changed=self.given.allow_changed,
+                )
+            # Identity fields alone: a later attempt may have changed others, which results list.
+            changes = [
+                f"{item.path}={item.after!r} (saved with {item.before!r})"
+                for item in self.changes_since(found)
+                if item.mark == "identity"
+            ]
+            require(
+                not changes or self.given.allow_changed,
+                f"{RESOLVED_CONFIG} of {self.folder} is not the config of {found.path}: "
+                f"{', '.join(changes)}",
+                allowed="the config that the checkpoint was saved with",
+                fix="bring back the file, or remove it: the checkpoint has the config too; or pass "
+                "--allow-changed, and the results will not be the run's own",
+            )
             return choose(found)
 
         fresh_state = partial(self.template.part("fresh_state"), self.config)
@@ -161,7 +182,8 @@ def load_run(given: GivenRun, *, may_change: Sequence[str]) -> LoadedRun:
     """The run around a path. `may_change` are patterns of fields that overrides may change."""
     prepare_devices()  # before JAX looks for them
     place = place_of(given.run)
-    folder = given.template or (place.run and join(place.run, TEMPLATE))
+    own = place.run and join(place.run, TEMPLATE)
+    folder = given.template or own
     if folder is None:
         raise ConfigError(
             f"{given.run}, which lies in no run folder, so its model's source is not known",
@@ -174,9 +196,37 @@ def load_run(given: GivenRun, *, may_change: Sequence[str]) -> LoadedRun:
     recorded = config_from_mapping(template.part(RUN_CLASS), mapping, source=source)
     if place.run is not None:
         recorded = replace(recorded, output_path=place.run)  # it was trained elsewhere, perhaps
-    config, changed = _with_overrides(recorded, given.overrides or (), may_change)
-    tokenizer_folder = _tokenizer_folder(given, place, config)
-    tokenizer = load_tokenizer(tokenizer_folder)
+    config = apply_overrides(recorded, given.overrides or ())
+    changed = {}
+    # By what has changed and not by what was typed: an alias or a whole section says it too.
+    for item in config_difference(recorded, config):
+        is_known = any(fnmatchcase(item.path, pattern) for pattern in may_change)
+        is_turned_off = item.after is None and isinstance(item.before, dict)
+        if is_turned_off or not is_known:
+            section = item.path.split(".")[0]
+            is_trained = item.mark == "identity" and section not in _BESIDE_TRAINING
+            why = "is part of what was trained" if is_trained else "has no effect on this command"
+            raise ConfigError(
+                f"-o {item.path}={item.after}, which {why}",
+                allowed=f"changes of {', '.join(may_change)}",
+                fix=f"leave it out: the run has {item.before}"
+                + (", and another value needs another run" if is_trained else ""),
+            )
+        changed[item.path] = item.after
+    # The run's own copy outlives the folder that the tokenizer was built in.
+    copy = place.run and join(place.run, "tokenizer")
+    tokenizer_folder = given.tokenizer or copy
+    if given.tokenizer is None and (copy is None or not exists(join(copy, DESCRIPTION))):
+        # Only offered, not taken: a folder outside of the run may hold another tokenizer by now.
+        built = config.data.tokenizer.path
+        is_there = built is not None and exists(join(built, DESCRIPTION))
+        raise DataError(
+            f"{given.run} without a tokenizer: "
+            + ("it lies in no run folder" if copy is None else f"{copy} has no {DESCRIPTION}"),
+            allowed="a checkpoint in its run folder, which has tokenizer/, or a tokenizer by name",
+            fix=f"pass --tokenizer {built if is_there else 'FOLDER'}",
+        )
+    tokenizer = load_tokenizer(str(tokenizer_folder))
     sizes = ("model.vocab_size", config.model.vocab_size)
     require_at_most("tokenizer ids", tokenizer.vocab_size, *sizes)
     try:
@@ -194,9 +244,6 @@ def load_run(given: GivenRun, *, may_change: Sequence[str]) -> LoadedRun:
     # As the loop does it, or the numbers would be those of another kernel.
     config = with_reproducible_attention(config, mesh)
     require_fits_mesh(partial(template.part("fresh_state"), config), mesh)
-    # A copy of the run's own copy is as good.
-    own = None if place.run is None else Path(place.run, TEMPLATE)
-    is_own = own is not None and sources_hash(template_sources(own)) == template.digest
     return LoadedRun(
         given=given,
         folder=place.run,
@@ -205,9 +252,11 @@ def load_run(given: GivenRun, *, may_change: Sequence[str]) -> LoadedRun:
         recorded=recorded,
         recorded_mapping=mapping,
         template=template,
-        is_own_template=is_own,
+        # A copy of the run's own copy is as good.
+        is_own_template=own is not None
+        and sources_hash(template_sources(Path(own))) == template.digest,
         tokenizer=tokenizer,
-        tokenizer_folder=tokenizer_folder,
+        tokenizer_folder=str(tokenizer_folder),
         mesh=mesh,
         mp=Precision.parse(config.trainer.precision),
     )
@@ -218,12 +267,12 @@ def _recorded_mapping(place: CheckpointPlace) -> tuple[dict[str, Any], str]:
     location = None if place.run is None else join(place.run, RESOLVED_CONFIG)
     if location is not None and exists(location):
         content = read_json(location)
-        if not isinstance(content, dict):
-            raise ConfigError(
-                f"{location}, which holds a {type(content).__name__}",
-                allowed="the config of a run, as training wrote it",
-                fix="bring back a copy of the file, or remove it: checkpoints have one too",
-            )
+        require(
+            isinstance(content, dict),
+            f"{location}, which holds a {type(content).__name__}",
+            allowed="the config of a run, as training wrote it",
+            fix="bring back a copy of the file, or remove it: checkpoints have one too",
+        )
         return {key: value for key, value in content.items() if key != DERIVED}, location
     # A checkpoint that was copied out of its run: its metadata has the config it was saved under.
     found = require_checkpoints_at(place)
@@ -231,75 +280,3 @@ def _recorded_mapping(place: CheckpointPlace) -> tuple[dict[str, Any], str]:
         if isinstance(item, StepFolder):
             return item.metadata.config, item.path
     raise found[0].error()  # type: ignore[union-attr]  # none of them is a StepFolder
-
-
-def _with_overrides(
-    recorded: Any, overrides: Sequence[str], may_change: Sequence[str]
-) -> tuple[Any, dict[str, Any]]:
-    """The config after overrides, and what they have changed.
-
-    Raises `ConfigError` for anything that no pattern of `may_change` names, and for a section that
-    is turned off: a command that is given turns nothing off.
-    """
-    config = apply_overrides(recorded, overrides)
-    changed = {}
-    # By what has changed and not by what was typed: an alias or a whole section says it too.
-    for item in config_difference(recorded, config):
-        is_known = any(fnmatchcase(item.path, pattern) for pattern in may_change)
-        is_turned_off = item.after is None and isinstance(item.before, dict)
-        if is_turned_off or not is_known:
-            section = item.path.split(".")[0]
-            is_trained = item.mark == "identity" and section not in _BESIDE_TRAINING
-            why = "is part of what was trained" if is_trained else "has no effect on this command"
-            raise ConfigError(
-                f"-o {item.path}={item.after}, which {why}",
-                allowed=f"changes of {', '.join(may_change)}",
-                fix=f"leave it out: the run has {item.before}"
-                + (", and another value needs another run" if is_trained else ""),
-            )
-        changed[item.path] = item.after
-    return config, changed
-
-
-def _tokenizer_folder(given: GivenRun, place: CheckpointPlace, config: Any) -> str:
-    """The run's own copy, which outlives the folder it was built in; or the one that is given."""
-    if given.tokenizer is not None:
-        return given.tokenizer
-    own = None if place.run is None else join(place.run, "tokenizer")
-    if own is not None and exists(join(own, DESCRIPTION)):
-        return own
-    # Only offered, not taken: a folder outside of the run may hold another tokenizer by now.
-    built = config.data.tokenizer.path
-    is_there = built is not None and exists(join(built, DESCRIPTION))
-    raise DataError(
-        f"{given.run} without a tokenizer: "
-        + ("it lies in no run folder" if own is None else f"{own} has no {DESCRIPTION}"),
-        allowed="a checkpoint in its run folder, which has tokenizer/, or a tokenizer by name",
-        fix=f"pass --tokenizer {built if is_there else 'FOLDER'}",
-    )
-
-
-def _require_unchanged(run: LoadedRun, found: StepFolder) -> None:
-    """Raise `ConfigError` where the run folder is not what the checkpoint was saved with.
-
-    Identity fields alone: a later attempt may have changed others, which results list.
-    """
-    allows_changed = run.given.allow_changed
-    changes = [item for item in run.changes_since(found) if item.mark == "identity"]
-    if run.given.template is None:
-        require_same_template(
-            run.template.digest,
-            run.template.folder,
-            saved=found.metadata.template_hash,
-            checkpoint=found.path,
-            allows_changed=allows_changed,
-        )
-    if changes and not allows_changed:
-        texts = [f"{item.path}={item.after!r} (saved with {item.before!r})" for item in changes]
-        raise ConfigError(
-            f"{RESOLVED_CONFIG} of {run.folder} is not the config of {found.path}: "
-            f"{', '.join(texts)}",
-            allowed="the config that the checkpoint was saved with",
-            fix="bring back the file, or remove it: the checkpoint has the config too; or pass "
-            "--allow-changed, and the results will not be the run's own",
-        )

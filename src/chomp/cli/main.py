@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 
-from chomp.cli import commands  # noqa: F401  # each is added to the app
+from chomp.cli import commands
 from chomp.cli.options import Command, app
 from chomp.errors import ChompError, ConfigError, RunInterrupted
 from chomp.storage.screen import NO_READER_EXIT_CODE, checked_screen, is_reader_gone
@@ -89,6 +89,42 @@ def run(asked: Command) -> int:
         require_process_limits()
     code: int = getattr(import_module(f"chomp.cli.{module}"), function)(asked)
     return code
+
+
+# --- two commands that only call the library ----------------------------------------------------
+
+
+def launch_local(asked: commands.LaunchLocal) -> int:
+    """Run the processes to their end; the exit code."""
+    from chomp.launch.multi_process import launch_locally
+
+    return launch_locally(
+        asked.command or [],
+        processes=asked.processes,
+        devices_per_process=asked.devices_per_process,
+        restarts=asked.restarts,
+    )
+
+
+def pin(asked: commands.Pin) -> int:
+    """Add, list or remove pins."""
+    from chomp.cli.output import say
+    from chomp.executor.identity import add_pin, read_pins, remove_pin
+    from chomp.launch.run import outputs_folder
+
+    folder = outputs_folder(asked.prefix)
+    if asked.is_list:
+        pins = read_pins(folder)
+        for name, kept in sorted(pins.items()):
+            say(f"{name} counts as {kept}")
+        if not pins:
+            say(f"Nothing is pinned in {folder}.")
+    elif asked.remove is not None:
+        say(f"{remove_pin(folder, asked.remove)} counts as itself again.")
+    else:
+        kept, name = add_pin(folder, str(asked.kept), str(asked.other))
+        say(f"{name} counts as {kept} from now on. Undo: chomp pin --remove {name}")
+    return 0
 
 
 if __name__ == "__main__":

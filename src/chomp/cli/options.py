@@ -7,8 +7,8 @@ and wrong options are answered at once, without JAX.
 
 import inspect
 from collections.abc import Callable
-from dataclasses import MISSING, dataclass, field, fields
-from typing import Annotated, Any, ClassVar, Literal, TypeVar, dataclass_transform, get_args
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Literal, TypeVar, dataclass_transform
 
 import typer
 from typer.models import ArgumentInfo
@@ -23,39 +23,32 @@ app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,  # boxes around help take 0.55 s instead of 0.4
 )
-_GROUPS = {
-    name: typer.Typer(no_args_is_help=True, rich_markup_mode=None, help=help)
-    for name, help in {
-        "launch": "Processes that train together.",
-        "config": "Configs: show in full, compare, print the schema.",
-        "data": "Token stores: build, verify, inspect, trace, forecast.",
-        "metrics": "The record of a run: show it, or send it to a service.",
-        "checkpoint": "Checkpoints: list, verify, compare, export.",
-        "variant": "Templates: copy, compare, list, retire; the ledger.",
-    }.items()
-}
-for _name, _group in _GROUPS.items():
-    app.add_typer(_group, name=_name)
+_GROUPS = {"": app}
+for _name, _help in {
+    "launch": "Processes that train together.",
+    "config": "Configs: show in full, compare, print the schema.",
+    "data": "Token stores: build, verify, inspect, trace, forecast.",
+    "metrics": "The record of a run: show it, or send it to a service.",
+    "checkpoint": "Checkpoints: list, verify, compare, export.",
+    "variant": "Templates: copy, compare, list, retire; the ledger.",
+}.items():
+    _GROUPS[_name] = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help=_help)
+    app.add_typer(_GROUPS[_name], name=_name)
 
 
-REQUIRED = MISSING
-
-
-def argument(help: str, *, metavar: str, default: Any = REQUIRED) -> Any:
-    """A positional argument of a command."""
-    info = typer.Argument(metavar=metavar, help=help)
-    return field(default=default, metadata={"typer": info})
+def argument(help: str, *, metavar: str, default: Any = ...) -> Any:
+    """A positional argument of a command; required without a default."""
+    return typer.Argument(default, metavar=metavar, help=help)
 
 
 def option(help: str, *names: str, default: Any = None, **more: Any) -> Any:
     """An option of a command; without `names` it is called as its field. `more` is typer's."""
-    info = typer.Option(*names, help=help, **more)
-    return field(default=default, metadata={"typer": info})
+    return typer.Option(default, *names, help=help, **more)
 
 
 def flag(help: str, name: str) -> Any:
     """An option that is given or not."""
-    return option(help, name, default=False)
+    return typer.Option(False, name, help=help)
 
 
 class Command:
@@ -75,32 +68,24 @@ def command(words: str, work: str, *examples: str) -> Callable[[C], C]:
 
     def register(cls: C) -> C:
         cls = dataclass(frozen=True, kw_only=True)(cls)  # type: ignore[assignment]
-        infos = {each.name: each.metadata.get("typer") for each in fields(cls)}  # type: ignore[arg-type]
+        cls.work = work
 
         def parsed(**options: Any) -> Command:
             return cls(**options)
 
-        def declared(parameter: inspect.Parameter) -> inspect.Parameter:
-            info, kind = infos[parameter.name], parameter.annotation
-            # Options that launch files share are annotated with typer's own.
-            annotation = kind if info is None else Annotated[kind, info]
-            return parameter.replace(annotation=annotation)
-
         def rank(parameter: inspect.Parameter) -> int:
-            is_argument = isinstance(get_args(parameter.annotation)[-1], ArgumentInfo)
+            """Help shows a command's own options before those that it shares with others."""
+            is_argument = isinstance(parameter.default, ArgumentInfo)
             return 0 if is_argument else 1 if parameter.name in cls.__annotations__ else 2
 
-        # Help shows the command's own options before those that it shares with others.
-        parameters = sorted(map(declared, inspect.signature(cls).parameters.values()), key=rank)
-        parsed.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-        parsed.__annotations__ = {each.name: each.annotation for each in parameters}
-        parsed.__doc__ = cls.__doc__
-        cls.work = work
-        group, _, name = words.rpartition(" ")
+        ordered = sorted(inspect.signature(cls).parameters.values(), key=rank)
+        parsed.__signature__ = inspect.Signature(ordered)  # type: ignore[attr-defined]
+        parsed.__annotations__ = {each.name: each.annotation for each in ordered}
         # \b keeps the lines of its paragraph as they are.
         epilog = "\n".join(["\b", "Examples:", *(f"  {each}" for each in examples), ""])
-        place = _GROUPS[group] if group else app
-        place.command(name, epilog=epilog if examples else None)(parsed)
+        group, _, name = words.rpartition(" ")
+        made = _GROUPS[group].command(name, help=cls.__doc__, epilog=epilog if examples else None)
+        made(parsed)
         return cls
 
     return register
@@ -114,12 +99,9 @@ def _show_version(is_asked: bool) -> None:
 
 @app.callback()
 def _top(
-    version: Annotated[
-        bool,
-        typer.Option(
-            "--version", callback=_show_version, is_eager=True, help="Show the version and exit."
-        ),
-    ] = False,
+    version: bool = typer.Option(
+        False, "--version", callback=_show_version, is_eager=True, help="Show the version and exit."
+    ),
 ) -> None:
     pass
 
@@ -155,13 +137,8 @@ Out = Annotated[
     str | None,
     typer.Option(metavar="FILE", help="Where the JSON goes; default: the run's artifacts/."),
 ]
-Place = Annotated[
-    str,
-    typer.Argument(
-        metavar="PLACE",
-        help="A run folder or its checkpoints folder (the newest checkpoint), or a step-N.",
-    ),
-]
+_PLACE = "A run folder or its checkpoints folder (the newest checkpoint), or a step-N."
+Place = Annotated[str, typer.Argument(metavar="PLACE", help=_PLACE)]
 RunFolder = Annotated[str, typer.Argument(metavar="RUN", help="A run folder.")]
 Variant = Annotated[str, typer.Argument(metavar="NAME", help="A folder under experiments/grug.")]
 WeightsName = Literal["params", "ema"]
@@ -186,10 +163,7 @@ class ConfigOptions(Command):
 class GivenRun(Command):
     """A run to look at, and the options that go with it, before anything is read."""
 
-    run: str = argument(
-        "A run folder or its checkpoints folder (the newest checkpoint), or a step-N.",
-        metavar="RUN_OR_CHECKPOINT",
-    )
+    run: str = argument(_PLACE, metavar="RUN_OR_CHECKPOINT")
     overrides: Overrides = None
     template: str | None = option("Replaces the run's own template.", metavar="FOLDER")
     tokenizer: str | None = option("Replaces the run's own tokenizer.", metavar="FOLDER")

@@ -115,15 +115,11 @@ def progress_bar(
     On stderr, and removed at the end. None is shown where nothing can be redrawn, as in a log file.
     """
     console = PlainConsole(stderr=True)
-    amount = (
-        DownloadColumn()
-        if unit == "bytes"
-        else TextColumn("{task.completed:,.0f} of {task.total:,.0f} " + unit)
-    )
+    of_texts = TextColumn("{task.completed:,.0f} of {task.total:,.0f} " + unit)
     progress = Progress(
         TextColumn("{task.description}"),
         BarColumn(),
-        amount,
+        DownloadColumn() if unit == "bytes" else of_texts,
         TimeRemainingColumn(),
         console=console,
         transient=True,

@@ -55,7 +55,7 @@ def write_report(asked: Report) -> int:
     again = next((at for at, place in enumerate(places) if place in places[:at]), None)
     require(
         again is None,
-        given=f"{folders[again or 0]} twice",
+        f"{folders[again or 0]} twice",
         allowed="each run once",
         fix="leave one out",
     )
@@ -64,7 +64,7 @@ def write_report(asked: Report) -> int:
     if out is None and is_alone:
         require(
             is_local(folders[0]),
-            given=f"{asked.runs[0]} without --out",
+            f"{asked.runs[0]} without --out",
             allowed="a page on a mounted filesystem",
             fix="add --out DIR",
         )
@@ -78,7 +78,7 @@ def write_report(asked: Report) -> int:
         config = without_secrets(resolved_config(asked.against))
         require(
             bool(config),
-            given=f"--against {asked.against}, where there is no {RESOLVED_CONFIG}",
+            f"--against {asked.against}, where there is no {RESOLVED_CONFIG}",
             allowed="a run folder",
             fix="correct the path, or leave --against out",
         )
@@ -138,14 +138,14 @@ def watch_run(asked: Watch) -> int:
     run = asked.run
     require(
         is_local(run) and is_folder(run),
-        given=f"{run}, which is no folder of this machine",
+        f"{run}, which is no folder of this machine",
         allowed="the folder of a run, which need not have logged anything yet",
         fix="correct the path; `chomp launch` and `chomp train` print it at the start",
     )
     others = [] if is_run_folder(run) else run_folders_in(run)
     require(
         not others,
-        given=f"{run}, which is no run folder but holds {len(others)}",
+        f"{run}, which is no run folder but holds {len(others)}",
         allowed="the folder of one run",
         fix=f"name one of them, such as {others[-1]}" if others else "",
     )
@@ -171,17 +171,19 @@ def show_metrics(asked: MetricsShow) -> int:
     if asked.as_json:
         print_json({"rows": steps, "summary": summary})
         return 0
+
+    def text(value: object) -> str:
+        return f"{value:.6g}" if isinstance(value, float) else str(value)
+
     hidden = {"step", "global_step", "time"}
     names = dict.fromkeys(name for row in steps for name in row if name not in hidden)
-    columns = {f"step {row['step']}": row for row in steps}
-    print_rows(
-        [
-            {"metric": name} | {head: _text(row.get(name, "")) for head, row in columns.items()}
-            for name in names
-        ]
-    )
+    rows = [
+        {"metric": name} | {f"step {row['step']}": text(row.get(name, "")) for row in steps}
+        for name in names
+    ]
+    print_rows(rows)
     if summary:
-        print_rows([{"summary": name, "value": _text(value)} for name, value in summary.items()])
+        print_rows([{"summary": name, "value": text(value)} for name, value in summary.items()])
     return 0
 
 
@@ -241,12 +243,8 @@ def _record(run: str) -> tuple[str, LoggingConfig, dict[str, Any]]:
     path = join(run, config.metrics_file)
     require(
         exists(path),
-        given=f"{run}, where there is no {config.metrics_file}",
+        f"{run}, where there is no {config.metrics_file}",
         allowed="the folder of a run that has logged a row",
         fix="correct the path",
     )
     return path, config, settings
-
-
-def _text(value: object) -> str:
-    return f"{value:.6g}" if isinstance(value, float) else str(value)

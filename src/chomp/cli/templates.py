@@ -125,7 +125,7 @@ def load_template(folder: Path, *, is_trusted: bool = False) -> LoadedTemplate:
     sources = template_sources(folder)
     require(
         _TRAIN in sources,
-        given=f"{folder}, where there is no {_TRAIN}.py"
+        f"{folder}, where there is no {_TRAIN}.py"
         if folder.is_dir()
         else f"there is no folder {folder}",
         allowed="the folder of a template, as every run folder has a copy of",

@@ -8,9 +8,9 @@ continues.
 
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -19,7 +19,7 @@ from chomp.checkpoint import latest_checkpoint
 from chomp.checkpoint.format import step_of_name, step_path
 from chomp.checkpoint.resume import ASKED_FOR
 from chomp.cli.commands import Train
-from chomp.cli.load_config import GivenConfig, Launch, load_launch
+from chomp.cli.load_config import GivenConfig, load_launch
 from chomp.cli.output import say
 from chomp.cli.templates import LAUNCH_FILE
 from chomp.errors import CheckpointError, LaunchError, require
@@ -94,7 +94,15 @@ def train(asked: Train) -> int:
         )
         planned = plan(steps)
         if wanted is not None:
-            planned = _plan_resume(launch, planned, plan, wanted, is_dry_run=is_dry_run)
+            # By one process: what another finds in the folder may be before that or after it.
+            begins = decide_once(
+                f"--resume {wanted}", partial(_beginning, planned[-1], wanted, is_dry_run)
+            )
+            if begins["message"] is not None and is_lead_process():
+                say(begins["message"])
+            if begins["overrides"]:
+                # Only now, since the folder was not known; these do not change it.
+                planned = plan(launch.steps(begins["overrides"]))
         *before, run = planned
         # What this start alone is given is not part of the run's record.
         config: Any = run.config
@@ -102,7 +110,7 @@ def train(asked: Train) -> int:
             trainer: Any = getattr(config, "trainer", None)
             require(
                 hasattr(trainer, "max_steps"),
-                given=f"--max-steps {asked.max_steps} with {type(config).__name__}",
+                f"--max-steps {asked.max_steps} with {type(config).__name__}",
                 allowed="--max-steps with a config that has train.max_steps",
                 fix="leave --max-steps out",
             )
@@ -129,7 +137,7 @@ def default_run_dir(given: GivenConfig, step: ExecutorStep) -> str:
     project = getattr(settings, "project", None)
     require(
         project is None or not {"", ".", ".."} & set(project.split("/")),
-        given=f"logging.project={project!r}, which is to name a folder",
+        f"logging.project={project!r}, which is to name a folder",
         allowed="a plain name",
         fix="change logging.project, or pass --run-dir",
     )
@@ -183,20 +191,11 @@ def _no_bytecode() -> Iterator[None]:
 # --- --resume -----------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Beginning:
-    """What to do so that a run begins where --resume says."""
-
-    message: str | None = None
-    overrides: Sequence[str] = ()  # of the run's config
-    is_reopened: bool = False  # it is done, and is to go back
-
-
 def parsed_resume(text: str | None) -> Resume | None:
     """What `--resume` says; None: continue what is there."""
     require(
         text is None or text in ("none", "latest") or (text.isascii() and text.isdecimal()),
-        given=f"--resume {text}",
+        f"--resume {text}",
         allowed="none (a fresh start), latest (a checkpoint must be there), or the number of a "
         "step that has one, 0 or more",
         fix="write one of these, or leave it out to continue what there is",
@@ -206,32 +205,11 @@ def parsed_resume(text: str | None) -> Resume | None:
     return int(text)
 
 
-def _plan_resume(
-    launch: Launch,
-    planned: list[PlannedStep],
-    plan: Callable[[Sequence[ExecutorStep]], list[PlannedStep]],
-    wanted: Resume,
-    *,
-    is_dry_run: bool,
-) -> list[PlannedStep]:
-    """The plan for a run that begins where `--resume` says."""
+def _beginning(run: PlannedStep, wanted: Resume, is_dry_run: bool) -> dict[str, Any]:
+    """A message, and overrides of its config, with which a planned run begins as is wanted.
 
-    def decide() -> dict[str, Any]:
-        begins = _beginning(planned[-1], wanted)
-        if begins.is_reopened and not is_dry_run:
-            _reopen(planned[-1])
-        return asdict(begins)
-
-    # By one process: what another finds in the folder may be before that or after it.
-    begins = _Beginning(**decide_once(f"--resume {wanted}", decide))
-    if begins.message is not None and is_lead_process():
-        say(begins.message)
-    # Only now, since the folder was not known; overrides of one start do not change it.
-    return plan(launch.steps(begins.overrides)) if begins.overrides else planned
-
-
-def _beginning(run: PlannedStep, wanted: Resume) -> _Beginning:
-    """How a planned run goes on as is wanted; raises `CheckpointError` where it cannot."""
+    Raises `CheckpointError` where it cannot.
+    """
     folder = join(run.path, CHECKPOINTS)
     # What is forced is moved aside first, with its checkpoints.
     steps = [] if run.is_forced else _checkpoint_steps(run.path)
@@ -243,79 +221,73 @@ def _beginning(run: PlannedStep, wanted: Resume) -> _Beginning:
                 fix="leave out --resume to continue, choose another --run-dir, or pass "
                 f"{force_flag(run)}, which moves the earlier run aside",
             )
-        return _Beginning(message="--resume none: a fresh start")
+        return {"message": "--resume none: a fresh start", "overrides": []}
     require(
         not run.is_forced,
-        given=f"--resume {wanted} with --force",
+        f"--resume {wanted} with --force",
         allowed="one of them: --force moves the checkpoints aside and starts over",
         fix="leave one out",
     )
     newest = latest_checkpoint(folder)
-    if wanted == "latest":
-        if newest is None:
-            raise _not_there(wanted, folder, steps)
-        return _Beginning(message=f"--resume latest: from step {newest.metadata.step}")
-    if not steps:
-        raise _not_there(wanted, folder, steps)
-    # The newest step, if it is of a line of steps that went on from the one that is wanted.
-    came_from = None if newest is None else (newest.metadata.continues or {}).get(ASKED_FOR)
-    is_own_line = newest is not None and came_from == f"step-{wanted}"
-    newest_step = newest.metadata.step if newest is not None and is_own_line else None
-    return _back_to(run, folder, int(wanted), steps, newest_step)
-
-
-def _back_to(
-    run: PlannedStep, folder: str, step: int, steps: list[int], newest: int | None
-) -> _Beginning:
-    """How a run goes back to a step; `newest` is the newest step, if it has gone back before."""
+    step = 0 if wanted == "latest" else wanted
+    # The newest is of the line that went on from the step, so it was gone back to before.
+    continues = {} if newest is None else newest.metadata.continues or {}
+    has_gone_back = wanted != "latest" and continues.get(ASKED_FOR) == f"step-{step}"
     is_same_config = run.found is not None and run.found.identity == run.identity.hash
     # The config itself may say that a step is gone back to however often it was before.
-    goes_back_always = (
-        getattr(getattr(run.config, "trainer", None), "load_checkpoint", None) is True
-    )
-    # The same command, which has gone back before; with another config it goes back once more.
-    is_again = newest is not None and is_same_config and not goes_back_always
-    if is_again and run.action == "skip":
-        return _Beginning(
-            message=f"--resume {step}: the run has gone on from step-{step} and is done. To go "
-            "back once more, add -o train.load_checkpoint=true"
+    trainer = getattr(run.config, "trainer", None)
+    goes_back_always = getattr(trainer, "load_checkpoint", None) is True
+    # The same command; with another config it goes back once more.
+    is_again = has_gone_back and is_same_config and not goes_back_always
+    is_done = run.action == "skip"
+    if is_again and is_done:
+        message = (
+            f"--resume {step}: the run has gone on from step-{step} and is done. To go back once "
+            "more, add -o train.load_checkpoint=true"
         )
+        return {"message": message, "overrides": []}
     # Once a run has gone on, the step itself may have been cleaned up.
-    if step not in steps and not is_again:
-        raise _not_there(step, folder, steps)
+    if (newest is None) if wanted == "latest" else (step not in steps and not is_again):
+        known = _names(steps) if steps else "no checkpoint"
+        allowed = "one of those" if steps else "latest or a step only where the run has saved"
+        if wanted == "latest" and steps:
+            known, allowed = f"only incomplete checkpoints ({known})", "a complete checkpoint"
+        raise CheckpointError(
+            f"--resume {wanted}, but {folder} has {known}",
+            allowed=allowed,
+            fix="correct it or --run-dir, or leave out --resume",
+        )
+    if wanted == "latest":
+        number = None if newest is None else newest.metadata.step
+        return {"message": f"--resume latest: from step {number}", "overrides": []}
     if run.action == "wait":
         raise _held(run)
     place = step_path(folder, step)
     place = os.path.abspath(place) if is_local(place) else place
     overrides = [f"trainer.load_checkpoint_path={place}"]
-    if is_again:
-        message = f"--resume {step}: continues the line begun at step-{step}: from step-{newest}"
-        return _Beginning(message=message, overrides=overrides)
+    if is_again and newest is not None:
+        line = f"the line begun at step-{step}: from step-{newest.metadata.step}"
+        return {"message": f"--resume {step}: continues {line}", "overrides": overrides}
     later = [each for each in steps if each > step]
-    if not later and run.action == "skip":
-        return _Beginning()  # it is done, and the launch says so
-    if newest is not None:
+    if not later and is_done:
+        return {"message": None, "overrides": []}  # the launch says that it is done
+    if has_gone_back:
         overrides.append("trainer.load_checkpoint=true")  # else the run would continue its line
     message = f"--resume {step}: from {place}"
     if later:
         message += f". Newer ones are moved aside and kept: {_names(later)}"
-    is_done = run.found is not None and run.found.state == "SUCCESS"
-    return _Beginning(
-        message=message, overrides=overrides, is_reopened=is_done and run.action == "skip"
-    )
-
-
-def _reopen(run: PlannedStep) -> None:
-    """Let a run that is done be run again, in its folder as it is."""
-    lock = FileLock.try_acquire(join(run.path, LOCK))
-    if lock is None:
-        raise _held(run)
-    with lock:
-        status = read_status(run.path)
-        if status is not None and status.state == "SUCCESS":
-            # As one that was stopped: whatever happens next, the same command continues it.
-            again = replace(status, state="INTERRUPTED", error="it is to go back (--resume)")
-            write_status(run.path, again)
+    if is_done and not is_dry_run:
+        # Let it be run again, in its folder as it is.
+        lock = FileLock.try_acquire(join(run.path, LOCK))
+        if lock is None:
+            raise _held(run)
+        with lock:
+            status = read_status(run.path)
+            if status is not None and status.state == "SUCCESS":
+                # As one that was stopped: whatever happens next, the same command continues it.
+                again = replace(status, state="INTERRUPTED", error="it is to go back (--resume)")
+                write_status(run.path, again)
+    return {"message": message, "overrides": overrides}
 
 
 def _checkpoint_steps(run: str) -> list[int]:
@@ -323,18 +295,6 @@ def _checkpoint_steps(run: str) -> list[int]:
     folder = join(run, CHECKPOINTS)
     names = list_folder(folder) if is_folder(folder) else []
     return sorted(step for step in map(step_of_name, names) if step is not None)
-
-
-def _not_there(wanted: Resume, folder: str, steps: list[int]) -> CheckpointError:
-    known = _names(steps) if steps else "no checkpoint"
-    others = "one of those" if steps else "latest or a step only where the run has saved"
-    if wanted == "latest" and steps:
-        known, others = f"only incomplete checkpoints ({known})", "a complete checkpoint"
-    return CheckpointError(
-        f"--resume {wanted}, but {folder} has {known}",
-        allowed=others,
-        fix="correct it or --run-dir, or leave out --resume",
-    )
 
 
 def _held(run: PlannedStep) -> LaunchError:

@@ -13,7 +13,7 @@ from chomp.cli.commands import (
 )
 from chomp.cli.output import print_json, print_rows, say
 from chomp.config import fingerprint
-from chomp.errors import ConfigError
+from chomp.errors import ConfigError, require
 from chomp.executor.step import source_hashes
 from chomp.launch.run import outputs_folder
 from chomp.ledger.curves import BUDGETS
@@ -127,21 +127,19 @@ def list_variants(asked: VariantList) -> int:
         mark = here[name].not_verified if name in here else None
         if mark is not None:
             status += f", not verified until {mark.until or 'some day'}"
-        origin = entry.origin if entry else None
         lines = None
-        if origin:  # lines of Python added and deleted against it; of deleted variants, by git
+        if entry and entry.origin:  # lines of Python against it; of deleted variants, by git
             try:
                 lines = "+{} -{}".format(*lines_beyond_name(root, archive, name))
             except ConfigError:
                 lines = "?"  # of a clone that lacks the commit; `diff` says what is missing
-        result = (entry.result or entry.reason) if entry else None
         rows.append(
             {
                 "variant": name,
-                "origin": origin,
+                "origin": entry.origin if entry else None,
                 "lines changed": lines,
                 "status": status,
-                "result": result,
+                "result": (entry.result or entry.reason) if entry else None,
                 "last run here": str(runs[name]) if name in runs else None,
             }
         )
@@ -178,16 +176,16 @@ def retire_variant(asked: VariantRetire) -> int:
 
 def write_ledger_pages(asked: VariantLedger) -> int:
     """Write the pages of the ledger, or with --check raise if one is out of date."""
-    root = checkout_root(Path.cwd())
+    root, up_to_date = checkout_root(Path.cwd()), f"{MARKDOWN} and {HTML} are up to date."
     if asked.check:
         stale = stale_pages(root)
-        if stale:
-            raise ConfigError(
-                f"{' and '.join(stale)} not as docs/reports/results makes it",
-                allowed="pages made from the results and the archive",
-                fix="run chomp variant ledger, and commit what it writes",
-            )
-        say(f"{MARKDOWN} and {HTML} are up to date.")
+        require(
+            not stale,
+            f"{' and '.join(stale)} not as docs/reports/results makes it",
+            allowed="pages made from the results and the archive",
+            fix="run chomp variant ledger, and commit what it writes",
+        )
+        say(up_to_date)
         return 0
     rows = ledger_rows(root)
     # Variants whose newest result is of another source than the folder has now.
@@ -206,25 +204,24 @@ def write_ledger_pages(asked: VariantLedger) -> int:
         kept = [asdict(row) for row in rows]
         print_json({"rows": kept, "changed_since": changed, "written": written})
         return 0
-    shown = []
-    for row in rows:
-        result = row.result
-        shown.append(
+    print_rows(
+        [
             {
                 "variant": row.title,
                 "against": row.against,
                 "lines": row.lines,
                 "parameters": row.parameters,
-                "seeds": str(len(result.seeds)) if result else "-",
+                "seeds": str(len(row.result.seeds)) if row.result else "-",
                 **{f"at equal {budget}": row.difference(budget) for budget in BUDGETS},
                 "verdict": f"{row.word} ({row.caveat})" if row.caveat else row.word,
-                "made": result.day if result else "-",
+                "made": row.result.day if row.result else "-",
             }
-        )
-    print_rows(shown)
+            for row in rows
+        ]
+    )
     for name in changed:
         say(f"{name} has changed since it was measured.", "yellow")
-    say(f"Written: {', '.join(written)}" if written else f"{MARKDOWN} and {HTML} are up to date.")
+    say(f"Written: {', '.join(written)}" if written else up_to_date)
     return 0
 
 

@@ -23,7 +23,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import inf, isfinite, isnan
 from multiprocessing import get_context, set_forkserver_preload
@@ -78,12 +78,22 @@ def verify_resume(asked: VerifyResume) -> int:
     overrides += ["mesh.data=null"] if asked.device_counts else []
     given = replace(given, overrides=(*given.overrides, *overrides))
     jax.config.update("jax_platforms", "cpu")  # accelerators are for the lives alone
-    facts = _facts(given)
+    step = load_launch(given).steps()[-1]
+    config = replaced(step.config, lambda marker: "")
+    steps = getattr(getattr(config, "trainer", None), "steps", None)
+    saving = getattr(config, "checkpoint", None)
+    if not isinstance(steps, int) or saving is None:
+        raise LaunchError(
+            f"{given.path}, whose last step {step.name!r} has no trainer.steps and checkpoint",
+            allowed="the config of a run that trains and saves",
+            fix="name the fields of the launch config so, as in experiments/grug/base",
+        )
+    record = getattr(getattr(config, "logging", None), "metrics_file", METRICS_FILE)
     keep = asked.keep
     is_free = keep is None or not os.path.exists(keep)
     require(
         is_free or (os.path.isdir(str(keep)) and not os.listdir(keep)),
-        given=f"--keep {keep}, which holds something",
+        f"--keep {keep}, which holds something",
         allowed="a folder that is new or empty",
         fix="choose another",
     )
@@ -92,8 +102,8 @@ def verify_resume(asked: VerifyResume) -> int:
     set_forkserver_preload([__name__, "chomp.cli.train", "chomp.training"])
     try:
         with contextlib.redirect_stdout(sys.stderr if asked.as_json else sys.stdout):
-            trial = _Trial(asked, _with_saves(given, facts), facts, folder)
-            lives, difference = trial.run()
+            given = _with_saves(given, steps, has_policies=bool(getattr(saving, "keep", ())))
+            lives, difference = _Trial(asked, given, folder, steps, record).run()
     except BaseException:
         # The error says what went wrong; logs would pile up.
         if keep is None:
@@ -106,7 +116,7 @@ def verify_resume(asked: VerifyResume) -> int:
                 "is_equal": difference is None,
                 "difference": difference,
                 "folder": folder if is_kept else None,
-                "lives": [{**asdict(life), "place": life.place} for life in lives],
+                "lives": [life.as_json() for life in lives],
             }
         )
     elif is_kept:
@@ -116,33 +126,51 @@ def verify_resume(asked: VerifyResume) -> int:
     return 0 if difference is None else 1
 
 
+def _with_saves(given: GivenConfig, steps: int, *, has_policies: bool) -> GivenConfig:
+    """The config with every step logged and many saves, unless overrides say otherwise."""
+    saves = "checkpoint checkpoint.every checkpoint.save_every checkpoint.keep"
+    wanted = {  # with the keys that say otherwise if they were given
+        "trainer.log_every=1": "train trainer train.log_every trainer.log_every",
+        f"checkpoint.save_interval_s={_SAVE_INTERVAL_S}": "checkpoint checkpoint.save_interval_s",
+        f"checkpoint.every={max(1, steps // _SAVES)}": saves,
+        "checkpoint.keep=[]": saves if has_policies else "",
+    }
+    split = map(split_override, given.overrides)
+    asked_for = {".".join(found[0]) for found in split if found is not None}
+    added = [text for text, names in wanted.items() if names and not asked_for & {*names.split()}]
+    if added:
+        say(f"To log every step and save often: {' '.join(f'-o {text}' for text in added)}")
+    return replace(given, overrides=(*given.overrides, *added))
+
+
 @dataclass(frozen=True)
 class _Trial:
     """One config under trial."""
 
     asked: VerifyResume
     given: GivenConfig
-    facts: "RunFacts"
     folder: str
+    steps: int  # of the run
+    record: str  # name of the metrics file
 
     def run(self) -> "tuple[list[Life], str | None]":
         """The lives of the killed run, and what differs from the unbroken run; prints all of it."""
-        counts: Sequence[int | None] = self.asked.device_counts or [None]
         whole = []
-        for count in counts:
+        for count in self.asked.device_counts or [None]:
             # A new process, as a user would start it: Python's hashes have another seed there than
             # in the forks, and nothing may depend on it.
             name = "unbroken" if count is None else f"unbroken-{count}"
             whole.append(self._live(name, count, None, is_fork=False))
             on = "" if count is None else f" on {count} CPU devices"
-            say(f"unbroken{on}: {self.facts.steps} steps in {whole[-1].seconds:.1f} s")
-        unbroken, *others = whole
-        reference = Outcome(unbroken.folder, self.facts)
+            say(f"unbroken{on}: {self.steps} steps in {whole[-1].seconds:.1f} s")
+        reference, *others = (Outcome(life.folder, self.record) for life in whole)
         allowed = None
         if others:
-            outcomes = [Outcome(other.folder, self.facts) for other in others]
-            allowed = widest_spread([spread_between(reference, each) for each in outcomes])
-        lives = self._killed_lives(unbroken)
+            spreads = [spread_between(reference, each) for each in others]
+            by_loss = max(spreads, key=lambda each: each.loss)
+            by_state = max(spreads, key=lambda each: each.state)
+            allowed = replace(by_loss, state=by_state.state, state_at=by_state.state_at)
+        lives = self._killed_lives(whole[0])
         rows, kill = [], 0
         for life in lives:
             kill += life.was_killed
@@ -158,10 +186,13 @@ class _Trial:
             )
         print_rows(rows)
         for folder in dict.fromkeys(life.folder for life in lives):
-            of_folder = [life for life in lives if life.folder == folder]
-            killed = Outcome(folder, self.facts)
+            killed = Outcome(folder, self.record)
             found = first_difference(
-                reference, killed, of_folder, devices=unbroken.devices, allowed=allowed
+                reference,
+                killed,
+                [life for life in lives if life.folder == folder],
+                devices=whole[0].devices,
+                allowed=allowed,
             )
             if found is not None:
                 say(f"Different: {found}", "bold red")
@@ -175,16 +206,41 @@ class _Trial:
                     f"from each other by up to {allowed.loss:.1e} and {allowed.state:.1e}: sums in "
                     f"another order. The bound is {_MOVED_FACTOR:g} times that."
                 )
-        say(_success_message(reference, lives, is_moved=allowed is not None), "bold green")
+        # The verdict on a run without a fault, and how much it is worth.
+        arrays = len(reference.receipt)
+        verdict = (
+            f"Equal: killed {kill} times, the run logged the same losses in all of its "
+            f"{self.steps} steps and ended with the same {arrays} arrays, bit for bit."
+        )
+        if allowed is not None:
+            verdict = (
+                f"Equal: killed and moved {kill} times, the run was the same bit for bit until it "
+                f"was first moved, and within the bound in all of its {self.steps} steps and "
+                f"{arrays} arrays."
+            )
+        resumed = sum(0 < life.began_at < self.steps for life in lives)
+        inside = sum(life.was_killed and life.saving is not None for life in lives)
+        worth = (
+            f"It continued from the middle {resumed} times; {inside} of the kills fell into a save."
+            if resumed
+            else "But it never continued from the middle: each life began at its start or at its "
+            "end, so this says little about resuming. Give it more --steps, or another --seed."
+        )
+        say(f"{verdict} {worth}", "bold green")
         return lives, None
 
-    def _killed_lives(self, pace: "Life") -> "list[Life]":
+    def _killed_lives(self, unbroken: "Life") -> "list[Life]":
         """The lives of the run, killed as often as was asked and then left to its end."""
         kills, counts = self.asked.kills, self.asked.device_counts
         chance = random.Random(self.asked.seed)
         kinds = kinds_of(kills, chance)
+        lengths: dict[Kind, float] = {
+            "start": unbroken.starting_s,
+            "step": (unbroken.seconds - unbroken.starting_s) / self.steps,
+            "save": min(unbroken.saves_s, default=0.0),  # later than the shortest, most are over
+        }
         lives: list[Life] = []
-        run, devices, misses = 1, pace.devices, 0
+        run, devices, misses = 1, unbroken.devices, 0
         while kinds or not lives or lives[-1].was_killed:
             if lives and not lives[-1].was_killed:  # it came to its end: start another
                 run, misses = run + 1, misses + 1
@@ -197,10 +253,8 @@ class _Trial:
                     )
             name, instant = f"killed-{run}", None
             if kinds:
-                done, steps = newest_checkpoint(join(self.folder, name)), self.facts.steps
-                instant = draw_instant(
-                    *(kinds[0], done, steps), kills_left=len(kinds), pace=pace, chance=chance
-                )
+                done, left = newest_checkpoint(join(self.folder, name)), len(kinds)
+                instant = draw_instant(kinds[0], done, self.steps, left, lengths, chance)
             life = self._live(name, devices, instant)
             lives.append(life)
             if life.was_killed:
@@ -213,8 +267,8 @@ class _Trial:
                 say(f"{kill}: after {life.seconds:.1f} s, {life.place}")
             else:
                 say(f"came to its end after {life.seconds:.1f} s")
-            if life.first_step is not None:  # forks start sooner, compilers may have a cache now
-                pace = replace(pace, starting_s=life.starting_s)
+            if life.steps:  # forks start sooner, compilers may have a cache now
+                lengths["start"] = life.starting_s
         return lives
 
     def _live(
@@ -222,9 +276,8 @@ class _Trial:
     ) -> "Life":
         """A process that trains in the folder of that name until it is done or killed."""
         folder, log = join(self.folder, name), join(self.folder, f"{name}.log")
-        words = ["train", self.given.path, "--run-dir", folder, "--prefix", self.given.outputs]
-        words += [part for override in self.given.overrides for part in ("-o", override)]
-        words += [] if self.given.template is None else ["--template", self.given.template]
+        words = ["train", *replace(self.given, prefix=self.given.outputs).words()]
+        words += ["--run-dir", folder]
         # No run of a trial is worth a page of its own on the web.
         environment = {"WANDB_API_KEY": "", "WANDB_MODE": "disabled"}
         if devices is not None:
@@ -234,8 +287,9 @@ class _Trial:
         make = get_context("forkserver").Process if is_fork else get_context("spawn").Process
         process = make(target=_become, args=(words, log, environment))
         process.start()
+        life = Life(folder, self.record, devices)
         try:
-            life = live(process, folder, self.facts, instant, devices)
+            life.watch(process, instant)
         except BaseException:
             _kill(process)
             process.join(_LONGEST_END_S)
@@ -248,77 +302,6 @@ class _Trial:
                 fix=f"make `chomp train {self.given.path}` run first",
             )
         return life
-
-
-def _with_saves(given: GivenConfig, facts: "RunFacts") -> GivenConfig:
-    """The config with every step logged and many saves, unless overrides say otherwise."""
-    saving = "checkpoint checkpoint.every checkpoint.save_every checkpoint.keep"
-    wanted = {  # with the keys that say otherwise if they were given
-        "trainer.log_every=1": "train trainer train.log_every trainer.log_every",
-        f"checkpoint.save_interval_s={_SAVE_INTERVAL_S}": "checkpoint checkpoint.save_interval_s",
-        f"checkpoint.every={max(1, facts.steps // _SAVES)}": saving,
-        "checkpoint.keep=[]": saving if facts.has_keep_policies else "",
-    }
-    split = map(split_override, given.overrides)
-    asked_for = {".".join(found[0]) for found in split if found is not None}
-    added = [text for text, names in wanted.items() if names and not asked_for & {*names.split()}]
-    if added:
-        say(f"To log every step and save often: {' '.join(f'-o {text}' for text in added)}")
-    return replace(given, overrides=(*given.overrides, *added))
-
-
-def _success_message(reference: "Outcome", lives: "Sequence[Life]", *, is_moved: bool) -> str:
-    """The verdict on a run without a fault, and how much it is worth."""
-    steps, arrays = reference.facts.steps, len(reference.receipt)
-    kills = sum(life.was_killed for life in lives)
-    verdict = (
-        f"Equal: killed and moved {kills} times, the run was the same bit for bit until it was "
-        f"first moved, and within the bound in all of its {steps} steps and {arrays} arrays."
-        if is_moved
-        else f"Equal: killed {kills} times, the run logged the same losses in all of its {steps} "
-        f"steps and ended with the same {arrays} arrays, bit for bit."
-    )
-    resumed = sum(0 < life.began_at < steps for life in lives)
-    if not resumed:
-        return (
-            f"{verdict} But it never continued from the middle: each life began at its start or at "
-            "its end, so this says little about resuming. Give it more --steps, or another --seed."
-        )
-    inside = sum(life.was_killed and life.saving is not None for life in lives)
-    return (
-        f"{verdict} It continued from the middle {resumed} times; {inside} of the kills fell into "
-        "a save."
-    )
-
-
-# --- processes ---------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunFacts:
-    """What a config says about its run."""
-
-    steps: int
-    has_keep_policies: bool  # permanent checkpoints by a list of policies, not by one number
-    record: str  # name of the metrics file
-
-
-def _facts(given: GivenConfig) -> RunFacts:
-    step = load_launch(given).steps()[-1]
-    config = replaced(step.config, lambda marker: "")
-    trainer, saving = (getattr(config, name, None) for name in ("trainer", "checkpoint"))
-    steps = getattr(trainer, "steps", None)
-    if not isinstance(steps, int) or saving is None:
-        raise LaunchError(
-            f"{given.path}, whose last step {step.name!r} has no trainer.steps and checkpoint",
-            allowed="the config of a run that trains and saves",
-            fix="name the fields of the launch config so, as in experiments/grug/base",
-        )
-    return RunFacts(
-        steps=steps,
-        has_keep_policies=bool(getattr(saving, "keep", ())),
-        record=getattr(getattr(config, "logging", None), "metrics_file", METRICS_FILE),
-    )
 
 
 def _become(words: Sequence[str], log: str, environment: Mapping[str, str]) -> None:
@@ -354,29 +337,6 @@ class Instant:
     delay_s: float
 
 
-@dataclass(frozen=True, kw_only=True)
-class Life:
-    """One process of a run, from its start to its end."""
-
-    folder: str
-    devices: int | None
-    began_at: int  # step of the newest complete checkpoint it found; 0: none
-    was_killed: bool  # by its watcher
-    code: int  # how it ended; below 0: by that signal
-    seconds: float
-    starting_s: float  # until the first step was logged
-    saving_s: float  # the shortest save: later than this, most are over
-    first_step: int | None  # of those it logged
-    last_step: int | None
-    saving: int | None  # step of the checkpoint that it was writing at its end
-
-    @property
-    def place(self) -> str:
-        """Where in the run it was at its end, in words."""
-        where = "starting" if self.last_step is None else f"after step {self.last_step + 1}"
-        return where if self.saving is None else f"{where}, saving step {self.saving}"
-
-
 def kinds_of(kills: int, chance: random.Random) -> list[Kind]:
     """A kind for each kill, as many of each as of the others, in random order."""
     kinds = [_KINDS[index % len(_KINDS)] for index in range(kills)]
@@ -385,108 +345,110 @@ def kinds_of(kills: int, chance: random.Random) -> list[Kind]:
 
 
 def draw_instant(
-    kind: Kind, done: int, steps: int, *, kills_left: int, pace: Life, chance: random.Random
+    kind: Kind,
+    done: int,
+    steps: int,
+    kills_left: int,
+    lengths: Mapping[Kind, float],
+    chance: random.Random,
 ) -> Instant:
     """When to kill a life that goes on after `done` of `steps` steps.
 
     `kills_left` counts this one. They share the steps that are left, so a life gets further the
-    fewer kills follow it; `pace` is a life that was not killed, for how long things take.
+    fewer kills follow it; `lengths` is how many seconds a start, a step and a save take.
     """
     reach = 2 * (steps - done) / (kills_left + 1)
     at_step = min(steps, done + 1 + int(chance.uniform(0, reach)))
-    lengths = {
-        "start": pace.starting_s,
-        "step": (pace.seconds - pace.starting_s) / steps,
-        "save": pace.saving_s,
-    }
     return Instant(kind, at_step, chance.uniform(0, lengths[kind]))
 
 
-def live(
-    process: BaseProcess, folder: str, facts: RunFacts, instant: Instant | None, devices: int | None
-) -> Life:
-    """Watch a process that was just started to its end; it is killed at `instant`, if any."""
-    began = time.monotonic()
-    due = saving = None
-    kill_sent = False
-    watch = _Watch(folder, facts)
-    while process.exitcode is None:
-        process.join(_LOOK_EVERY_S)
-        now = time.monotonic() - began
-        watch.look(now)
-        if instant is None:
-            continue
-        if due is None and watch.has_reached(instant):
-            due, saving = now + instant.delay_s, watch.saving
-        # The instant is to be inside of the start or of the save.
-        is_over = (instant.kind == "start" and bool(watch.steps)) or (
-            instant.kind == "save" and watch.saving != saving
-        )
-        if due is not None and (now >= due or is_over):
-            _kill(process)
-            kill_sent = True
-    seconds = time.monotonic() - began
-    watch.look(seconds)
-    first = seconds if watch.first_row_at_s is None else watch.first_row_at_s
-    return Life(
-        folder=folder,
-        devices=devices,
-        began_at=watch.began_at,
-        was_killed=kill_sent and process.exitcode == -signal.SIGKILL,
-        code=process.exitcode,
-        seconds=seconds,
-        # The folder is made after the imports, which only some lives do.
-        starting_s=first - (watch.folder_at_s or 0.0),
-        saving_s=min(watch.saving_s, default=0.0),
-        first_step=watch.steps[0] if watch.steps else None,
-        last_step=watch.steps[-1] if watch.steps else None,
-        saving=watch.saving,
-    )
+class Life:
+    """One process of a run, from its start to its end; seconds count from its start."""
 
-
-def newest_checkpoint(folder: str) -> int:
-    """The step of the newest complete checkpoint of a run; 0 where there is none."""
-    matches = map(_STEP_NAME.fullmatch, _checkpoint_names(folder))
-    return max((int(match[1]) for match in matches if match), default=0)
-
-
-class _Watch:
-    """What a life has added to its folder so far."""
-
-    def __init__(self, folder: str, facts: RunFacts) -> None:
-        self.began_at = newest_checkpoint(folder)
+    def __init__(self, folder: str, record: str, devices: int | None = None) -> None:
+        self.folder = folder
+        self.devices = devices
+        self.began_at = newest_checkpoint(folder)  # 0: there was none
         self.steps: list[int] = []  # logged, in order
-        self.folder_at_s: float | None = None
-        self.first_row_at_s: float | None = None
-        self.saving: int | None = None
-        self.saving_s: list[float] = []
+        self.saving: int | None = None  # step of the checkpoint that it is writing
+        self.saves_s: list[float] = []  # how long each save took
+        self.seconds = 0.0
+        self.was_killed = False  # by its watcher
+        self.code: int | None = None  # how it ended; below 0: by that signal
+        self._folder_at_s: float | None = None
+        self._first_row_at_s: float | None = None
         self._save_began_s = 0.0
-        self._folder = folder
-        self._record = Path(folder, facts.record)
+        self._record = Path(folder, record)
         # Up to the last whole line: the rest was torn by a kill, and the next life removes it.
         before = self._record.read_bytes() if self._record.exists() else b""
         self._read = before.rfind(b"\n") + 1
         self._left_over = dict(self._unfinished())  # by the life before this one
 
-    def look(self, now: float) -> None:
-        """Read what is new, `now` seconds after the start."""
-        if self.folder_at_s is None and os.path.isdir(self._folder):
-            self.folder_at_s = now
+    @property
+    def starting_s(self) -> float:
+        """Until the first step was logged; from the folder on, as only some lives import."""
+        first = self.seconds if self._first_row_at_s is None else self._first_row_at_s
+        return first - (self._folder_at_s or 0.0)
+
+    @property
+    def place(self) -> str:
+        """Where in the run it was at its end, in words."""
+        where = f"after step {self.steps[-1] + 1}" if self.steps else "starting"
+        return where if self.saving is None else f"{where}, saving step {self.saving}"
+
+    def as_json(self) -> dict[str, Any]:
+        """What `--json` prints of it."""
+        names = ("folder", "devices", "began_at", "was_killed", "code", "seconds", "starting_s")
+        return {
+            **{name: getattr(self, name) for name in names},
+            "saving_s": min(self.saves_s, default=0.0),
+            "first_step": self.steps[0] if self.steps else None,
+            "last_step": self.steps[-1] if self.steps else None,
+            "saving": self.saving,
+            "place": self.place,
+        }
+
+    def watch(self, process: BaseProcess, instant: Instant | None) -> None:
+        """Watch the process, which was just started, to its end; kill it at `instant`, if any."""
+        began = time.monotonic()
+        due = saving = None
+        kill_sent = False
+        while process.exitcode is None:
+            process.join(_LOOK_EVERY_S)
+            self._look(time.monotonic() - began)
+            if instant is None:
+                continue
+            if due is None and self._has_reached(instant):
+                due, saving = self.seconds + instant.delay_s, self.saving
+            # The instant is to be inside of the start or of the save.
+            is_over = (instant.kind == "start" and bool(self.steps)) or (
+                instant.kind == "save" and self.saving != saving
+            )
+            if due is not None and (self.seconds >= due or is_over):
+                _kill(process)
+                kill_sent = True
+        self._look(time.monotonic() - began)
+        self.code = process.exitcode
+        self.was_killed = kill_sent and process.exitcode == -signal.SIGKILL
+
+    def _look(self, now: float) -> None:
+        """Read what is new in the folder, `now` seconds after the start."""
+        self.seconds = now
+        if self._folder_at_s is None and os.path.isdir(self.folder):
+            self._folder_at_s = now
         self.steps += self._new_steps()
-        if self.first_row_at_s is None and self.steps:
-            self.first_row_at_s = now
+        if self._first_row_at_s is None and self.steps:
+            self._first_row_at_s = now
         # One that is touched again is being written, or removed to be written anew.
-        current = [
-            step for step, time_ns in self._unfinished() if self._left_over.get(step) != time_ns
-        ]
+        unfinished = self._unfinished()
+        current = [step for step, time_ns in unfinished if self._left_over.get(step) != time_ns]
         saving = max(current, default=None)
         if saving != self.saving:
             if self.saving is not None:
-                self.saving_s.append(now - self._save_began_s)
+                self.saves_s.append(now - self._save_began_s)
             self.saving, self._save_began_s = saving, now
 
-    def has_reached(self, instant: Instant) -> bool:
-        """Whether the step or the save of an instant has come."""
+    def _has_reached(self, instant: Instant) -> bool:
         if instant.kind == "save":
             return self.saving is not None and self.saving >= instant.at_step
         completed = self.steps[-1] + 1 if self.steps else self.began_at
@@ -509,12 +471,18 @@ class _Watch:
 
     def _unfinished(self) -> Iterator[tuple[int, int]]:
         """The steps of unfinished checkpoints, and when each was touched."""
-        for name in _checkpoint_names(self._folder):
+        for name in _checkpoint_names(self.folder):
             match = _STEP_NAME.fullmatch(name.removesuffix(UNFINISHED))
             if match and name.endswith(UNFINISHED):
                 with contextlib.suppress(FileNotFoundError):  # complete by now
-                    path = join(self._folder, CHECKPOINTS, name)
+                    path = join(self.folder, CHECKPOINTS, name)
                     yield int(match[1]), os.stat(path).st_mtime_ns
+
+
+def newest_checkpoint(folder: str) -> int:
+    """The step of the newest complete checkpoint of a run; 0 where there is none."""
+    matches = map(_STEP_NAME.fullmatch, _checkpoint_names(folder))
+    return max((int(match[1]) for match in matches if match), default=0)
 
 
 def _checkpoint_names(folder: str) -> Sequence[str]:
@@ -545,12 +513,12 @@ class Outcome:
     """What came of a run, read from its folder."""
 
     folder: str
-    facts: RunFacts
+    record: str  # name of the metrics file
 
     @cached_property
     def logged(self) -> list[Logged]:
         """Every compared value, by step, then by attempt."""
-        rows = [row for row in read_metrics(join(self.folder, self.facts.record)) if "step" in row]
+        rows = [row for row in read_metrics(join(self.folder, self.record)) if "step" in row]
         found = [
             Logged(row["step"], name, row["attempt"], row[name])
             for row in rows
@@ -565,14 +533,9 @@ class Outcome:
         return {(item.step, item.name): item.value for item in self.logged}
 
     @property
-    def final_step(self) -> int:
-        """The step of the newest checkpoint."""
-        return newest_checkpoint(self.folder)
-
-    @property
     def final_path(self) -> str:
         """The folder of the newest checkpoint."""
-        return join(self.folder, CHECKPOINTS, f"step-{self.final_step}")
+        return join(self.folder, CHECKPOINTS, f"step-{newest_checkpoint(self.folder)}")
 
     @cached_property
     def receipt(self) -> dict[str, str]:
@@ -585,10 +548,10 @@ class Outcome:
 class Spread:
     """The largest relative differences between two runs, and where they are."""
 
-    loss: float = 0.0
-    loss_at: str = "no step"
-    state: float = 0.0
-    state_at: str = "no array"
+    loss: float
+    loss_at: str
+    state: float
+    state_at: str
 
 
 def first_difference(
@@ -606,13 +569,12 @@ def first_difference(
     """
     first_moved = inf
     if allowed is not None:
-        moved = [life.first_step for life in lives if life.devices != devices]
-        steps = [step for step in moved if step is not None]
-        first_moved = min(steps, default=unbroken.facts.steps)
+        moved = [life.steps[0] for life in lives if life.devices != devices and life.steps]
+        first_moved = min(moved, default=inf)
     for number, life in enumerate(lives, start=1):
-        if life.first_step is not None and life.first_step < life.began_at:
+        if life.steps and life.steps[0] < life.began_at:
             return (
-                f"life {number} began after {life.first_step} steps, although the checkpoint of "
+                f"life {number} began after {life.steps[0]} steps, although the checkpoint of "
                 f"step {life.began_at} was complete"
             )
     for item in killed.logged:
@@ -627,13 +589,24 @@ def first_difference(
             f"{name} of step {step}: logged by the unbroken run, and by no attempt of the killed "
             "one"
         )
-    if unbroken.final_step != killed.final_step:
+    ends = [newest_checkpoint(run.folder) for run in (unbroken, killed)]
+    if ends[0] != ends[1]:
         return (
-            f"the final checkpoint: step {unbroken.final_step} of the unbroken run, "
-            f"step {killed.final_step} of the killed one"
+            f"the final checkpoint: step {ends[0]} of the unbroken run, step {ends[1]} of the "
+            "killed one"
         )
     if allowed is not None:
-        return _beyond(unbroken, killed, allowed)
+        if not (isfinite(allowed.loss) and isfinite(allowed.state)):
+            return (
+                "runs that are not killed differ without bound between these numbers of devices "
+                f"({allowed.loss_at}, {allowed.state_at}), so a moved run cannot be judged"
+            )
+        spread = spread_between(unbroken, killed)
+        if spread.loss > _MOVED_FACTOR * allowed.loss:
+            return f"{spread.loss_at} differs by {spread.loss:.1e} of its value"
+        if spread.state > _MOVED_FACTOR * allowed.state:
+            return f"the final {spread.state_at} differs by {spread.state:.1e} of its length"
+        return None
     names = sorted(unbroken.receipt.keys() | killed.receipt.keys())
     other = [name for name in names if unbroken.receipt.get(name) != killed.receipt.get(name)]
     if not other:
@@ -643,21 +616,6 @@ def first_difference(
         f"{other[0]} of the final state ({' and '.join(hashes)}), the first of {len(other)} arrays "
         f"out of {len(names)}; every loss is the same"
     )
-
-
-def _beyond(unbroken: Outcome, killed: Outcome, allowed: Spread) -> str | None:
-    """What is further off than moving between numbers of devices explains."""
-    if not (isfinite(allowed.loss) and isfinite(allowed.state)):
-        return (
-            "runs that are not killed differ without bound between these numbers of devices "
-            f"({allowed.loss_at}, {allowed.state_at}), so a moved run cannot be judged"
-        )
-    spread = spread_between(unbroken, killed)
-    if spread.loss > _MOVED_FACTOR * allowed.loss:
-        return f"{spread.loss_at} differs by {spread.loss:.1e} of its value"
-    if spread.state > _MOVED_FACTOR * allowed.state:
-        return f"the final {spread.state_at} differs by {spread.state:.1e} of its length"
-    return None
 
 
 def spread_between(one: Outcome, other: Outcome) -> Spread:
@@ -675,19 +633,10 @@ def spread_between(one: Outcome, other: Outcome) -> Spread:
         for item in array_differences(*(read_step_folder(run.final_path) for run in (one, other)))
         if item.kind != "equal"
     }
-    loss_at, loss = _largest(losses)
-    state_at, state = _largest(arrays)
+    largest = []
+    for found in (losses, arrays):
+        # What is not a number is no distance, and larger than all of them.
+        sizes = ((name, inf if isnan(size) else size) for name, size in found.items())
+        largest.append(max(sizes, key=lambda each: each[1], default=("nothing", 0.0)))
+    (loss_at, loss), (state_at, state) = largest
     return Spread(loss, loss_at, state, state_at)
-
-
-def widest_spread(spreads: Sequence[Spread]) -> Spread:
-    """The largest of each."""
-    loss = max(spreads, key=lambda item: item.loss)
-    state = max(spreads, key=lambda item: item.state)
-    return Spread(loss.loss, loss.loss_at, state.state, state.state_at)
-
-
-def _largest(differences: Mapping[str, float]) -> tuple[str, float]:
-    # What is not a number is no distance, and larger than all of them.
-    sizes = ((name, inf if isnan(size) else size) for name, size in differences.items())
-    return max(sizes, key=lambda item: item[1], default=("nothing", 0.0))
