@@ -228,8 +228,7 @@ def test_every_document_of_a_component_of_weight_0_is_held_out(folder: Path, cho
     assert not list((folder / "outputs" / "tokens").glob("poems-train-*"))
     store = TokenStore.open(str(store_folder(folder, "poems", "validation")))
     assert len(store.documents) == 20
-    for i in range(20):
-        told = chomp("data", "where", *command, "--doc", f"poems/{i:02}.txt")
-        assert "(poems) is held out" in told.out
+    for name in ("poems/00.txt", "poems/19.txt"):
+        assert "(poems) is held out" in chomp("data", "where", *command, "--doc", name).out
     assert "all documents are held out" in chomp("data", "inspect", *command).out
     assert "poems" not in chomp("data", "forecast", *command).out

@@ -107,16 +107,11 @@ def harness(asked: HarnessTasks) -> int:
 def _config(run: LoadedRun, own: HarnessConfig | None, asked: HarnessTasks) -> HarnessConfig:
     """The options of the command on top of the run's own harness config."""
     tasks = None if asked.tasks is None else [*filter(None, map(str.strip, asked.tasks.split(",")))]
-    options: dict[str, Any] = {
-        "include_path": asked.include_path,
-        "include_defaults": asked.with_defaults or None,
-        "num_fewshot": asked.num_fewshot,
-        "limit": asked.limit,
-        "batch_size": asked.batch_size,
-        "max_length": asked.max_length,
-        "allow_code": asked.allow_code or None,
-    }
     # What is not given stays as the run's own config has it.
+    names = ("include_path", "num_fewshot", "limit", "batch_size", "max_length")
+    options = {name: getattr(asked, name) for name in names}
+    options["include_defaults"] = asked.with_defaults or None
+    options["allow_code"] = asked.allow_code or None
     changed = {name: value for name, value in options.items() if value is not None}
     require(
         bool(tasks) or (tasks is None and own is not None),

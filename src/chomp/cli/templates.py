@@ -59,7 +59,21 @@ def template_folder(named: str | None, *, beside: str | None = None) -> Path:
         for folder in places:
             if (folder / LAUNCH_FILE).is_file():
                 return folder
-    raise _no_template(named, roots)
+    files = [path for root in roots for path in (root / GRUG).glob(f"*/{LAUNCH_FILE}")]
+    known = sorted({path.parent.name for path in files})
+    given = f"no template is named, and there is no {GRUG} here: this is no checkout"
+    if named is not None:
+        near = did_you_mean(nearest(named, known))
+        given = f"template {named}: there is no {Path(named, LAUNCH_FILE)}{near}"
+    elif roots:
+        given = f"no template is named, and {roots[0] / GRUG} has no {DEFAULT_TEMPLATES[0]}"
+    raise ConfigError(
+        given,
+        allowed=f"the name of a folder under {GRUG} ({', '.join(known) or 'there is none'}), or "
+        f"the path of a folder with a {LAUNCH_FILE}",
+        fix="pass --template FOLDER, or write template: NAME into the file; or run the command in "
+        "a checkout",
+    )
 
 
 def template_name(folder: Path, *, beside: str | None = None) -> str:
@@ -84,14 +98,15 @@ def known_template(
     folder = template_folder(given or in_file, beside=beside)
     if given and folder == Path(given):
         return folder
-    if any(folder.parent == root / GRUG for root in _checkouts(None)) and _is_mine(folder):
+    is_here = any(folder.parent == root / GRUG for root in _checkouts(None))
+    # Who owns a folder put every file there. The effective user: that is who the code would run as.
+    files = [folder, *folder.glob("*.py")]
+    has_owners = hasattr(os, "geteuid")  # on POSIX alone
+    if is_here and has_owners and all(path.stat().st_uid == os.geteuid() for path in files):
         return folder
     # Not the given folder, though it be equal: what its files import would be found beside them.
-    return _equal_in_checkout(
-        folder,
-        template_sources(folder),
-        fix=f"read those files, and pass --template {folder}",
-    )
+    fix = f"read those files, and pass --template {folder}"
+    return _equal_in_checkout(folder, template_sources(folder), fix=fix)
 
 
 @dataclass(frozen=True)
@@ -195,34 +210,6 @@ def _checkouts(beside: str | None) -> Iterator[Path]:
             if (folder / GRUG).is_dir():
                 yield folder
                 break
-
-
-def _is_mine(folder: Path) -> bool:
-    """Whether this user owns the folder, and so put every file there, and the files."""
-    if not hasattr(os, "geteuid"):  # only POSIX has owners
-        return False
-    # The effective user: that is who the code would run as.
-    return all(path.stat().st_uid == os.geteuid() for path in [folder, *folder.glob("*.py")])
-
-
-def _no_template(named: str | None, roots: list[Path]) -> ConfigError:
-    files = [path for root in roots for path in (root / GRUG).glob(f"*/{LAUNCH_FILE}")]
-    known = sorted({path.parent.name for path in files})
-    listed = f" ({', '.join(known)})" if known else ""
-    if named is not None:
-        near = did_you_mean(nearest(named, known))
-        given = f"template {named}: there is no {Path(named, LAUNCH_FILE)}{near}"
-    elif roots:
-        given = f"no template is named, and {roots[0] / GRUG} has no {DEFAULT_TEMPLATES[0]}"
-    else:
-        given = f"no template is named, and there is no {GRUG} here: this is no checkout"
-    return ConfigError(
-        given,
-        allowed=f"the name of a folder under {GRUG}{listed}, or the path of a folder with a "
-        f"{LAUNCH_FILE}",
-        fix="pass --template FOLDER, or write template: NAME into the file; or run the command in "
-        "a checkout",
-    )
 
 
 def _equal_in_checkout(folder: Path, sources: Mapping[str, bytes], *, fix: str) -> Path:
