@@ -1,19 +1,8 @@
 """What makes a step that step and no other, and pins: identities that count as another one.
 
-Identity = name, versioned values, and the identities of dependencies, as canonical JSON, hashed.
+Identity = name, versioned values, and the identities of dependencies, as canonical JSON, hashed
+with the places where paths and class names stand: a text that only reads like one is another value.
 The prefix, the machine, the order of fields and everything not versioned stay out of it.
-
-Of a versioned config, cosmetic fields do not count: logging more often must not train again. Fields
-of the schedule do, since another schedule makes another result. `setting(is_versioned=...)` changes
-this for one field. The class of a config counts by its name: a run of `AdamW(lr=1)` is not one of
-`Lion(lr=1)`, though their fields are equal.
-
-A path is hashed as what it means, and a text that only reads like one ("tokens-0123456789ab") is
-another value: the hash also takes where paths and class names stand.
-
-A pin is for a change that a hash sees and that does not matter: a renamed field, a default written
-out. `<prefix>/.executor_pins.json` maps the title (name and hash) of the identity that would be
-made anew to that of the result that is used instead, for every plan below the prefix.
 """
 
 import dataclasses
@@ -197,9 +186,10 @@ def in_order(
 def hashed_fields(value: Any, *, is_left_out: bool = False) -> Any:
     """The part of a versioned value that is hashed: configs as mappings, without some fields.
 
-    Each names its class, too. An enum is its value and a path its text, as a file writes them.
-    The output of another step counts wherever it stands, in a cosmetic field too: what a step is
-    made from is part of what it is. `is_left_out`: nothing else counts here.
+    Each names its class: a run of `AdamW(lr=1)` is not one of `Lion(lr=1)`. Cosmetic fields do not
+    count (logging more often must not train again), those of the schedule do, and
+    `setting(is_versioned=...)` changes this for one field. The output of another step counts
+    wherever it stands; `is_left_out`: nothing else counts here.
     """
     parts: list[tuple[Any, Any, bool]]  # name, value, whether it counts
     if isinstance(value, (*LEAVES, OutputName, InputName)):
@@ -330,6 +320,10 @@ def _dotted_name(file: str) -> str:
 
 
 # ---- Pins -------------------------------------------------------------------------------------
+#
+# For a change that a hash sees and that does not matter: a renamed field, a default written out.
+# `<prefix>/.executor_pins.json` maps the title (name and hash) of the identity that would be made
+# anew to that of the result that is used instead, for every plan below the prefix.
 
 
 def identities_at(prefix: str) -> Identities:

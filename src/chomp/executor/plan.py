@@ -1,10 +1,7 @@
 """What would happen, and why: for each step run, skip or wait, where, and the field that changed.
 
-Planning only reads. Steps come in an order in which dependencies stand before their dependants;
-a step that nobody needs any more (its only dependants are done) is left out, unless it is forced.
-
-The reasons are in the second half: why a step is new, and how one that is not new differs from its
-record.
+Planning only reads. Dependencies stand before their dependants; a step that nobody needs any more
+(its only dependants are done) is left out, unless it is forced.
 """
 
 import logging

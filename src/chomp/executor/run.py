@@ -1,8 +1,7 @@
 """Running a plan: dependencies first, several steps at once if asked, failures kept to a branch.
 
-How a step is run (in this process, in another, on a cluster) is up to the `runner`. Each step runs
-under the lock of its folder, and nothing is written there by a process that does not hold it. What
-another process is running is left for later as long as there is other work.
+How a step is run is up to the `runner`. Each step runs under the lock of its folder, and nothing is
+written there without it. What another process is running is left for later.
 """
 
 import dataclasses

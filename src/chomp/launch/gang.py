@@ -1,8 +1,7 @@
 """Processes that train together under `jax.distributed`: all of them, or none.
 
 Whatever they are (processes here, actors on a cluster), the first that fails ends the others. If
-one was lost (killed, preempted, its machine gone) and the program is not to blame, all are started
-again: a training run then continues from its last checkpoint.
+one was lost and the program is not to blame, all start again, a run from its last checkpoint.
 """
 
 import logging

@@ -1,13 +1,8 @@
 """A launch of several processes that train together, as member and as parent.
 
-A member: one launch file started once in each process, by SLURM, by hand or by
-`chomp launch local`. All members make the plan. Process 0 alone takes locks and runs ordinary
-steps while the others wait for its word; a training step is run by all at once. So nothing waits
-for a lock that another process of the same launch holds.
-
-The parent: `chomp launch local --processes 2 -- ...` starts a command several times on this
-machine. Each process gets JAX's variables; its output is printed here with its number in front. The
-first that fails ends the others.
+Member: one launch file, started in each process by SLURM, by hand or by `chomp launch local`.
+Process 0 alone takes locks and runs ordinary steps while the others wait; a training step is run by
+all. Parent: `chomp launch local` starts a command several times and prints what all of them say.
 """
 
 # ruff: noqa: PLC0415

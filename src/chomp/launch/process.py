@@ -1,9 +1,7 @@
 """Steps in processes of their own on this machine: `--on process`.
 
-A step that crashes takes nothing else with it, steps can run at the same time, and one whose
-`resources` say so is a gang of processes that train together. Everything that can be checked is
-checked before the first step begins. The child's side comes second: how a step is sent to a process
-and run there. Third come the GPUs of this machine, and who has them.
+First the parent's side, which checks all it can before the first step begins; then how a step is
+sent to a process and run there; then the GPUs of this machine, and who has them.
 """
 
 import faulthandler

@@ -1,14 +1,8 @@
 """A command on a Ray cluster: `python -m chomp.launch.ray_run [options] -- command`.
 
-Sends this folder, submits the command, shows what it prints and ends with its exit code. Ctrl-C
-leaves the job alone and says how to follow and how to stop it: a terminal that is closed must not
-end a run of days. Values of variables are never printed, not even in errors: any may be a key.
-
-Everything goes through Ray's public job API (`JobSubmissionClient`). The folder travels as
-`working_dir`, its packages below `src` as `py_modules`. Variables travel as `env_vars`, which Ray
-shows on its dashboard, in its list of jobs and in its logs. Keys are therefore split in two halves
-that say nothing alone: one is a variable, the other a file in one more package, which the job
-removes when it begins. docs/tutorials/cluster.md says who can read them.
+Sends this folder, submits the command by Ray's public job API, shows what it prints and ends with
+its exit code. Ctrl-C leaves the job alone: a terminal that is closed must not end a run of days.
+Values of variables are never printed, not even in errors: any may be a key.
 """
 
 import argparse
@@ -394,8 +388,10 @@ def submit(
 ) -> None:
     """Submit a command that starts in a copy of `folder`. `LaunchError` if it is not taken.
 
-    `environment` are variables that the cluster shows to whoever may look at it; `keys` are
-    variables that it does not show: a command with keys begins with `python -m chomp_job_start`.
+    `environment` are variables, which Ray shows on its dashboard, in its list of jobs and in logs.
+    `keys` are not shown: they travel in two halves that say nothing alone, one a variable, the
+    other a file in a package (`py_modules`), which the job removes when it begins with
+    `python -m chomp_job_start`. docs/tutorials/cluster.md says who can read them.
     """
     with tempfile.TemporaryDirectory() as kept:
         modules, variables = packages_below(folder), dict(environment)

@@ -1,13 +1,8 @@
-"""Steps on a Ray cluster: `--on ray`.
+"""Steps on a Ray cluster: `--on ray`. The driver is the process of the launch file.
 
-The driver is the process of the launch file: it plans, holds the locks and reports. Each process
-of a step has an actor, which holds its resources on some node and runs it as a child process, the
-same as anywhere else: JAX needs a process that nobody has used, and a crash is an exit code. If the
-actor or the driver is killed, so is the process. The actors of a gang are placed together or not at
-all, or two gangs that each got half of a cluster would wait for each other for ever.
-
-The code and the output prefix must be the same on all nodes; see docs/tutorials/cluster.md. No
-cluster is ever started here: one that appears without being asked for listens on the network.
+Each process of a step has an actor, which holds its resources on some node and runs it as a child:
+JAX needs a process that nobody has used, and a crash is an exit code. Actors of a gang are placed
+together or not at all, or two gangs that each got half of a cluster would wait for ever.
 """
 
 import logging

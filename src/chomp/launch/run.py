@@ -1,9 +1,7 @@
 """Plan, try out or run steps, and report: what a launch file and `chomp train` share.
 
 Also here: who runs the steps (`--on local`, `process` or `ray`), and `--allow`, which continues a
-run though fields of its config have changed. Two things keep a changed config away from a run: its
-checkpoints, which get the override that `allowed_overrides` gives, and its folder, whose rules are
-at the end of this file.
+run though fields of its schedule have changed.
 """
 
 import os

@@ -1,8 +1,7 @@
 """Ctrl-C, SIGTERM and the death of a parent, for commands that start other processes.
 
 `StopRequest` counts signals; whoever watches processes passes them on. Only the main thread can set
-handlers, while several threads may watch. `run_with_restarts` (`--restarts`) starts a command again
-when it was preempted, which its exit code 75 says.
+handlers, while several threads may watch.
 """
 
 import os

@@ -1,10 +1,8 @@
 """What a step in another process leaves behind: how it ended, and what it printed.
 
-The outcome is a small text file, so reading it can do no harm, however the step ended. What the
-step raised is raised again by whoever reads it, as the nearest class that is known there.
-
-All attempts of a step share one log: `.executor_log` is that of the only process, or of the first
-of several; `.executor_log.1` and so on are those of the others.
+The outcome is a small text file, so reading it can do no harm. What the step raised is raised again
+by whoever reads it, as the nearest class that is known there. All attempts of a step share a log:
+`.executor_log` of its only process, or of the first of several; `.executor_log.1` of the second.
 """
 
 import builtins
