@@ -93,6 +93,10 @@ def test_a_pseudo_dependency_gives_the_path_and_is_neither_planned_nor_awaited(
     assert plan.dependencies == ()
     assert ran(reader()) == []
     assert not storage.exists(seen.path)
+    [forced] = planned(reader(), force=(".",))
+    assert forced.step.name == "reader"
+    both = step("both", a=pseudo_dependency_of(step("seen")), b=step("seen") / "x")
+    assert [item.step.name for item in planned(both)] == ["seen", "both"], "it is needed, too"
 
 
 def test_a_pseudo_dependency_is_part_of_the_identity_as_another_is(planned: Planned):
@@ -103,16 +107,6 @@ def test_a_pseudo_dependency_is_part_of_the_identity_as_another_is(planned: Plan
     assert hash_of(reader(1)) == hash_of(reader(1, mark=output_path_of))
     marked = ExecutorStep("reader", print, {"data": versioned([pseudo_dependency_of(step("s"))])})
     assert [item.step.name for item in planned(marked)] == ["reader"]
-
-
-def test_a_step_that_is_also_needed_is_planned(planned: Planned):
-    both = step("both", a=pseudo_dependency_of(step("seen")), b=step("seen") / "x")
-    assert [item.step.name for item in planned(both)] == ["seen", "both"]
-
-
-def test_force_does_not_reach_behind_a_pseudo_dependency(prefix: str):
-    plan = plan_steps([reader()], prefix=prefix, force=["."])
-    assert [item.step.name for item in plan] == ["reader"]
 
 
 def test_a_cycle_through_a_pseudo_dependency_is_one(planned: Planned):

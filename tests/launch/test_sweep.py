@@ -17,7 +17,6 @@ from chomp.config.files import parse_yaml, to_yaml
 from chomp.errors import ConfigError
 from chomp.executor import (
     ExecutorStep,
-    PlannedStep,
     output_path_of,
     plan_steps,
     this_output_path,
@@ -147,54 +146,51 @@ def test_axes_that_cannot_be_are_refused_before_anything_is_planned(axes, told):
         sweep_of(steps, Launch(), grid_of(axes))
 
 
-@pytest.mark.parametrize(("best", "in_order"), [("lowest", ["1", "0"]), ("highest", ["0", "1"])])
-def test_the_table_has_the_best_run_first_and_those_without_a_value_last(best, in_order, tmp_path):
-    sweep = sweep_of(steps, Launch(), grid_of(["seed=0,1,2,3"]))
-    *_, first, second, third, fourth = plan_steps(sweep.steps, prefix=str(tmp_path))
-    for planned, losses in ((first, [2.0, 3.0]), (second, [9.0, 1.5]), (third, [math.nan])):
-        tracker = JsonlTracker(make_folder_of(planned) / "metrics.jsonl", attempt=1)
-        for step, loss in enumerate(losses):
-            tracker.log({"eval/loss": loss}, step=step)
+Row = dict[str, float]
+
+
+def table(folder: Path, *records: list[Row], **options: Any) -> tuple[str, list[list[str]]]:
+    """What is printed of a sweep over seeds, of which the first have such records; and its rows."""
+    count = len(records) + 1  # one never ran
+    sweep = sweep_of(steps, Launch(), grid_of([f"seed={','.join(map(str, range(count)))}"]))
+    plans = plan_steps(sweep.steps, prefix=str(folder))[-count:]
+    for planned, rows in zip(plans, records, strict=False):
+        Path(planned.path).mkdir(parents=True)
+        tracker = JsonlTracker(Path(planned.path, "metrics.jsonl"), attempt=1)
+        for number, row in enumerate(rows):
+            tracker.log(row, step=number)
         tracker.finish()
     console = Console(file=io.StringIO(), width=200)
-    runs = dict(zip(sweep.points, (first, second, third, fourth), strict=True))
-    print_sweep(runs, "eval/loss", best=best, console=console)
+    print_sweep(
+        dict(zip(sweep.points, plans, strict=True)), "eval/loss", console=console, **options
+    )
     said = console.file.getvalue()
+    assert all(planned.path in said for planned in plans)
     lines = [line.split("│") for line in said.splitlines() if "│" in line]
-    seeds, values = zip(*(map(str.strip, line[2:4]) for line in lines), strict=True)
-    assert seeds == (*in_order, "2", "3")
-    assert sorted(values[:2]) == ["1.5000", "3.0000"]
-    assert values[2:] == ("not run", "not run")
-    assert [line[1].strip() for line in lines] == ["1", "2", "-", "-"]
+    return said, [[cell.strip() for cell in line[1:4]] for line in lines]
+
+
+@pytest.mark.parametrize(("best", "in_order"), [("lowest", "10"), ("highest", "01")])
+def test_the_table_has_the_best_run_first_and_those_without_a_value_last(best, in_order, tmp_path):
+    losses = [2.0, 3.0], [9.0, 1.5], [math.nan]
+    records = [[{"eval/loss": loss} for loss in each] for each in losses]
+    said, rows = table(tmp_path, *records, best=best)
     assert f"sweep, by eval/loss, {best} first" in said
-    assert second.path in said
+    shown = {"0": "3.0000", "1": "1.5000"}
+    assert rows[:2] == [[str(at), seed, shown[seed]] for at, seed in enumerate(in_order, start=1)]
+    assert rows[2:] == [["-", "2", "not run"], ["-", "3", "not run"]]
 
 
 def test_runs_that_evaluated_averaged_weights_alone_are_ordered_by_those(tmp_path):
-    sweep = sweep_of(steps, Launch(), grid_of(["seed=0,1,2"]))
-    *_, first, second, third = plan_steps(sweep.steps, prefix=str(tmp_path))
-    for planned, evaluated in (
-        (first, {"eval/ema/loss": 3.0, "train/loss": 1.0}),
-        (second, {"eval/ema/loss": 2.0, "train/loss": 9.0}),
-        (third, {"eval/loss": 2.5, "eval/ema/loss": 1.0, "train/loss": 5.0}),
-    ):
-        tracker = JsonlTracker(make_folder_of(planned) / "metrics.jsonl", attempt=1)
-        tracker.log(evaluated, step=0)
-        tracker.finish()
-    console = Console(file=io.StringIO(), width=200)
-    runs = dict(zip(sweep.points, (first, second, third), strict=True))
-    print_sweep(runs, "eval/loss", console=console)
-    said = console.file.getvalue()
-    lines = [line.split("│") for line in said.splitlines() if "│" in line]
-    shown = [tuple(map(str.strip, line[2:4])) for line in lines]
-    assert shown == [
-        ("1", "2.0000 (averaged weights)"),
-        ("2", "2.5000"),
-        ("0", "3.0000 (averaged weights)"),
+    _, rows = table(
+        tmp_path,
+        [{"eval/ema/loss": 3.0, "train/loss": 1.0}],
+        [{"eval/ema/loss": 2.0, "train/loss": 9.0}],
+        [{"eval/loss": 2.5, "eval/ema/loss": 1.0, "train/loss": 5.0}],
+    )
+    assert rows == [
+        ["1", "1", "2.0000 (averaged weights)"],
+        ["2", "2", "2.5000"],
+        ["3", "0", "3.0000 (averaged weights)"],
+        ["-", "3", "not run"],
     ]
-
-
-def make_folder_of(planned: PlannedStep) -> Path:
-    folder = Path(planned.path)
-    folder.mkdir(parents=True)
-    return folder
