@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from executor_samples import step, work
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chomp.errors import LaunchError
@@ -41,12 +41,14 @@ def turned(value: Any) -> Any:
     return [turned(item) for item in value] if isinstance(value, list) else value
 
 
+@settings(max_examples=40, deadline=None)
 @given(PLAIN)
 def test_the_order_of_keys_does_not_matter(value: Any):
     assert hash_of(versioned(value)) == hash_of(versioned(turned(value)))
     assert hash_of({"a": 1, "b": versioned(value)}) == hash_of({"b": versioned(value), "a": 1})
 
 
+@settings(max_examples=40, deadline=None)
 @given(PLAIN, PLAIN)
 def test_two_versioned_values_share_a_folder_only_if_they_are_equal(one: Any, other: Any):
     is_same = repr(sort(one)) == repr(sort(other))

@@ -163,20 +163,16 @@ def test_a_step_that_says_nothing_of_gpus_is_told_that_it_gets_none(tmp_path, ca
     assert "set resources.gpus" in caplog.text
 
 
-def test_a_process_that_was_asked_to_stop_before_it_began_is_asked_then(tmp_path):
+@pytest.mark.parametrize("how", ["terminate", "kill"])
+def test_a_process_that_is_to_end_before_it_began_ends_then(tmp_path, how):
     item = begun(planned(tmp_path, Resources(), "until asked"))
-    seat = ProcessActor()
-    seat.terminate()
-    code, _ = seat.run(sent(item))
+    actor = ProcessActor()
+    getattr(actor, how)()
+    code, outcome = actor.run(sent(item))
     assert code != 0
-
-
-def test_a_process_that_was_killed_before_it_began_saves_nothing(tmp_path):
-    item = begun(planned(tmp_path, Resources(), "until asked"))
-    seat = ProcessActor()
-    seat.kill()
-    assert seat.run(sent(item)) == (-9, None)
-    assert not Path(item.path, "saved").exists()
+    if how == "kill":
+        assert (code, outcome) == (-9, None)
+        assert not Path(item.path, "saved").exists()
 
 
 @pytest.mark.parametrize("which", ["folder", "working_folder"])
