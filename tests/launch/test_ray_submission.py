@@ -185,7 +185,10 @@ def test_the_name_of_a_job_is_new_each_time_and_says_what_runs(command):
     [
         ([], ["no command", "behind --"]),
         (["--no-wait", "--"], ["no command", "behind --"]),
-        (["--no-such", "--", "x"], ["--no-such", "--help"]),
+        (["--no-such", "--", "x"], ["unknown: --no-such.", "--help"]),
+        (["--env_var", "A=secret", "--", "x"], ["unknown: --env_var."]),
+        (["--env_var", "A", "secret", "--env=A=secret", "--", "x"], ["unknown: --env_var --env."]),
+        (["A=secret"], ["unknown: A."]),
         (["python", "x.py"], ["python x.py", "-- python"]),
         (["--env_vars", "--", "x"], ["without anything"]),
         (["--env_vars", "NOT_SET_ANYWHERE", "--", "x"], ["NOT_SET_ANYWHERE", "not set here"]),
@@ -210,6 +213,7 @@ def test_what_cannot_be_submitted_is_refused_at_once_in_one_message(
     for word in told:
         assert word in said
     assert said.count("Fix: ") == 1
+    assert "secret" not in said
 
 
 # Ray leaves the file open.

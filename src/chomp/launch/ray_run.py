@@ -201,7 +201,12 @@ def parse_options(words: Sequence[str]) -> argparse.Namespace:
     add("--entrypoint-num-gpus", type=float, help="GPUs of the command itself")
     add("--entrypoint-memory", type=int, metavar="BYTES", help="memory of the command itself")
     add("--entrypoint-resources", metavar="JSON", help='other resources: {"TPU": 4}')
-    return parser.parse_args(words)
+    options, unknown = parser.parse_known_args(words)
+    if unknown:
+        # Not what stands behind a mistyped --env_vars: it may be a key.
+        names = [word.partition("=")[0] for word in unknown]
+        parser.error(f"unknown: {' '.join([n for n in names if n.startswith('-')] or names)}")
+    return options
 
 
 def job_environment(groups: Sequence[Sequence[str]], environ: Mapping[str, str]) -> dict[str, str]:
