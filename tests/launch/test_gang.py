@@ -250,9 +250,6 @@ def test_a_free_port_can_be_listened_on(host):
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as listening:
         listening.bind((host, free_port(host)))
         listening.listen()
-
-
-def test_an_address_of_no_interface_is_refused():
     with pytest.raises(LaunchError) as raised:
         free_port("192.0.2.1")  # kept for documentation: nobody has it
     assert "192.0.2.1" in raised.value.given

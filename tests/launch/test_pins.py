@@ -57,11 +57,7 @@ def test_a_pinned_identity_is_done_and_so_is_what_is_made_from_it(prefix: str):
     assert (above.action, above.reason) == ("skip", "done")
     assert above.config["data"] == f"{prefix}/{kept}/x"
     assert [item.path for item in plan_steps([own(1), own(2)], prefix=prefix)] == [plan.path]
-
-
-def test_a_pin_can_be_taken_back(prefix: str):
-    kept, other = titles(own(1), own(2))
-    add_pin(prefix, kept, other)
+    # It can be taken back.
     assert remove_pin(prefix, other) == other
     assert read_pins(prefix) == {}
     assert plan_steps([own(2)], prefix=prefix)[0].path == f"{prefix}/{other}"
@@ -91,6 +87,8 @@ def test_pins_may_follow_each_other(prefix: str):
     assert plan_steps([own(3)], prefix=prefix)[0].path == f"{prefix}/{first}"
     with pytest.raises(LaunchError, match="it would count as itself, or in a circle"):
         add_pin(prefix, second, first)
+    with pytest.raises(LaunchError, match=f"counts as {second} already.*--remove {third} first"):
+        add_pin(prefix, first, third)
 
 
 def test_folders_name_what_they_hold_made_or_not(prefix: str, tmp_path: Path):
@@ -117,14 +115,6 @@ def test_a_pair_that_cannot_be_one_result_is_refused(
     with pytest.raises(LaunchError, match=words):
         add_pin(prefix, *titles(kept, other))
     assert not Path(prefix, PINS).exists()
-
-
-def test_what_is_pinned_to_another_has_to_be_taken_back_first(prefix: str):
-    run_plan(plan_steps([own(2)], prefix=prefix), lambda item: None)
-    first, second, third = titles(own(1), own(2), own(3))
-    add_pin(prefix, first, third)
-    with pytest.raises(LaunchError, match=f"counts as {first} already.*--remove {third} first"):
-        add_pin(prefix, second, third)
 
 
 @pytest.mark.parametrize("text", ["own", "own-123", "own-XYZ456789012", "-0123456789ab"])
