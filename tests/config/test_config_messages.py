@@ -29,25 +29,10 @@ GOLDEN = {
         "Allowed: the keys of AdamConfig: kind, lr (or learning_rate, rate), betas. "
         "Fix: rename it to learning_rate.",
     ),
-    "an unknown key in a mapping's config": (
-        {"model": MODEL, "data": {"components": {"web": {"weight": 1, "path": []}}}},
-        "config: data.components.web.path is not a known key (did you mean paths?). "
-        "Allowed: the keys of ComponentConfig: weight, paths. Fix: rename it to paths.",
-    ),
-    "a wrong type in a mapping of a list": (
-        {"model": MODEL, "data": {"stages": [{}, {"weights": {"web": "much"}}]}},
-        "config: data.stages.1.weights.web='much' (a string). Allowed: a number. "
-        "Fix: set data.stages.1.weights.web to a number.",
-    ),
     "a fraction for an integer": (
         {"model": MODEL, "steps": 1.5},
         "config: steps=1.5 (a number). Allowed: an integer. "
         "Fix: set steps to a whole number, in digits.",
-    ),
-    "text for a number or null": (
-        {"model": MODEL, "ema_beta": "none"},
-        "config: ema_beta='none' (a string). Allowed: a number or null. "
-        "Fix: set ema_beta to a number or null.",
     ),
     "a number for text": (
         {"model": MODEL, "run_id": 5},
@@ -66,15 +51,6 @@ GOLDEN = {
         {"model": {**MODEL, "dtype": "bfloat"}},
         "config: model.dtype='bfloat' (a string). Allowed: one of 'float32', 'bfloat16'. "
         "Fix: write 'bfloat16'.",
-    ),
-    "a null where there is none": (
-        {"model": MODEL, "jit": None},
-        "config: jit=null. Allowed: true or false. Fix: set jit to true or false.",
-    ),
-    "not a number": (
-        {"model": MODEL, "ema_beta": float("nan")},
-        "config: ema_beta=nan (a number). Allowed: a finite number. "
-        "Fix: set ema_beta to a finite number.",
     ),
     "a required field left out": (
         {"model": {}},
@@ -105,19 +81,10 @@ GOLDEN = {
         "config: fallback.kind is missing. Allowed: one of 'adamw', 'muon'. "
         "Fix: add kind to fallback.",
     ),
-    "a mistake inside the chosen member of a union": (
-        {"model": MODEL, "fallback": {"kind": "muon", "ns_steps": "x"}},
-        "config: fallback.ns_steps='x' (a string). Allowed: an integer. "
-        "Fix: set fallback.ns_steps to an integer.",
-    ),
     "a key of the other member of a union": (
         {"model": MODEL, "optim": {"kind": "adamw", "ns_steps": 3}},
         "config: optim.ns_steps is not a known key. Allowed: the keys of AdamConfig: kind, "
         "lr (or learning_rate, rate), betas. Fix: remove optim.ns_steps.",
-    ),
-    "a failed check inside a union": (
-        {"model": MODEL, "fallback": {"kind": "adamw", "lr": -1}},
-        "config: fallback: lr=-1.0. Allowed: lr above 0. Fix: set lr to 3e-4 or so.",
     ),
     "a scalar for a union of configs": (
         {"model": MODEL, "fallback": "adamw"},
@@ -143,11 +110,6 @@ GOLDEN = {
         {"model": MODEL, "data": {"components": {"web.edu": {"weight": None}}}},
         'config: data.components."web.edu".weight=null. Allowed: a number. '
         'Fix: set data.components."web.edu".weight to a number.',
-    ),
-    "an object JSON cannot hold, for a number": (
-        {"model": MODEL, "ema_beta": 1j},
-        "config: ema_beta=1j (a complex). Allowed: a number or null. "
-        "Fix: set ema_beta to a number or null.",
     ),
     "an object JSON cannot hold, where anything goes": (
         {"model": MODEL, "extra": {"a": [{1}]}},

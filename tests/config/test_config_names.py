@@ -296,13 +296,6 @@ def test_a_name_that_is_taken_is_a_mistake_in_the_class(also: tuple[str, ...], t
         config_from_mapping(Wrong, {})
 
 
-def test_a_setting_refuses_names_that_are_not_dotted_and_a_bare_text():
-    with pytest.raises(TypeError, match="that is an alias"):
-        setting(default=1, also=("steps",))
-    with pytest.raises(TypeError, match=r"write also=\('train\.steps',\)"):
-        setting(default=1, also="train.steps")  # type: ignore[call-overload]
-
-
 def test_the_schema_lists_the_names_elsewhere():
     properties = config_schema(Run)["$defs"]["Samples"]["properties"]
     assert properties["tokens"]["also"] == ["train.generate_tokens", "trainer.gen_tokens"]

@@ -1,5 +1,6 @@
 """Dotted overrides change a config as the declared types say, or say why not."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from config_samples import (
 )
 
 from chomp.config import apply_overrides
+from chomp.config.overrides import find_field
 from chomp.errors import ConfigError
 
 DATA = DataConfig(
@@ -246,3 +248,25 @@ def test_an_override_leaves_the_given_config_alone():
     apply_overrides(before, ["extra.a.b=2", "logging.tags.0=z"])
     assert before.extra == {"a": {"b": 1}}
     assert before.logging.tags == ("a",)
+
+
+# ---- Finding fields ---------------------------------------------------------------------------
+
+
+FOUND = {
+    "model.hidden_dim": (("model", "hidden_dim"), "identity"),
+    "num_steps": (("steps",), "schedule"),
+    "optim.rate": (("optimizer", "lr"), "identity"),
+    "optim": (("optimizer",), "identity"),
+    "logging.tags.0": (("logging", "tags", 0), "cosmetic"),  # the section's mark covers it
+    "data.stages.1.start": (("data", "stages", 1, "start"), "identity"),
+    "data.seed": (("data", "seed"), "schedule"),
+    'data.components."web.edu".weight': (("data", "components", "web.edu", "weight"), "identity"),
+    **dict.fromkeys(["", "hidden_dim", "model.stepz", "steps.0", "data.stages.2"]),
+    "data.components.web.edu": None,
+}
+
+
+@pytest.mark.parametrize("name", FOUND)
+def test_any_spelling_leads_to_the_field_and_the_loosest_mark_on_the_way(name: str):
+    assert find_field(replace(RUN, logging=LoggingConfig(tags=("a",))), name) == FOUND[name]

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pytest
 from config_samples import (
     AdamConfig,
     AttentionConfig,
@@ -128,24 +127,13 @@ def refusal(action: Callable[[], RunConfig]) -> str:
     return "Allowed: all of it"
 
 
-@law
-@given(configs)
-def test_a_config_survives_its_mapping_and_json(config):
+@settings(max_examples=60, deadline=None)
+@given(configs, st.data())
+def test_a_config_survives_its_mapping_json_and_yaml_in_any_order_of_keys(config, data):
+    assert validated(config) == config
     mapping = config_to_mapping(config)
     assert config_from_mapping(RunConfig, json.loads(json.dumps(mapping))) == config
-    assert validated(config) == config
-
-
-@settings(max_examples=60, deadline=None)
-@given(configs)
-def test_a_config_survives_its_yaml_text(config):
     assert read(config_to_yaml(config)) == config
-
-
-@law
-@given(configs, st.data())
-def test_the_order_of_keys_changes_neither_canonical_json_nor_hash(config, data):
-    mapping = config_to_mapping(config)
     other = shuffled(mapping, data.draw)
     assert canonical_json(other) == canonical_json(mapping) == canonical_json(config)
     assert fingerprint(other) == fingerprint(mapping)
@@ -162,43 +150,26 @@ def test_canonical_json_is_the_same_only_for_the_same_value(one, other):
 
 
 @law
-@given(whole)
-def test_an_integer_override_is_that_integer(number):
-    assert apply_overrides(run(), [f"steps={number}"]).steps == number
-
-
-@law
-@given(finite)
-def test_a_float_override_is_that_float(number):
-    assert apply_overrides(run(), [f"ema_beta={number!r}"]).ema_beta == number
-
-
-@law
-@given(st.booleans())
-def test_a_boolean_override_is_that_boolean(value):
-    assert apply_overrides(run(), [f"jit={str(value).lower()}"]).jit is value
-
-
-@law
-@given(st.sampled_from(["float32", "bfloat16"]), st.sampled_from(Level))
-def test_a_choice_override_is_that_choice(dtype, level):
-    config = apply_overrides(run(), [f"model.dtype={dtype}", f"logging.level={level.value}"])
-    assert (config.model.dtype, config.logging.level) == (dtype, level)
+@given(
+    whole, finite, st.booleans(), st.sampled_from(["float32", "bfloat16"]), st.sampled_from(Level)
+)
+def test_a_scalar_override_is_that_scalar(number, rate, flag, dtype, level):
+    texts = [f"steps={number}", f"ema_beta={rate!r}", f"jit={str(flag).lower()}"]
+    texts += [f"model.dtype={dtype}", f"logging.level={level.value}"]
+    found = apply_overrides(run(), texts)
+    values = (found.steps, found.ema_beta, found.jit, found.model.dtype, found.logging.level)
+    assert values == (number, rate, flag, dtype, level)
 
 
 @law
 @given(words)
-def test_a_text_override_is_the_text_between_its_ends(text):
-    text = text.strip()
-    is_quoted = text[:1] in ("'", '"')
-    if text != "null" and not is_quoted:
-        assert apply_overrides(run(), [f"run_id={text}"]).run_id == text
-
-
-@law
-@given(words.filter(str.isprintable))
-def test_a_quoted_text_override_is_what_the_quotes_hold(text):
-    assert apply_overrides(run(), [f"run_id={json.dumps(text, ensure_ascii=False)}"]).run_id == text
+def test_a_text_override_is_the_text_between_its_ends_or_its_quotes(text):
+    bare = text.strip()
+    if bare != "null" and bare[:1] not in ("'", '"'):
+        assert apply_overrides(run(), [f"run_id={bare}"]).run_id == bare
+    if text.isprintable():
+        quoted = json.dumps(text, ensure_ascii=False)
+        assert apply_overrides(run(), [f"run_id={quoted}"]).run_id == text
 
 
 @law
@@ -228,15 +199,3 @@ def test_no_plain_data_gives_anything_but_a_config_or_a_config_error(value):
 def test_no_override_text_gives_anything_but_a_config_or_a_config_error(text):
     for override in (text, f"steps={text}", f"extra={text}", f"data.components.{text}"):
         assert "Allowed: " in refusal(lambda given=override: apply_overrides(run(), [given]))
-
-
-@pytest.mark.parametrize("value", [True, False, "x", [], {}, 1.5])
-def test_a_wrong_value_is_refused_at_every_integer_of_a_run(value):
-    for path in (("steps",), ("data", "seed"), ("model", "block", "attention", "num_heads")):
-        mapping = config_to_mapping(run())
-        inner = mapping
-        for key in path[:-1]:
-            inner = inner[key]
-        inner[path[-1]] = value
-        with pytest.raises(ConfigError, match=rf"^config: {'.'.join(path)}="):
-            config_from_mapping(RunConfig, mapping)

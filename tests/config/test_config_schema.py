@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from config_samples import RunConfig
 
+import chomp.config
 from chomp.config import Config, config_schema, setting
 from chomp.config.schema import classes_inside, field_comments
 
@@ -85,3 +86,25 @@ def test_the_schema_describes_fields_of_nested_classes_too():
     assert schema["properties"]["steps"]["description"] == "Two lines above it."
     assert schema["$defs"]["Inner"]["properties"]["width"]["description"] == "of a row"
     assert classes_inside(Outer) == [Outer, Inner]
+
+
+def test_the_public_names_are_exactly_these():
+    assert chomp.config.__all__ == [
+        "MISSING",
+        "Config",
+        "Difference",
+        "Mark",
+        "apply_overrides",
+        "canonical_json",
+        "config_difference",
+        "config_from_mapping",
+        "config_hash",
+        "config_schema",
+        "config_to_mapping",
+        "config_to_yaml",
+        "fingerprint",
+        "setting",
+        "unset_additions",
+        "validated",
+    ]
+    assert all(hasattr(chomp.config, name) for name in chomp.config.__all__)

@@ -104,10 +104,12 @@ def test_the_bucket_is_its_own_parent():
     assert parent_of("run") == "."
 
 
-def test_importing_the_room_loads_neither_jax_nor_fsspec(
+def test_importing_the_rooms_without_jax_loads_nothing_heavy(
     start: Callable[..., subprocess.Popen[str]],
 ):
-    process = start("import sys, chomp.storage; print({'jax', 'fsspec'} & set(sys.modules))")
+    heavy = "{'jax', 'jaxlib', 'numpy', 'fsspec', 'rich'}"
+    code = "import sys, chomp.storage, chomp.storage.screen, chomp.config\n"
+    process = start(f"{code}print({heavy} & set(sys.modules))")
     assert process.communicate(timeout=120)[0] == "set()\n"
 
 

@@ -82,13 +82,15 @@ def test_a_renamed_folder_keeps_its_files(tmp_path: Path):
     assert storage.read_bytes(join(tmp_path, "other", "new", "deep", "file")) == b"x"
 
 
-@pytest.mark.parametrize("kind", ["file", "empty folder", "full folder"])
+@pytest.mark.parametrize("kind", ["file", "empty folder", "full folder", "broken link"])
 def test_renaming_never_overwrites(tmp_path: Path, kind: str):
     old, new = join(tmp_path, "old"), join(tmp_path, "new")
     storage.make_folder(old)
     storage.write_bytes_atomic(join(old, "mine"), b"x")
     if kind == "file":
         storage.write_bytes_atomic(new, b"theirs")
+    elif kind == "broken link":
+        os.symlink(join(tmp_path, "nowhere"), new)
     else:
         storage.make_folder(new)
     if kind == "full folder":
@@ -96,13 +98,6 @@ def test_renaming_never_overwrites(tmp_path: Path, kind: str):
     with pytest.raises(StorageError, match="new is already there"):
         storage.rename_folder(old, new)
     assert storage.list_folder(old) == ["mine"]
-
-
-def test_renaming_onto_a_link_that_leads_nowhere_is_refused(tmp_path: Path):
-    (tmp_path / "old").mkdir()
-    (tmp_path / "new").symlink_to(tmp_path / "nowhere")
-    with pytest.raises(StorageError, match="already there"):
-        storage.rename_folder(tmp_path / "old", tmp_path / "new")
 
 
 def test_renaming_between_disks_is_refused(tmp_path: Path):
@@ -147,9 +142,7 @@ def test_a_writable_folder_is_made_and_left_empty(tmp_path: Path):
     folder = join(tmp_path, "new", "run")
     storage.require_writable_folder(folder)
     assert storage.is_folder(folder)
-    if storage.is_local(folder):
-        assert os.listdir(folder) == []
-    assert storage.list_folder(folder) == []
+    assert os.listdir(folder) == []
 
 
 def test_a_file_address_reads_the_plain_file(tmp_path: Path):
@@ -158,15 +151,10 @@ def test_a_file_address_reads_the_plain_file(tmp_path: Path):
     assert storage.glob_files(f"file://{tmp_path}/*.json") == [f"{tmp_path}/x.json"]
 
 
-def test_json_that_is_broken_says_where(root: str):
-    path = join(root, "x.json")
-    put(path, (b'{"a": 1,\n "b": }'))
+def test_broken_json_and_text_that_is_not_utf8_say_where(root: str):
+    put(join(root, "x.json"), b'{"a": 1,\n "b": }')
     with pytest.raises(StorageError, match=r"x\.json .*is not JSON.*line 2 column 7"):
-        storage.read_json(path)
-
-
-def test_text_that_is_not_utf8_says_where(root: str):
-    path = join(root, "x.txt")
-    put(path, b"ab\xff")
+        storage.read_json(join(root, "x.json"))
+    put(join(root, "x.txt"), b"ab\xff")
     with pytest.raises(StorageError, match="byte 0xff at offset 2 of 3"):
-        storage.read_text(path)
+        storage.read_text(join(root, "x.txt"))

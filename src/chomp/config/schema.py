@@ -100,36 +100,31 @@ def field_comments(cls: type) -> dict[str, str]:
     """
     found: dict[str, str] = {}
     for base in reversed(cls.__mro__):
-        found |= _own_comments(base)
+        try:
+            source = textwrap.dedent(inspect.getsource(base))
+        except (OSError, TypeError):  # a class without a file: made at run time, or built in
+            continue
+        comments: dict[int, str] = {}
+        alone: set[int] = set()  # lines that are nothing but a comment
+        for token in tokenize.generate_tokens(io.StringIO(source).readline):
+            if token.type == tokenize.COMMENT:
+                line = token.start[0]
+                comments[line] = token.string.lstrip("# ").rstrip()
+                if not token.line[: token.start[1]].strip():
+                    alone.add(line)
+        (body,) = ast.parse(source).body
+        assert isinstance(body, ast.ClassDef), "the source of a class is a class"
+        for statement in body.body:
+            if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
+                first, last = statement.lineno, statement.end_lineno or statement.lineno
+                above = first
+                while above - 1 in alone:
+                    above -= 1
+                # In between, comments are about parts of the default and not about the field.
+                lines = dict.fromkeys([*range(above, first + 1), last])
+                if text := " ".join(comments[x] for x in lines if x in comments):
+                    found[statement.target.id] = text
     return {item.name: found[item.name] for item in settings_of(cls) if item.name in found}
-
-
-def _own_comments(cls: type) -> dict[str, str]:
-    try:
-        source = textwrap.dedent(inspect.getsource(cls))
-    except (OSError, TypeError):  # a class without a file: made at run time, or built in
-        return {}
-    comments: dict[int, str] = {}
-    alone: set[int] = set()  # lines that are nothing but a comment
-    for token in tokenize.generate_tokens(io.StringIO(source).readline):
-        if token.type == tokenize.COMMENT:
-            line = token.start[0]
-            comments[line] = token.string.lstrip("# ").rstrip()
-            if not token.line[: token.start[1]].strip():
-                alone.add(line)
-    (body,) = ast.parse(source).body
-    assert isinstance(body, ast.ClassDef), "the source of a class is a class"
-    found: dict[str, str] = {}
-    for statement in body.body:
-        if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
-            first, last = statement.lineno, statement.end_lineno or statement.lineno
-            above = first
-            while above - 1 in alone:
-                above -= 1
-            # In between, comments are about parts of the default and not about the field.
-            lines = dict.fromkeys([*range(above, first + 1), last])
-            found[statement.target.id] = " ".join(comments[x] for x in lines if x in comments)
-    return {name: text for name, text in found.items() if text}
 
 
 def _add_bounds(part: Schema, bounds: Bounds, is_whole: bool = True) -> None:
@@ -150,7 +145,13 @@ def _add_names(schema: Schema, cls: type) -> None:
     part = section_schema(schema, cls)
     for item in settings_of(cls):
         if part is not None and item.aliases:
-            _add_aliases(part, item.spellings)
+            part["properties"] |= dict.fromkeys(item.aliases, part["properties"][item.name])
+            both = combinations(item.spellings, 2)
+            rules: list[Schema] = [{"not": {"required": list(pair)}} for pair in both]
+            if item.name in part.get("required", []):
+                part["required"].remove(item.name)
+                rules.append({"anyOf": [{"required": [each]} for each in item.spellings]})
+            part.setdefault("allOf", []).extend(rules)
         if len(sections(item.declared)) > 1:
             for member in sections(item.declared):
                 # A default kind does not decide which of several configs a mapping is.
@@ -164,13 +165,3 @@ def _add_names(schema: Schema, cls: type) -> None:
             if place is not None and field is not None:
                 named = {"anyOf": [field, {"const": 0}]} if other.zero_is_null else field
                 place["properties"][other.name[-1]] = named
-
-
-def _add_aliases(part: Schema, spellings: tuple[str, ...]) -> None:
-    name, *aliases = spellings
-    part["properties"] |= dict.fromkeys(aliases, part["properties"][name])
-    both = [{"not": {"required": list(pair)}} for pair in combinations(spellings, 2)]
-    part.setdefault("allOf", []).extend(both)
-    if name in part.get("required", []):
-        part["required"].remove(name)
-        part["allOf"].append({"anyOf": [{"required": [each]} for each in spellings]})
