@@ -8,7 +8,8 @@ removed below FOLDER, by us or by Orbax. At the N-th touch the process is killed
 call fails once (`EIO`), or that call and all later ones that need space fail (`ENOSPC`); for each
 N, or for every one until the work is done before its N-th touch. No hook sees a sync: `sync` is
 `os.fsync` failing at its N-th call, for every N. Nor does one see TensorStore, which writes from
-C++: `limit` makes it fail by a limit on the size of files. `fork` kills a run that goes back to an
+C++: `limit` makes it fail by a limit on the size of files, and `timer` kills at the N-th fiftieth
+of a second, which may be inside of its writes. `fork` kills a run that goes back to an
 old checkpoint at each rename that puts the newer ones aside. A fresh process then looks at what is
 left.
 """
@@ -203,21 +204,21 @@ def killed(
     prepared: Path,
     numbers: Iterator[int],
     work: Callable[[Path], None] = work,
+    *,
+    tick_s: float | None = None,
 ) -> dict[str, str]:
-    """The work killed at its N-th touch, each in a life of its own."""
+    """The work killed at its N-th touch, or at the N-th tick, each in a life of its own."""
     outcomes: dict[str, str] = {}
     for number in numbers:
         place = folder / str(number)
         shutil.copytree(prepared, place)
 
         def live(place: Path = place, number: int = number) -> str:
-            faults = Faults()
-            faults.arm(
-                place,
-                number,
-                lambda _: os.kill(os.getpid(), signal.SIGKILL),
-                is_lasting=False,
-            )
+            if tick_s is None:
+                die = partial(os.kill, os.getpid(), signal.SIGKILL)
+                Faults().arm(place, number, lambda _: die(), is_lasting=False)
+            else:  # its signal ends a process as SIGKILL does: at once
+                signal.setitimer(signal.ITIMER_REAL, number * tick_s)
             work(place)
             return DONE
 
@@ -299,7 +300,8 @@ def report(folder: Path, numbers: list[int]) -> dict[str, dict[str, Any]]:
         return iter(numbers) if numbers else count(1)
 
     def failing(how: str) -> dict[str, str]:
-        return failed(places(how), prepared, chosen(), getattr(errno, how))
+        some = iter(numbers[::2]) if numbers else count(1)
+        return failed(places(how), prepared, some, getattr(errno, how))
 
     def failing_syncs() -> dict[str, str]:
         return failed(places("sync"), prepared, count(1), errno.EIO, of_syncs=True)
@@ -309,6 +311,8 @@ def report(folder: Path, numbers: list[int]) -> dict[str, dict[str, Any]]:
     outcomes = {"kill": killed(places("kill"), prepared, chosen())}
     for how in ("EIO", "ENOSPC"):
         outcomes[how] = _in_a_good_fork(partial(failing, how))
+    ticks = count(1, 5 if numbers else 1)
+    outcomes["timer"] = killed(places("timer"), prepared, ticks, tick_s=0.02)
     outcomes["sync"] = _in_a_good_fork(failing_syncs)
     outcomes["fork"] = killed(places("fork"), prepared_fork, count(1), go_back)
     outcomes["limit"] = _in_a_good_fork(lambda: limited(places("limit"), prepared))

@@ -16,7 +16,7 @@ PROGRAM = Path(__file__).parent / "crashing_savers.py"
 # In the order of the work: folders and files of Orbax's, metadata, the rename that completes the
 # checkpoint, the one that begins the deletion of its predecessor, files of it, the promotion.
 SOME = (2, 6, 10, 14, 17, 18, 25, 36)
-WAYS = ("kill", "EIO", "ENOSPC", "sync", "limit")
+WAYS = ("kill", "timer", "EIO", "ENOSPC", "sync", "limit")
 
 Lives = dict[str, dict[str, Any]]
 
@@ -120,5 +120,6 @@ def test_lives_end_on_both_sides_of_each_step_of_the_work(crashes):
     assert {((1, 2), (1,)), ((1, 2, 3), (1,)), ((1, 3), (1,))} <= states
     leftovers = {name for life in crashes["kill"].values() for name in life["names"] if "." in name}
     assert leftovers == {"step-3.writing", "step-2.removing"}
+    assert any(life["outcome"] == "died" for life in crashes["timer"].values())
     promoted = [life for life in crashes["kill"].values() if life["names"] == ["step-1", "step-3"]]
     assert any(life["outcome"] == "died" for life in promoted)

@@ -13,7 +13,6 @@ import pytest
 from checkpoint_samples import State, state_at
 from restore_samples import (
     HARMS,
-    assert_same,
     assert_state_of,
     begun,
     run,
@@ -74,12 +73,6 @@ def test_a_relative_folder_is_as_good_as_an_absolute_one(tmp_path, monkeypatch, 
     assert step_of(begun(tmp_path / "runs/checkpoints", mesh, config)) == 2
 
 
-def test_an_older_checkpoint_can_be_asked_for(saved, mesh):
-    first = list_checkpoints(str(saved))[0]
-    abstract = jax.eval_shape(lambda: state_at(0))
-    assert_same(restore_checkpoint(first, abstract, mesh=mesh), state_at(2))
-
-
 def test_must_load_finds_a_checkpoint_or_says_where_it_looked(tmp_path, saved, mesh):
     assert step_of(begun(saved, mesh, run(load_checkpoint=True))) == 10
     with pytest.raises(CheckpointError) as caught:
@@ -100,25 +93,19 @@ def test_must_start_fresh_refuses_a_folder_with_a_checkpoint(folder, mesh):
     assert "load_checkpoint=false" in caught.value.given
 
 
-def test_leftovers_alone_are_a_fresh_start_that_names_them(saved, tmp_path, mesh, caplog):
-    shutil.copytree(saved / "step-9", tmp_path / "step-9.writing")
-    shutil.copytree(saved / "step-9", tmp_path / "step-8.removing")
-    shutil.copytree(saved / "step-9", tmp_path / "step-7.damaged-1")
-    before = snapshot(tmp_path)
-    assert step_of(begun(tmp_path, mesh)) == 0
-    for name in ("step-9.writing", "step-8.removing", "step-7.damaged-1"):
-        assert name in caplog.text
-    assert snapshot(tmp_path) == before
-
-
-def test_other_names_beside_a_checkpoint_are_left_alone(folder, mesh):
-    shutil.copytree(folder / "step-10", folder / "step-12.writing")
-    shutil.copytree(folder / "step-10", folder / "step-11.forked-1")
+def test_leftovers_alone_are_a_fresh_start_that_names_them_and_stay(folder, tmp_path, mesh, caplog):
+    asides = ("step-12.writing", "step-8.removing", "step-7.damaged-1", "step-11.forked-1")
+    for name in asides:
+        shutil.copytree(folder / "step-9", folder / name)
+        shutil.copytree(folder / "step-9", tmp_path / "alone" / name)
     (folder / "step-007").mkdir()
     (folder / "notes.txt").write_text("mine")
-    before = names(folder)
+    before = snapshot(tmp_path)
     assert step_of(begun(folder, mesh)) == 10
-    assert names(folder) == before
+    assert not caplog.text
+    assert step_of(begun(tmp_path / "alone", mesh)) == 0
+    assert all(name in caplog.text for name in asides)
+    assert snapshot(tmp_path) == before
 
 
 def test_another_run_is_an_error_and_no_older_checkpoint_is_tried(folder, tmp_path, mesh):
@@ -135,47 +122,39 @@ def test_another_run_is_an_error_and_no_older_checkpoint_is_tried(folder, tmp_pa
     assert snapshot(folder) == before
 
 
-def test_a_schedule_may_change_when_it_is_allowed(saved, mesh, caplog):
+def test_a_schedule_may_change_when_it_is_allowed_and_moves_no_data(saved, tmp_path, mesh, caplog):
     with pytest.raises(CheckpointError) as caught:
         begun(saved, mesh, run(steps=50))
     assert "--allow trainer.steps" in caught.value.fix
     config = run(steps=50, allow_changes=("train.steps",))
     assert step_of(begun(saved, mesh, config)) == 10
     assert "trainer.steps  10     50   schedule" in caplog.text
-
-
-def test_a_name_that_cannot_be_allowed_is_refused_before_anything_is_looked_at(tmp_path, mesh):
-    with pytest.raises(ConfigError) as caught:
-        begun(tmp_path, mesh, run(allow_changes=("*",)))
-    assert "--allow *" in caught.value.given
-
-
-def test_data_that_would_move_is_refused(saved, mesh):
     with pytest.raises(CheckpointError) as caught:
-        begun(saved, mesh, data_offset_at=lambda step: 8 * step)
+        begun(saved, mesh, config, data_offset_at=lambda step: 8 * step)
     assert "examples before step 10  40     80   identity" in caught.value.given
+    # Before anything is looked at:
+    with pytest.raises(ConfigError) as unknown:
+        begun(tmp_path, mesh, run(allow_changes=("*",)))
+    assert "--allow *" in unknown.value.given
 
 
-def test_another_shape_is_refused_with_both(saved, mesh):
-    with pytest.raises(CheckpointError) as caught:
-        begun(saved, mesh, initialize=lambda: state_at(0, columns=16))
-    assert re.search(r"params/w +\(64, 32\) float32 +\(64, 16\) float32\n", caught.value.given)
-
-
-def test_another_dtype_is_refused_and_never_cast(saved, mesh):
+def test_another_shape_or_dtype_is_refused_with_both_and_never_cast(saved, mesh):
     def widened() -> State:
         state = state_at(0)
         params = {name: leaf.astype(jnp.float32) for name, leaf in state.params.items()}
         return dataclasses.replace(state, params=params)
 
-    with pytest.raises(CheckpointError) as caught:
-        begun(saved, mesh, initialize=widened)
-    assert re.search(r"params/bias +\(32,\) bfloat16 +\(32,\) float32\n", caught.value.given)
-    newest = latest_checkpoint(str(saved))
-    assert newest is not None
-    with pytest.raises(CheckpointError) as caught:
-        restore_checkpoint(newest, jax.eval_shape(widened), mesh=mesh)
-    assert re.search(r"params/bias +\(32,\) bfloat16", caught.value.given)
+    for initialize, row in (
+        (lambda: state_at(0, columns=16), r"params/w +\(64, 32\) float32 +\(64, 16\) float32\n"),
+        (widened, r"params/bias +\(32,\) bfloat16 +\(32,\) float32\n"),
+    ):
+        with pytest.raises(CheckpointError) as caught:
+            begun(saved, mesh, initialize=initialize)
+        assert re.search(row, caught.value.given)
+        newest = list_checkpoints(str(saved))[-1]
+        with pytest.raises(CheckpointError) as caught:
+            restore_checkpoint(newest, jax.eval_shape(initialize), mesh=mesh)
+        assert re.search(row, caught.value.given)
 
 
 @pytest.mark.parametrize("impl", ["rbg", "unsafe_rbg"])

@@ -324,15 +324,6 @@ def test_while_a_run_is_sent_a_second_process_for_its_record_has_nothing_to_do(
     assert board_steps(tmp_path) == [(1, 0), (1, 1)]
 
 
-def test_a_process_that_cannot_be_started_is_told(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    (tmp_path / ".sinks.log").symlink_to("elsewhere")
-    begin(tmp_path).finish()
-    assert "could not be started: " in caplog.text
-    assert not (tmp_path / "elsewhere").exists()
-
-
 # ---- Sinks that hang or fail --------------------------------------------------------------------
 
 
@@ -413,7 +404,7 @@ def test_a_sink_that_fails_is_told_with_the_remedy_and_the_other_has_its_rows(
     assert board_steps(tmp_path) == [(1, 0)]
 
 
-def test_a_place_that_cannot_be_written_costs_the_run_nothing(
+def test_places_that_cannot_be_written_cost_the_run_nothing(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "board").write_text("a file")
@@ -426,6 +417,11 @@ def test_a_place_that_cannot_be_written_costs_the_run_nothing(
     (tmp_path / "board").unlink()
     begin(tmp_path).finish()
     assert board_steps(tmp_path) == [(1, 0)]
+    (tmp_path / ".sinks.log").unlink()
+    (tmp_path / ".sinks.log").symlink_to("elsewhere")
+    begin(tmp_path).finish()
+    assert "could not be started: " in caplog.text
+    assert not (tmp_path / "elsewhere").exists()
 
 
 @pytest.mark.parametrize("ending", ["sidecar.finish()", "pass"])
