@@ -38,17 +38,19 @@ from benchmarks.resident_memory import BATCH_SIZE, SEQ_LEN
 from benchmarks.timing import in_turn, phase
 from chomp.data import (
     JsonlSource,
+    LmComponentConfig,
+    LmDataConfig,
+    PackingConfig,
     StoreBuildConfig,
     StreamConfig,
     StreamRows,
-    TextFormat,
     TokenStore,
     build_store,
     documents_of_split,
     source_documents,
     source_fingerprint,
 )
-from chomp.data.packing import PACKING_WINDOW, pack_documents
+from chomp.data.packing import PACKING_WINDOW, PackingRule, pack_documents
 from chomp.kernels.attention.mask import PAD_SEGMENT
 from chomp.tokenize import save_tokenizer, train_bpe
 
@@ -151,10 +153,10 @@ def packing(num_documents: int) -> list[Figure]:
     """Planning packed rows from lengths alone."""
     lengths = web_lengths(500 * num_documents, seed=0)
     windows = [lengths[i : i + PACKING_WINDOW] for i in range(0, len(lengths), PACKING_WINDOW)]
-    rule: dict[str, Any] = {"max_documents": MAX_DOCUMENTS_PER_ROW, "rule": "split"}
+    rule = PackingRule(row_len=SEQ_LEN, max_documents=MAX_DOCUMENTS_PER_ROW, long_documents="split")
     with phase("planning packed rows"):
         begin = time.perf_counter()
-        planned = [pack_documents(window, SEQ_LEN, **rule) for window in windows]
+        planned = [pack_documents(window, rule) for window in windows]
         seconds = time.perf_counter() - begin
     speed = sum(len(window.length) for window in planned) / seconds / 1e6
     positions = SEQ_LEN * sum(len(window.pieces_per_row) for window in planned)
@@ -196,19 +198,15 @@ def _texts_and_tokenizer(folder: Path, num_bytes: int) -> tuple[JsonlSource, str
 
 def _stream_speed(path: Path, mode: Literal["concat", "packed"], num_tokens: int) -> float:
     """Tokens a second; positions that hold none do not count."""
-    stream = StreamRows(
-        JsonlSource(paths=(str(path),)),
-        TextFormat(),
-        TOKENIZER,
-        name="web",
-        seq_len=SEQ_LEN,
-        seed=0,
+    source = JsonlSource(paths=(str(path),))
+    packing = PackingConfig(max_documents_per_row=MAX_DOCUMENTS_PER_ROW)
+    data = LmDataConfig(
+        components={"web": LmComponentConfig(source=source, stream=StreamConfig())},
         packing_mode=mode,
-        max_documents_per_row=MAX_DOCUMENTS_PER_ROW,
-        long_documents="split",
+        packing=packing if mode == "packed" else None,
         validation_fraction=VALIDATION_FRACTION,
-        config=StreamConfig(),
     )
+    stream = StreamRows("web", data, TOKENIZER, seq_len=SEQ_LEN, seed=0)
     batches = num_tokens // (BATCH_SIZE * SEQ_LEN)
     try:
         with phase(f"a stream, {mode} rows"):

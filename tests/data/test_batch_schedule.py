@@ -82,9 +82,3 @@ def test_schedules_that_make_no_sense_are_refused(sizes, allowed: str):
         BatchSchedule(sizes)
     assert caught.value.given == f"train.batch_size={sizes}"
     assert caught.value.allowed.startswith(allowed)
-
-
-def test_a_step_without_micro_batches_is_refused():
-    with pytest.raises(ConfigError) as caught:
-        BatchSchedule(8, grad_accum=0)
-    assert caught.value.given == "train.grad_accum=0"

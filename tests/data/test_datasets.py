@@ -340,7 +340,7 @@ def test_a_component_of_a_later_stage_alone_is_opened(folder: Path):
 @pytest.mark.parametrize(
     ("weights", "told", "fix"),
     [
-        ({"a": 1.0, "b": 1.0, "c": 1.0}, "unknown component 'c'", "components"),
+        ({"a": 1.0, "b": 1.0, "c": 1.0}, "data.stages[1].weights with 'c'", "components"),
         ({"a": 1.0}, "data.stages[1].weights without 'b'", "add b: 0"),
     ],
 )

@@ -149,13 +149,6 @@ def test_a_component_smaller_than_a_window_is_shuffled_all_over():
 # What is refused.
 
 
-def test_a_component_without_rows_is_refused_by_name():
-    with pytest.raises(DataError) as caught:
-        order_of(0)
-    assert "component 'web'" in caught.value.given
-    assert "0 rows" in caught.value.given
-
-
 def test_a_row_that_is_not_there_has_no_position():
     for shuffle in (True, False, BlockShuffleConfig()):
         with pytest.raises(DataError) as caught:

@@ -11,9 +11,9 @@ from chomp.config import Config, setting
 from chomp.data.formats import Format, TextFormat
 from chomp.data.mixture import StopStrategy
 from chomp.data.order import BlockShuffleConfig
-from chomp.data.packing import LongDocuments
+from chomp.data.packing import LongDocuments, PackingRule
 from chomp.data.sources import Source
-from chomp.errors import require
+from chomp.errors import ConfigError, require
 from chomp.storage import exists
 from chomp.tokenize import (
     MIN_BPE_VOCAB_SIZE,
@@ -61,20 +61,20 @@ class TokenizerConfig(Config):
     path: str | None = setting(default=None, mark="cosmetic", is_versioned=True)
 
     def __post_init__(self) -> None:
-        for kind, needed in (("json", "file"), ("hub", "name")):
-            require(
-                self.kind != kind or bool(getattr(self, needed)) or self.path is not None,
-                f"data.tokenizer.kind={kind} without data.tokenizer.{needed}",
-                allowed="the path of a tokenizer.json" if kind == "json" else "a name on the hub",
-                fix=f"set data.tokenizer.{needed}",
-            )
+        needed = {"json": "file", "hub": "name"}.get(self.kind)
+        require(
+            needed is None or bool(getattr(self, needed)) or self.path is not None,
+            f"data.tokenizer.kind={self.kind} without data.tokenizer.{needed}",
+            allowed="the path of a tokenizer.json, or a name on the hub",
+            fix=f"set data.tokenizer.{needed}",
+        )
+        used = _TOKENIZER_FIELDS[self.kind]
         for other in fields(self):
-            is_read = other.name in ("kind", "path", *_TOKENIZER_FIELDS[self.kind])
             value = getattr(self, other.name)
             require(
-                is_read or value == other.default,
+                other.name in ("kind", "path", *used) or value == other.default,
                 f"data.tokenizer.{other.name}={value} with data.tokenizer.kind={self.kind}",
-                allowed=f"{', '.join(sorted(_TOKENIZER_FIELDS[self.kind])) or 'no other field'}",
+                allowed=", ".join(sorted(used)) or "no other field",
                 fix=f"remove {other.name}, or choose a kind that uses it",
             )
 
@@ -84,8 +84,7 @@ class TokenizerConfig(Config):
         if self.kind == "byte":
             return ByteTokenizer.vocab_size
         if self.kind == "json" and self.file is not None and exists(self.file):
-            found = tokenizer_from_json_file(self.file, eos=self.eos, bos=self.bos)
-            return found.vocab_size
+            return tokenizer_from_json_file(self.file, eos=self.eos, bos=self.bos).vocab_size
         return self.vocab_size if self.kind == "bpe" else None
 
     def load(self) -> Tokenizer:
@@ -179,10 +178,6 @@ class PackingConfig(Config):
     max_documents_per_row: int | None = setting(default=None, ge=1, le=2**20)
     long_documents: LongDocuments = "split"  # than a row: split them, truncate them or drop them
 
-    def documents_per_row(self, seq_len: int) -> int:
-        """The bound for rows of that length."""
-        return self.max_documents_per_row or max(64, seq_len // 32)
-
 
 @dataclass(frozen=True, kw_only=True)
 class LmDataConfig(Config):
@@ -217,38 +212,6 @@ class LmDataConfig(Config):
             allowed="data.packing with data.packing_mode=packed",
             fix="set data.packing_mode=packed, or remove data.packing",
         )
-        self._add_validation_sets()
-        require(
-            "ema" not in self.components,
-            "a component named 'ema'",
-            allowed="any other name: eval/ema/* is for the averaged weights",
-            fix="rename the component",
-        )
-        for name in self.components:
-            require(
-                name != "" and name == name.strip(" /"),
-                f"data.components with the name {name!r}",
-                allowed="names that do not start or end with a space or a slash",
-                fix='name each component for what it holds, such as "code"; '
-                "the name is part of paths and metrics",
-            )
-        streams = [name for name, part in self.components.items() if part.stream is not None]
-        require(
-            self.stop_strategy == "restart" or not streams,
-            f"data.stop_strategy={self.stop_strategy} with the stream {streams[:1]}",
-            allowed="data.stop_strategy=restart: the length of a stream is not known in advance",
-            fix="set data.stop_strategy=restart, or train from a token store",
-        )
-        self._check_stages()
-        require(
-            not self.components or bool(self.stages) or any(self.weights.values()),
-            f"data.components, all with weight 0: {', '.join(sorted(self.components))}",
-            allowed="at least one weight above 0; a component with weight 0 is only evaluated",
-            fix="set a weight above 0 for the components to train on",
-        )
-
-    def _add_validation_sets(self) -> None:
-        """Add each validation set to the components, with weight 0."""
         components = dict(self.components)
         for name, part in self.validation.items():
             require(
@@ -274,47 +237,67 @@ class LmDataConfig(Config):
                 fix="rename one of them",
             )
             components[name] = component
-        if self.validation:
-            object.__setattr__(self, "components", components)
-
-    def _check_stages(self) -> None:
-        """An unknown name is a typing error; one that is left out would vanish without a word."""
-        trained = sorted(self.components.keys() - self.validation.keys())
+        object.__setattr__(self, "components", components)
+        require(
+            "ema" not in components,
+            "a component named 'ema'",
+            allowed="any other name: eval/ema/* is for the averaged weights",
+            fix="rename the component",
+        )
+        for name, component in components.items():
+            require(
+                name != "" and name == name.strip(" /"),
+                f"data.components with the name {name!r}",
+                allowed="names that do not start or end with a space or a slash",
+                fix='name each component for what it holds, such as "code"; '
+                "the name is part of paths and metrics",
+            )
+            require(
+                self.stop_strategy == "restart" or component.stream is None,
+                f"data.stop_strategy={self.stop_strategy} with the stream {name!r}",
+                allowed="data.stop_strategy=restart: the length of a stream is not known",
+                fix="set data.stop_strategy=restart, or train from a token store",
+            )
+        # An unknown name is a typing error; one that is left out would vanish without a word.
+        trained = sorted(components.keys() - self.validation.keys())
         listed = f"a weight for each of the components {', '.join(trained)}"
         for number, stage in enumerate(self.stages):
             given = f"data.stages[{number}].weights"
-            for name in stage.weights:
-                require(
-                    name in self.components,
-                    f"{given} with the unknown component {name!r}",
-                    allowed=listed,
-                    fix="correct the name, or add the component to data.components",
-                )
-                require(
-                    name not in self.validation,
-                    f"{given} with the validation set {name!r}",
+            if unknown := sorted(stage.weights.keys() - set(trained)):
+                raise ConfigError(
+                    f"{given} with {unknown[0]!r}, which is not trained on",
                     allowed=f"{listed}; a validation set is never trained on",
-                    fix=f"remove {name}",
+                    fix="correct the name, remove it, or add the component to data.components",
                 )
-            for name in trained:
-                require(
-                    name in stage.weights,
-                    f"{given} without {name!r}",
+            if missing := [name for name in trained if name not in stage.weights]:
+                raise ConfigError(
+                    f"{given} without {missing[0]!r}",
                     allowed=listed,
-                    fix=f"add {name}: 0 to leave it out of this stage",
+                    fix=f"add {missing[0]}: 0 to leave it out of this stage",
                 )
-            require(
-                any(stage.weights.values()),
-                f"{given} that are all 0",
-                allowed=f"{listed}, at least one above 0",
-                fix="set a weight above 0 for the components to train on in this stage",
-            )
         starts = [stage.start_step for stage in self.stages]
         require(
             starts[:1] in ([], [0]) and all(a < b for a, b in pairwise(starts)),
             f"data.stages that start at the steps {starts}",
             allowed="a first stage at step 0, each next one later",
             fix="sort the stages by start_step, the first with start_step: 0",
+        )
+        weights = [stage.weights for stage in self.stages] or [self.weights]
+        require(
+            not components or all(any(each.values()) for each in weights),
+            f"data.components {', '.join(sorted(components))}, all with weight 0"
+            f"{' in a stage' if self.stages else ''}",
+            allowed="at least one weight above 0; a component with weight 0 is only evaluated",
+            fix="set a weight above 0 for the components to train on",
+        )
+
+    def packing_rule(self, seq_len: int) -> PackingRule:
+        """How documents share rows of that length, where rows are packed."""
+        packing = self.packing or PackingConfig()
+        return PackingRule(
+            row_len=seq_len,
+            max_documents=packing.max_documents_per_row or max(64, seq_len // 32),
+            long_documents=packing.long_documents,
         )
 
     @property

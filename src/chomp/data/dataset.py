@@ -7,31 +7,30 @@ stands is a small state that goes into the checkpoint.
 
 import hashlib
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
 from typing import Any, TypeVar
 
 import numpy as np
-from jaxtyping import Bool, Int
+from jaxtyping import Int
 
 from chomp.config import fingerprint
 from chomp.data.config import LmDataConfig, PackingConfig
 from chomp.data.contamination import keys_of_sets, sets_fingerprint, validation_sets
-from chomp.data.documents import Document, Split, documents_of_split
+from chomp.data.documents import Split, documents_of_split
 from chomp.data.examples import GrugLmExample, RowLimits
 from chomp.data.forecast import Forecast, forecast
 from chomp.data.mixture import BatchSchedule, Mixture, mixture_length, require_served
 from chomp.data.order import RowOrder
-from chomp.data.packing import PackingRule
 from chomp.data.rows import ConcatRows, PackedRows, RowBatch, Rows
 from chomp.data.sources import source_fingerprint
 from chomp.data.store.build import encode_documents
 from chomp.data.store.store import TokenStore
-from chomp.data.stream import RetriedDocuments, StreamRows
-from chomp.errors import DataError, StorageError, require
-from chomp.kernels.attention.mask import PAD_SEGMENT
+from chomp.data.stream import StreamDocuments, StreamRows
+from chomp.errors import ConfigError, DataError, StorageError
 from chomp.storage import is_local
 from chomp.tokenize import Tokenizer
 
@@ -44,69 +43,17 @@ T = TypeVar("T")
 _PROMPT_DOCUMENTS = 50
 
 
+@dataclass(frozen=True, kw_only=True)
 class StoreComponent:
     """A component whose tokens are in a store: any row at any time."""
 
-    def __init__(self, rows: Rows, order: RowOrder) -> None:
-        self.rows = rows
-        self.order = order
+    rows: Rows
+    order: RowOrder
 
     @property
     def num_rows(self) -> int:
         """Rows of one epoch."""
         return self.rows.num_rows
-
-    def read(self, positions: Int[np.ndarray, " N"], is_kept: Bool[np.ndarray, " N"]) -> RowBatch:
-        """The kept ones of the rows at those positions, which run on over the epochs."""
-        return self.rows.read(self.order.rows(positions[is_kept]))
-
-    def fingerprint(self) -> str:
-        """SHA-256 of what the store is made from and of its content, wherever its files were."""
-        return self.rows.store.manifest.fingerprint()
-
-
-class StreamComponent:
-    """A component without a store: its rows come once, in order."""
-
-    def __init__(self, rows: StreamRows, identity: str) -> None:
-        self._rows = rows
-        self._identity = identity
-        self.rows_served = 0  # so far
-
-    def read(self, positions: Int[np.ndarray, " N"], is_kept: Bool[np.ndarray, " N"]) -> RowBatch:
-        """The kept ones of the next rows, which have to be those at the positions."""
-        if len(positions) and positions[0] != self.rows_served:
-            raise DataError(
-                f"row {positions[0]} of the stream {self._rows.name!r}, whose next row is "
-                f"{self.rows_served}",
-                allowed="the rows of a stream in order",
-                fix="restore the state that was saved with the step to continue from",
-            )
-        found = self._rows.read(len(positions))
-        self.rows_served += len(positions)
-        weights = found.loss_weights
-        return RowBatch(
-            tokens=found.tokens[is_kept],
-            segment_ids=found.segment_ids[is_kept],
-            loss_weights=None if weights is None else weights[is_kept],
-        )
-
-    def fingerprint(self) -> str:
-        """SHA-256 of what the stream is read from and how."""
-        return self._identity
-
-    def state(self) -> dict[str, Any]:
-        """Where the stream stands."""
-        return {"rows_served": self.rows_served, **self._rows.state()}
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from a state."""
-        self._rows.restore(state)
-        self.rows_served = state["rows_served"]
-
-    def close(self) -> None:
-        """End the stream's thread."""
-        self._rows.close()
 
 
 class TrainDataset:
@@ -127,31 +74,35 @@ class TrainDataset:
         self.seq_len = seq_len
         self._seed = seed
         self._eos_id = tokenizer.eos_id
-        self.components: dict[str, StoreComponent | StreamComponent] = {
-            name: open_component(name, config, tokenizer, seq_len=seq_len, seed=seed)
-            for name in self.mixture.names
-        }
+        self.components: dict[str, StoreComponent | StreamRows] = {}  # in the order of names
+        self.stores: dict[str, StoreComponent] = {}
+        self.streams: dict[str, StreamRows] = {}
+        # SHA-256 of what each component is made from and of its content, wherever its files were.
+        self._fingerprints: dict[str, str] = {}
+        for name in self.mixture.names:
+            if config.components[name].stream is None:
+                rows = _training_rows(name, config, tokenizer, seq_len)
+                order = RowOrder(rows.num_rows, seed=seed, name=name, shuffle=config.shuffle)
+                self.components[name] = self.stores[name] = StoreComponent(rows=rows, order=order)
+                self._fingerprints[name] = rows.store.manifest.fingerprint()
+            else:
+                stream, identity = _open_stream(name, config, tokenizer, seq_len, seed)
+                self.components[name] = self.streams[name] = stream
+                self._fingerprints[name] = identity
 
     @property
     def num_rows(self) -> dict[str, int]:
         """Rows of one epoch of every component that has a store."""
-        return {
-            name: component.num_rows
-            for name, component in self.components.items()
-            if isinstance(component, StoreComponent)
-        }
+        return {name: store.num_rows for name, store in self.stores.items()}
 
     @property
     def is_local(self) -> bool:
         """Whether every store is on a disk of this machine, or mounted like one."""
-        stored = [part for part in self.components.values() if isinstance(part, StoreComponent)]
-        return all(is_local(part.rows.store.path) for part in stored)
+        return all(is_local(store.rows.store.path) for store in self.stores.values())
 
     @property
     def num_examples(self) -> int | None:
         """How many examples the stop strategy allows; None: without end."""
-        if self.config.stop_strategy == "restart":
-            return None
         return mixture_length(self.mixture, self.num_rows, self.config.stop_strategy)
 
     def examples(
@@ -170,12 +121,16 @@ class TrainDataset:
         # Where each example goes in what is returned; -1: it is not kept.
         place = np.full(stop - start, -1)
         place[keep] = np.arange(len(keep))
-        rows = empty_rows(len(keep), self.seq_len)
+        rows = RowBatch.empty(len(keep), self.seq_len)
         weights: np.ndarray | None = None
         for i, component in enumerate(self.components.values()):
             mine = np.flatnonzero(components == i)
-            found = component.read(positions[mine], place[mine] >= 0)
-            target = place[mine][place[mine] >= 0]
+            is_kept = place[mine] >= 0
+            target, wanted = place[mine][is_kept], positions[mine]
+            if isinstance(component, StoreComponent):
+                found = component.rows.read(component.order.rows(wanted[is_kept]))
+            else:
+                found = component.read_at(wanted).take(is_kept)
             rows.tokens[target], rows.segment_ids[target] = found.tokens, found.segment_ids
             if found.loss_weights is not None:
                 weights = np.ones(rows.tokens.shape, np.float32) if weights is None else weights
@@ -184,9 +139,8 @@ class TrainDataset:
 
     def examples_of(self, rows: RowBatch) -> GrugLmExample:
         """Rows as training examples."""
-        return examples_of(
-            rows, self.config, eos_id=self._eos_id, train_on_eos=self.config.train_on_eos
-        )
+        train_on_eos = self.config.train_on_eos
+        return _examples_of(rows, self.config, eos_id=self._eos_id, train_on_eos=train_on_eos)
 
     def forecast(self, total_steps: int) -> Forecast:
         """What a run of so many steps reads, by stage and component."""
@@ -218,25 +172,15 @@ class TrainDataset:
             config.shuffle,
         )
         digest = hashlib.sha256(repr(parts).encode())
+        fingerprints = {**(others or {}), **self._fingerprints}
         for name in mixture.names:
-            component = self.components.get(name)
-            found = (others or {})[name] if component is None else component.fingerprint()
-            digest.update(found.encode())
+            digest.update(fingerprints[name].encode())
         return digest.hexdigest()
 
     def epochs(self, examples: int) -> dict[str, float]:
         """How many times each stored component was read once that many examples are served."""
         counts = dict(zip(self.mixture.names, self.mixture.counts_before(examples), strict=True))
         return {name: counts[name] / rows for name, rows in self.num_rows.items()}
-
-    @property
-    def streams(self) -> dict[str, StreamComponent]:
-        """The components that are streams."""
-        return {
-            name: component
-            for name, component in self.components.items()
-            if isinstance(component, StreamComponent)
-        }
 
     def stream_states(self) -> dict[str, Any] | None:
         """Where the streams stand after the examples served so far; None without streams."""
@@ -281,33 +225,32 @@ def build_train_dataset(
     component with a weight never comes, and warns of text that is repeated too often.
     """
     dataset = TrainDataset(config, tokenizer, seq_len=seq_len, seed=seed, batches=batches)
-    if total_steps is not None:
-        mixture_of(config, batches, total_steps=total_steps)
-        needed, available = batches.examples_before(total_steps), dataset.num_examples
-        if available is not None:
-            # The last step whose examples are all there.
-            steps = batches.step_of(available)
-            allowed, fix = f"at most {steps} steps", f"set train.steps={steps}"
-            if steps == 0:
-                first = batches.examples(0)
-                allowed = f"data for at least one step, which takes {first} examples"
-                fix = "add documents, lower train.batch_size or train.seq_len"
-            require(
-                needed <= available,
-                f"train.steps={total_steps}, which take {needed} examples, with "
-                f"data.stop_strategy={config.stop_strategy}, which gives {available}",
-                allowed=allowed,
-                fix=f"{fix}, or set data.stop_strategy=restart to read components again",
+    if total_steps is None:
+        return dataset
+    needed, available = batches.examples_before(total_steps), dataset.num_examples
+    require_served(dataset.mixture, needed)
+    if available is not None and needed > available:
+        # The last step whose examples are all there.
+        steps = batches.step_of(available)
+        allowed, fix = f"at most {steps} steps", f"set train.steps={steps}"
+        if steps == 0:
+            allowed = f"data for at least one step, which takes {batches.examples(0)} examples"
+            fix = "add documents, lower train.batch_size or train.seq_len"
+        raise ConfigError(
+            f"train.steps={total_steps}, which take {needed} examples, with "
+            f"data.stop_strategy={config.stop_strategy}, which gives {available}",
+            allowed=allowed,
+            fix=f"{fix}, or set data.stop_strategy=restart to read components again",
+        )
+    for number, stage in enumerate(config.stages):
+        if stage.start_step >= total_steps:
+            log.warning(
+                "data.stages[%d] starts at step %d, and the run has %d steps",
+                *(number, stage.start_step, total_steps),
             )
-        for number, stage in enumerate(config.stages):
-            if stage.start_step >= total_steps:
-                log.warning(
-                    "data.stages[%d] starts at step %d, and the run has %d steps",
-                    *(number, stage.start_step, total_steps),
-                )
-        if not dataset.streams:  # how long an epoch of a stream is, nobody knows
-            for warning in dataset.forecast(total_steps).warnings():
-                log.warning(warning)
+    if not dataset.streams:  # how long an epoch of a stream is, nobody knows
+        for warning in dataset.forecast(total_steps).warnings():
+            log.warning(warning)
     return dataset
 
 
@@ -331,7 +274,7 @@ def mixture_of(
     return mixture
 
 
-def examples_of(
+def _examples_of(
     rows: RowBatch, config: LmDataConfig, *, eos_id: int, train_on_eos: bool
 ) -> GrugLmExample:
     """Rows as examples, by the rules of a data config."""
@@ -346,44 +289,29 @@ def examples_of(
     )
 
 
-def empty_rows(count: int, seq_len: int) -> RowBatch:
-    """Rows that count for nothing."""
-    return RowBatch(
-        tokens=np.zeros((count, seq_len), np.int32),
-        segment_ids=np.full((count, seq_len), PAD_SEGMENT, np.int32),
-    )
-
-
-def open_component(
-    name: str, config: LmDataConfig, tokenizer: Tokenizer, *, seq_len: int, seed: int
-) -> StoreComponent | StreamComponent:
-    """A component by its config, with its store or stream open."""
+def _open_stream(
+    name: str, config: LmDataConfig, tokenizer: Tokenizer, seq_len: int, seed: int
+) -> tuple[StreamRows, str]:
+    """The rows of a stream, and the SHA-256 of what it is read from and how."""
     component = config.components[name]
-    packing = config.packing or PackingConfig()
-    if component.stream is not None:
-        source = component.required_source(name)
-        sets = validation_sets(
-            config, lambda name, source: source_fingerprint(source, component=name)
-        )
-        rows = StreamRows(
-            source,
-            component.format,
-            tokenizer,
-            name=name,
-            seq_len=seq_len,
-            seed=seed,
-            packing_mode="packed" if config.packing_mode == "packed" else "concat",
-            max_documents_per_row=packing.documents_per_row(seq_len),
-            long_documents=packing.long_documents,
-            validation_fraction=config.validation_fraction,
-            kept_out={} if config.allow_contamination else keys_of_sets(sets),
-            config=component.stream,
-        )
-        parts: list[Any] = [source_fingerprint(source), tokenizer.content_hash, component.format]
-        parts += [component.stream.window_documents, component.stream.shuffle]
-        if sets:
-            parts.append(sets_fingerprint(sets, allow_contamination=config.allow_contamination))
-        return StreamComponent(rows, fingerprint(parts))
+    assert component.stream is not None
+    sets = validation_sets(config, lambda name, source: source_fingerprint(source, component=name))
+    parts: list[Any] = [
+        source_fingerprint(component.required_source(name)),
+        tokenizer.content_hash,
+        component.format,
+        component.stream.window_documents,
+        component.stream.shuffle,
+    ]
+    if sets:
+        parts.append(sets_fingerprint(sets, allow_contamination=config.allow_contamination))
+    kept_out = {} if config.allow_contamination else keys_of_sets(sets)
+    stream = StreamRows(name, config, tokenizer, seq_len=seq_len, seed=seed, kept_out=kept_out)
+    return stream, fingerprint(parts)
+
+
+def _training_rows(name: str, config: LmDataConfig, tokenizer: Tokenizer, seq_len: int) -> Rows:
+    """The rows of a component with a store, which is opened."""
     store = open_store(name, config, "train", tokenizer)
     if not store.has_counted_tokens():
         raise DataError(
@@ -391,25 +319,17 @@ def open_component(
             allowed="a train split with a token that counts for the loss",
             fix=f"correct the weights in its source, or leave out data.components.{name}",
         )
-    stored: Rows
     if config.packing_mode == "concat":
-        stored = ConcatRows(store, seq_len)
-    else:
-        rule = PackingRule(
-            row_len=seq_len,
-            max_documents=packing.documents_per_row(seq_len),
-            long_documents=packing.long_documents,
+        return ConcatRows(store, seq_len)
+    rule = config.packing_rule(seq_len)
+    rows = PackedRows(store, rule)
+    if dropped := rows.figures["dropped_tokens"]:
+        log.warning(
+            "component %r: %d documents are longer than a row, and %d of their tokens are left "
+            "out (data.packing.long_documents=%s)",
+            *(name, rows.figures["long_documents"], dropped, rule.long_documents),
         )
-        stored = PackedRows(store, rule)
-        if stored.figures.dropped_tokens:
-            log.warning(
-                "component %r: %d documents are longer than a row, and %d of their tokens are left "
-                "out (data.packing.long_documents=%s)",
-                *(name, stored.figures.long_documents, stored.figures.dropped_tokens),
-                packing.long_documents,
-            )
-    order = RowOrder(stored.num_rows, seed=seed, name=name, shuffle=config.shuffle)
-    return StoreComponent(stored, order)
+    return rows
 
 
 def open_store(name: str, config: LmDataConfig, split: Split, tokenizer: Tokenizer) -> TokenStore:
@@ -428,29 +348,31 @@ def open_store(name: str, config: LmDataConfig, split: Split, tokenizer: Tokeniz
         error.within(f"component {name!r}")
         raise
     # Two stores that were split in different ways may share documents: held out from nothing.
-    found, fraction = store.manifest.identity, config.held_out_fraction(name)
-    if (found.split, found.validation_fraction) == (split, fraction):
-        return store
-    if fraction == 1.0 and (found.split, found.validation_fraction) == (
-        "validation",
-        config.validation_fraction,
-    ):
-        # Built before weight 0 meant all of it; none of it was trained on.
-        log.warning(
-            "component %r is evaluated IN PART: its store %s holds %s of its documents",
-            *(name, store.path, f"{found.validation_fraction:.0%}"),
-        )
+    identity, fraction = store.manifest.identity, config.held_out_fraction(name)
+    found = identity.split, identity.validation_fraction
+    if found == (split, fraction):
         return store
     allowed = f"the {split} split at data.validation_fraction={fraction}"
     fix = "name the store of that split, or set the data.validation_fraction it was built with"
     if fraction == 1.0:
-        allowed = "a store of all its documents (validation_fraction=1.0): with weight 0 it is "
-        allowed += "never trained on and evaluated whole"
-        fix = f"leave out data.components.{name}.{split}_store to have it built; "
-        fix += "`chomp eval RUN --data NAME=FOLDER` evaluates any store"
+        if found == ("validation", config.validation_fraction):
+            # Built before weight 0 meant all of it; none of it was trained on.
+            log.warning(
+                "component %r is evaluated IN PART: its store %s holds %s of its documents",
+                *(name, store.path, f"{found[1]:.0%}"),
+            )
+            return store
+        allowed = (
+            "a store of all its documents (validation_fraction=1.0): with weight 0 it is never "
+            "trained on and evaluated whole"
+        )
+        fix = (
+            f"leave out data.components.{name}.{split}_store to have it built; `chomp eval RUN "
+            "--data NAME=FOLDER` evaluates any store"
+        )
     raise DataError(
-        f"component {name!r}: {split}_store {store.path} is the {found.split} "
-        f"split at validation_fraction={found.validation_fraction}",
+        f"component {name!r}: {split}_store {store.path} is the {found[0]} split at "
+        f"validation_fraction={found[1]}",
         allowed=allowed,
         fix=fix,
     )
@@ -507,21 +429,18 @@ class EvalDataset:
                 allowed="a prompt from a component with held-out documents",
                 fix="choose another component, or raise data.validation_fraction",
             )
-        for place in range(number, number + min(count, _PROMPT_DOCUMENTS)):
-            start, end = store.documents.span(place % count)
-            if end - 1 - start >= num_tokens:
-                start = end - 1 - num_tokens if is_tail else start
-                return store.read(np.asarray([start]), np.asarray([num_tokens])).tolist()
-        start, end = store.documents.span(number % count)
-        return store.read(np.asarray([start]), np.asarray([max(end - 1 - start, 1)])).tolist()
+        last = number + min(count, _PROMPT_DOCUMENTS)
+        spans = [store.documents.span(place % count) for place in range(number, last)]
+        start, end = _long_enough(spans, num_tokens, 0, lambda span: span[1] - span[0] - 1)
+        return _read_prompt(store, start, max(end - start - 1, 1), num_tokens, is_tail=is_tail)
 
     def read(self, rows: Int[np.ndarray, " K"], batch_size: int) -> EvalRows:
         """Those rows, at most `batch_size`, filled up with rows that count for nothing.
 
         Raises `DataError` for rows that the dataset's limits do not allow.
         """
-        found = _fill(self._rows.read(rows), batch_size)
-        made = examples_of(found, self._config, eos_id=self._eos_id, train_on_eos=True)
+        found = self._rows.read(rows).padded_to(batch_size)
+        made = _examples_of(found, self._config, eos_id=self._eos_id, train_on_eos=True)
 
         def row_name(row: int) -> str:
             return f"held-out row {rows[row]} of component {self.name!r}"
@@ -549,21 +468,6 @@ def build_eval_datasets(
     ]
 
 
-def _fill(rows: RowBatch, count: int) -> RowBatch:
-    """The rows, and empty ones behind them up to `count`."""
-    lacking = count - len(rows.tokens)
-    if lacking == 0:  # most batches: nothing is copied
-        return rows
-    empty = empty_rows(lacking, rows.tokens.shape[1])
-    weights, firsts = rows.loss_weights, rows.first_documents
-    return RowBatch(
-        tokens=np.concatenate([rows.tokens, empty.tokens]),
-        segment_ids=np.concatenate([rows.segment_ids, empty.segment_ids]),
-        loss_weights=None if weights is None else np.pad(weights, [(0, lacking), (0, 0)]),
-        first_documents=None if firsts is None else np.pad(firsts, (0, lacking)),
-    )
-
-
 class TrainedTexts:
     """The first training documents of the component that a run has most of.
 
@@ -576,7 +480,7 @@ class TrainedTexts:
         weights = config.weights
         self.name = max(sorted(weights), key=weights.__getitem__)
         # Of a stream: how long each head and tail is, and those of each document.
-        self._read: tuple[int, list[tuple[list[int], list[int]]]] = (0, [])
+        self._ends: tuple[int, list[tuple[list[int], list[int]]]] = (0, [])
 
     def prompt(self, num_tokens: int, number: int = 0, *, is_tail: bool = False) -> list[int]:
         """The first tokens of document `number`, counted around, or of the next long enough.
@@ -585,44 +489,37 @@ class TrainedTexts:
         that ends a document is never among them.
         """
         if self._config.components[self.name].stream is None:
-            start, length = _long_enough(self._spans, num_tokens, number, lambda span: span[1])
-            taken = min(length, num_tokens)
-            start += length - taken if is_tail else 0
-            return self._store.read(np.asarray([start]), np.asarray([taken])).tolist()
-        found = self._of_stream(num_tokens)
-        head, tail = _long_enough(found, num_tokens, number, lambda ends: len(ends[0]))
+            store, spans = self._spans
+            start, length = _long_enough(spans, num_tokens, number, lambda span: span[1])
+            return _read_prompt(store, start, length, num_tokens, is_tail=is_tail)
+        if num_tokens > self._ends[0]:
+            self._ends = (num_tokens, self._read_ends(num_tokens))
+        head, tail = _long_enough(self._ends[1], num_tokens, number, lambda ends: len(ends[0]))
         return tail[-num_tokens:] if is_tail else head[:num_tokens]
 
     @cached_property
-    def _store(self) -> TokenStore:
-        return open_store(self.name, self._config, "train", self._tokenizer)
-
-    @cached_property
-    def _spans(self) -> list[tuple[int, int]]:
+    def _spans(self) -> tuple[TokenStore, list[tuple[int, int]]]:
         """Where each document begins and how long it is without its end; of those with a token.
 
         Documents may be books: only what a sample begins with is read.
         """
-        documents = self._store.documents
-        ends = [documents.span(number) for number in range(min(len(documents), _PROMPT_DOCUMENTS))]
-        spans = [(start, end - start - 1) for start, end in ends if end - start > 1]
-        return self._some(spans)
+        store = open_store(self.name, self._config, "train", self._tokenizer)
+        count = min(len(store.documents), _PROMPT_DOCUMENTS)
+        spans = [store.documents.span(number) for number in range(count)]
+        return store, self._some([(a, b - a - 1) for a, b in spans if b - a > 1])
 
-    def _of_stream(self, num_tokens: int) -> list[tuple[list[int], list[int]]]:
-        """The first and last tokens of each document; read again where more are asked."""
-        if num_tokens > self._read[0] or not self._read[1]:
-            fraction = self._config.validation_fraction
-            trained = documents_of_split(self._source_documents(), "train", fraction)
-            # One by one, so that no more than one document is held whole.
-            whole = (
-                encode_documents([each], self._tokenizer).ids[:-1]
-                for each in islice(trained, _PROMPT_DOCUMENTS)
-            )
-            ends = [
-                (ids[:num_tokens].tolist(), ids[-num_tokens:].tolist()) for ids in whole if len(ids)
-            ]
-            self._read = (num_tokens, self._some(ends))
-        return self._read[1]
+    def _read_ends(self, num_tokens: int) -> list[tuple[list[int], list[int]]]:
+        """The first and last tokens of each document of a stream, from its source's beginning."""
+        fraction, found = self._config.validation_fraction, []
+        with closing(StreamDocuments(self.name, self._config)) as located:
+            documents = (document for _, document in located)
+            trained = documents_of_split(documents, "train", fraction)
+            for each in islice(trained, _PROMPT_DOCUMENTS):
+                # One by one, so that no more than one document is held whole.
+                ids = encode_documents([each], self._tokenizer).ids[:-1]
+                if len(ids):
+                    found.append((ids[:num_tokens].tolist(), ids[-num_tokens:].tolist()))
+        return self._some(found)
 
     def _some(self, found: list[T]) -> list[T]:
         if not found:
@@ -634,25 +531,16 @@ class TrainedTexts:
             )
         return found
 
-    def _source_documents(self) -> Iterator[Document]:
-        """From the beginning of the source: where the run's own reader stands does not matter."""
-        component = self._config.components[self.name]
-        assert component.stream is not None
-        documents = RetriedDocuments(
-            component.required_source(self.name),
-            component.format,
-            name=self.name,
-            max_retries=component.stream.max_retries,
-            retry_delay_s=component.stream.retry_delay_s,
-        )
-        try:
-            for located in documents:
-                yield located.document
-        finally:
-            documents.close()
-
 
 def _long_enough(found: Sequence[T], num_tokens: int, number: int, length: Callable[[T], int]) -> T:
     """The one with that number, counted around, or the next of so many tokens; else itself."""
     from_there = [found[(number + place) % len(found)] for place in range(len(found))]
     return next((each for each in from_there if length(each) >= num_tokens), from_there[0])
+
+
+def _read_prompt(
+    store: TokenStore, start: int, length: int, num_tokens: int, *, is_tail: bool
+) -> list[int]:
+    taken = min(length, num_tokens)
+    start += length - taken if is_tail else 0
+    return store.read(np.asarray([start]), np.asarray([taken])).tolist()

@@ -9,7 +9,7 @@ from itertools import pairwise
 
 from rich.table import Table
 
-from chomp.data.mixture import BatchSchedule, Mixture, require_rows
+from chomp.data.mixture import BatchSchedule, Mixture
 
 # Up to about four readings of the same text are nearly as good as new text; after that the gain
 # falls away (Muennighoff et al., "Scaling Data-Constrained Language Models", 2023).
@@ -26,16 +26,6 @@ class ComponentForecast:
     examples: int  # in the stage
     examples_so_far: int  # when the stage ends
     tokens: int  # in the stage
-
-    @property
-    def epochs(self) -> float:
-        """How often the stage reads the component."""
-        return self.examples / self.rows
-
-    @property
-    def epochs_so_far(self) -> float:
-        """How often the component has been read when the stage ends."""
-        return self.examples_so_far / self.rows
 
     @property
     def is_repeated_much(self) -> bool:
@@ -56,11 +46,6 @@ class StageForecast:
     stop_step: int
     components: tuple[ComponentForecast, ...]  # in the order of names
 
-    @property
-    def steps(self) -> int:
-        """Steps in which the stage has examples."""
-        return self.stop_step - self.start_step
-
 
 @dataclass(frozen=True, kw_only=True)
 class Forecast:
@@ -79,7 +64,7 @@ class Forecast:
     def warnings(self) -> list[str]:
         """One message for each component that the run reads more than `MAX_EPOCHS` times."""
         return [
-            f"component {last.name!r} is read {last.epochs_so_far:.1f} times in "
+            f"component {last.name!r} is read {last.examples_so_far / last.rows:.1f} times in "
             f"{self.total_steps:,} steps ({last.examples_so_far:,} examples from {last.rows:,} "
             f"rows). After {MAX_EPOCHS} epochs repeated text teaches little. "
             f"Fix: lower the weight of {last.name!r}, give it more documents, or train for less."
@@ -97,38 +82,32 @@ def forecast(
     total_steps: int,
 ) -> Forecast:
     """What a run of `total_steps` takes of every component, whose epochs have so many `rows`."""
-    require_rows(mixture, rows)
     total = schedule.examples_before(total_steps)
-    starts = [mixture.stage_start(i) for i in range(mixture.num_stages)]
-    reached = [start for start in starts if start < total]
-    return Forecast(
-        seq_len=seq_len,
-        total_steps=total_steps,
-        total_examples=total,
-        stages=tuple(
+    reached = [start for start in mixture.starts if start < total]
+    stages = []
+    for number, (start, stop) in enumerate(pairwise([*reached, total])):
+        weights, counts = mixture.weights_at(start), mixture.counts_before
+        components = [
+            ComponentForecast(
+                name=name,
+                weight=weights[name],
+                rows=rows[name],
+                examples=after - before,
+                examples_so_far=after,
+                tokens=(after - before) * seq_len,
+            )
+            for name, before, after in zip(mixture.names, counts(start), counts(stop), strict=True)
+        ]
+        stages.append(
             StageForecast(
                 number=number,
                 start_step=schedule.step_of(start),
                 stop_step=schedule.step_of(stop - 1) + 1,
-                components=tuple(
-                    ComponentForecast(
-                        name=name,
-                        weight=mixture.weights_at(start)[name],
-                        rows=rows[name],
-                        examples=after - before,
-                        examples_so_far=after,
-                        tokens=(after - before) * seq_len,
-                    )
-                    for name, before, after in zip(
-                        mixture.names,
-                        mixture.counts_before(start),
-                        mixture.counts_before(stop),
-                        strict=True,
-                    )
-                ),
+                components=tuple(components),
             )
-            for number, (start, stop) in enumerate(pairwise([*reached, total]))
-        ),
+        )
+    return Forecast(
+        seq_len=seq_len, total_steps=total_steps, total_examples=total, stages=tuple(stages)
     )
 
 
@@ -138,24 +117,24 @@ def forecast_table(forecast: Forecast) -> Table:
         title=f"{forecast.total_steps:,} steps, {forecast.total_examples:,} examples, "
         f"{forecast.total_tokens:,} tokens"
     )
-    table.add_column("stage")
-    table.add_column("steps")
-    table.add_column("component")
+    for heading in ("stage", "steps", "component"):
+        table.add_column(heading)
     for heading in ("weight", "examples", "tokens", "epochs", "epochs so far"):
         table.add_column(heading, justify="right")
     for stage in forecast.stages:
-        steps = f"{stage.start_step:,} to {stage.stop_step - 1:,}"
+        cells = str(stage.number), f"{stage.start_step:,} to {stage.stop_step - 1:,}"
         table.add_section()
-        for i, part in enumerate(part for part in stage.components if part.weight):
-            table.add_row(
-                *(("", "") if i else (str(stage.number), steps)),
-                # A name in square brackets would be read as a style.
-                part.name,
-                f"{part.weight:.4g}",
-                f"{part.examples:,}",
-                f"{part.tokens:,}",
-                f"{part.epochs:.2f}",
-                f"{part.epochs_so_far:.2f}",
-                style="yellow" if part.is_repeated_much else None,
-            )
+        for part in stage.components:
+            if part.weight:
+                table.add_row(
+                    *cells,
+                    part.name,
+                    f"{part.weight:.4g}",
+                    f"{part.examples:,}",
+                    f"{part.tokens:,}",
+                    f"{part.examples / part.rows:.2f}",
+                    f"{part.examples_so_far / part.rows:.2f}",
+                    style="yellow" if part.is_repeated_much else None,
+                )
+                cells = "", ""
     return table

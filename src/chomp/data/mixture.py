@@ -19,16 +19,12 @@ from typing import Literal
 import numpy as np
 from jaxtyping import Int
 
-from chomp.errors import DataError, require
+from chomp.errors import require
 
-# The next example of each component: its due time, the component, how many of it came before.
-_Queue = list[tuple[int, int, int]]
 StopStrategy = Literal["restart", "first_exhausted", "all_exhausted"]
 Weights = Mapping[str, float]
 # Examples of two mixtures that are compared at once: most that differ do so soon.
 _FEW_COMPARED, _MOST_COMPARED = 64, 1 << 16
-# Whole numbers by name, or pairs of a start and such numbers; lists, to come back from JSON equal.
-Identity = dict[str, int] | list[list[int | dict[str, int]]]
 
 
 class BatchSchedule:
@@ -43,9 +39,8 @@ class BatchSchedule:
         self._starts = [start for start, _ in pairs]
         self._sizes = [size for _, size in pairs]
         self.grad_accum = grad_accum
-        given = f"train.batch_size={pairs}"
-        if len(pairs) == 1 and self._starts[0] == 0:
-            given = f"train.batch_size={self._sizes[0]}"
+        is_one = len(pairs) == 1 and self._starts == [0]
+        given = f"train.batch_size={self._sizes[0] if is_one else pairs}"
         require(
             self._starts[:1] == [0] and all(a < b for a, b in pairwise([*self._starts, 2**31])),
             given,
@@ -58,12 +53,6 @@ class BatchSchedule:
             given,
             allowed="sizes of at least 1 row and below 2147483648",
             fix="set train.batch_size to the rows of one micro-batch, over all hosts",
-        )
-        require(
-            grad_accum > 0,
-            f"train.grad_accum={grad_accum}",
-            allowed="at least 1 micro-batch a step",
-            fix="set train.grad_accum=1 for no accumulation",
         )
         # Examples before each start, so that no question walks over the steps.
         self._before = [0]
@@ -85,15 +74,13 @@ class BatchSchedule:
 
     def examples_before(self, step: int) -> int:
         """Examples that the steps before this one take: the number of its first example."""
-        segment = bisect.bisect_right(self._starts, step) - 1
-        since = step - self._starts[segment]
-        return self._before[segment] + since * self._sizes[segment] * self.grad_accum
+        i = bisect.bisect_right(self._starts, step) - 1
+        return self._before[i] + (step - self._starts[i]) * self._sizes[i] * self.grad_accum
 
     def step_of(self, example: int) -> int:
         """The step that takes an example."""
-        segment = bisect.bisect_right(self._before, example) - 1
-        since = example - self._before[segment]
-        return self._starts[segment] + since // (self._sizes[segment] * self.grad_accum)
+        i = bisect.bisect_right(self._before, example) - 1
+        return self._starts[i] + (example - self._before[i]) // (self._sizes[i] * self.grad_accum)
 
 
 class Stage:
@@ -111,16 +98,12 @@ class Stage:
         credit: Sequence[int],
         unit: int,
     ) -> None:
-        self.start = start
-        self.shares = shares
-        self.before = before
-        self._credit = credit
-        self._unit = unit
-        self._total = sum(shares)
+        self.start, self.shares, self.before = start, shares, before
+        self._credit, self._unit, self._total = credit, unit, sum(shares)
         self._active = [i for i, share in enumerate(shares) if share]
         # Times in units that make all of them whole: (phase + 2 unit j) x pace.
-        common = math.lcm(*(shares[i] for i in self._active))
-        self._pace = [common // share if share else 0 for share in shares]
+        self._common = math.lcm(*(shares[i] for i in self._active))
+        self._pace = [self._common // share if share else 0 for share in shares]
         self._phase = [unit - 2 * owed for owed in credit]
         self._gap = [2 * unit * pace for pace in self._pace]
 
@@ -163,14 +146,19 @@ class Stage:
         # Of a tie, the components that come first in order are served first.
         return sum(self._count_due(i, due if i < component else due - 1) for i in self._active)
 
-    def _queue(self, offset: int) -> _Queue:
-        """What is served at an offset and after it, as a heap."""
+    def _queue(self, offset: int) -> list[tuple[int, int, int]]:
+        """A heap of the next example of each component from an offset on.
+
+        Entries are due time, component, and how many of the component came before in the run.
+        """
         # By time t the components have had t examples and their credit, give or take half an
         # example each: so a little before the time that gives `offset` is early enough. Unless
         # some came so early that they are not due yet: then further back.
         owed = sum(self._credit[i] for i in self._active) // self._unit
-        back = len(self._active) // 2 + 2
-        while sum(served := self._due_counts(offset - owed - back)) > offset:
+        back, served = len(self._active) // 2 + 2, [offset + 1]
+        while sum(served) > offset:
+            time = 2 * self._unit * self._common * (offset - owed - back) // self._total
+            served = [self._count_due(i, time) for i in self._active]
             back *= 2
         queue = [
             (self._due(i, count), i, self.before[i] + count)
@@ -183,22 +171,12 @@ class Stage:
         return queue
 
     def _due(self, component: int, index: int) -> int:
-        phase = self._phase[component] + 2 * self._unit * index
-        return phase * self._pace[component]
+        return (self._phase[component] + 2 * self._unit * index) * self._pace[component]
 
     def _count_due(self, component: int, time: int) -> int:
         """Examples of a component that are due at a time, in the units of `_due`, or before."""
         phase = time // self._pace[component] - self._phase[component]
         return max(0, phase // (2 * self._unit) + 1)
-
-    def _due_counts(self, time: int) -> list[int]:
-        """Examples of each active component due by a time that counts in examples."""
-        step = 2 * self._unit * self._total
-        now = 2 * self._unit * time
-        return [
-            max(0, (now * self.shares[i] - self._phase[i] * self._total) // step + 1)
-            for i in self._active
-        ]
 
 
 class Mixture:
@@ -206,77 +184,52 @@ class Mixture:
 
     One mapping of weights is one stage; else pairs of the example a stage starts at and its
     weights. A component with weight 0 in a stage is not served in it, from its first example on.
+    Weights and starts are checked where a data config is read.
     """
 
     def __init__(self, stages: Weights | Sequence[tuple[int, Weights]]) -> None:
         pairs = [(0, stages)] if isinstance(stages, Mapping) else list(stages)
-        self._starts = [start for start, _ in pairs]
-        if self._starts[:1] != [0] or any(a >= b for a, b in pairwise(self._starts)):
-            raise DataError(
-                f"mixture stages start at {self._starts}",
-                allowed="a first stage at 0, each next one later",
-                fix="sort the stages by their start",
-            )
-        for i, (_, weights) in enumerate(pairs):
-            wrong = [name for name, w in weights.items() if not (math.isfinite(w) and w >= 0)]
-            if wrong or not any(weights.values()):
-                stage = f" of stage {i}" if len(pairs) > 1 else ""
-                which = f", with {weights[wrong[0]]} for {wrong[0]!r}" if wrong else ""
-                raise DataError(
-                    f"mixture weights {dict(weights)}{stage}{which}",
-                    allowed="finite weights of 0 or more, at least one of them above 0",
-                    fix="set a weight for each component; they need not add up to 1",
-                )
+        self.starts = tuple(start for start, _ in pairs)
         # Sorted by name: the order in which a config lists its components changes nothing.
         self.names: tuple[str, ...] = tuple(
             sorted({name for _, weights in pairs for name, weight in weights.items() if weight > 0})
         )
-        self._shares = [_whole_shares(self.names, weights) for _, weights in pairs]
+        self._shares: list[list[int]] = []
+        for _, weights in pairs:
+            # 0.7 means seven tenths, not its nearest binary fraction: hence the decimal text.
+            exact = [Fraction(repr(float(weights.get(name, 0.0)))) for name in self.names]
+            scale = math.lcm(*(share.denominator for share in exact))
+            whole = [int(share * scale) for share in exact]
+            # In lowest terms, so that weights in the same proportion are the same mixture.
+            self._shares.append([share // math.gcd(*whole) for share in whole])
         nothing = [0] * len(self.names)
         # A stage follows from the one before it, so it is made when first needed, and kept.
         self._made = {0: Stage(0, self._shares[0], nothing, nothing, 1)}
 
     @property
-    def num_stages(self) -> int:
-        """How many stages were given."""
-        return len(self._starts)
-
-    @property
-    def identity(self) -> Identity:
-        """All that decides the order: whole numbers in the proportion of the weights, by name.
-
-        With stages, pairs of start and proportions, one wherever the proportions change.
-        """
-        changes = self.changes
-        if len(changes) == 1:
-            return changes[0][1]
-        return [[start, proportions] for start, proportions in changes]
-
-    @property
     def changes(self) -> list[tuple[int, dict[str, int]]]:
         """The examples at which the proportions change, from 0 on, with those from there on."""
-        proportions = [
-            {name: share for name, share in zip(self.names, shares, strict=True) if share}
-            for shares in self._shares
-        ]
-        before = [None, *proportions[:-1]]
-        return [
-            (start, now)
-            for start, now, then in zip(self._starts, proportions, before, strict=True)
-            if now != then
-        ]
+        found: list[tuple[int, dict[str, int]]] = []
+        for start, shares in zip(self.starts, self._shares, strict=True):
+            now = {name: share for name, share in zip(self.names, shares, strict=True) if share}
+            if not found or found[-1][1] != now:
+                found.append((start, now))
+        return found
+
+    @property
+    def identity(self) -> dict[str, int] | list[list[int | dict[str, int]]]:
+        """All that decides the order: whole numbers in the proportion of the weights, by name.
+
+        With stages, lists of start and proportions, one wherever the proportions change: equal
+        again when they come back from JSON.
+        """
+        if len(self.changes) == 1:
+            return self.changes[0][1]
+        return [[start, proportions] for start, proportions in self.changes]
 
     def stage_at(self, example: int) -> int:
         """Number of the stage that an example belongs to."""
-        return bisect.bisect_right(self._starts, example) - 1
-
-    def stage_start(self, stage: int) -> int:
-        """The first example of a stage."""
-        return self._starts[stage]
-
-    def share(self, name: str, example: int = 0) -> float:
-        """The part of the examples of a stage that comes from a component."""
-        return self.weights_at(example).get(name, 0.0)
+        return bisect.bisect_right(self.starts, example) - 1
 
     def weights_at(self, example: int) -> dict[str, float]:
         """Share of every component in the stage of an example; together they are 1."""
@@ -290,7 +243,7 @@ class Mixture:
         positions: list[int] = []
         while start < stop:
             number = self.stage_at(start)
-            end = min([stop, *self._starts[number + 1 : number + 2]])
+            end = min([stop, *self.starts[number + 1 : number + 2]])
             stage = self._stage(number)
             served = stage.order(start - stage.start, end - stage.start)
             components += served[0]
@@ -307,8 +260,7 @@ class Mixture:
         """The example that is a component's `position`-th, from 0; None: it never comes."""
         if name not in self.names:
             return None
-        component = self.names.index(name)
-        last = self.num_stages - 1
+        component, last = self.names.index(name), len(self.starts) - 1
         number = next(
             (i for i in range(last) if self._stage(i + 1).before[component] > position), last
         )
@@ -320,7 +272,7 @@ class Mixture:
     def _stage(self, number: int) -> Stage:
         # Two threads may make the same stage: the same value, of which the first is kept.
         for i in range(len(self._made), number + 1):
-            made = self._made[i - 1].followed_by(self._starts[i], self._shares[i])
+            made = self._made[i - 1].followed_by(self.starts[i], self._shares[i])
             self._made.setdefault(i, made)
         return self._made[number]
 
@@ -336,12 +288,10 @@ def first_difference(one: Mixture, other: Mixture, stop: int) -> int | None:
     count = _FEW_COMPARED
     while start < stop:
         end = min(start + count, stop)
-        served = []
-        for mixture in (one, other):
-            components, positions = mixture.assign(start, end)
-            served.append((np.asarray(mixture.names)[components], positions))
-        (names, rows), (other_names, other_rows) = served
-        places = np.flatnonzero((names != other_names) | (rows != other_rows))
+        components, rows = one.assign(start, end)
+        other_components, other_rows = other.assign(start, end)
+        differ = np.asarray(one.names)[components] != np.asarray(other.names)[other_components]
+        places = np.flatnonzero(differ | (rows != other_rows))
         if len(places):
             return start + int(places[0])
         start, count = end, min(2 * count, _MOST_COMPARED)
@@ -355,7 +305,6 @@ def mixture_length(mixture: Mixture, rows: Mapping[str, int], strategy: StopStra
     "all_exhausted" with the last (the others start again meanwhile). A component that never gets
     to its end ends nothing. `rows` has the size of every component's epoch.
     """
-    require_rows(mixture, rows)
     if strategy == "restart":
         return None
     last_rows = [mixture.index_of(name, rows[name] - 1) for name in mixture.names]
@@ -365,24 +314,12 @@ def mixture_length(mixture: Mixture, rows: Mapping[str, int], strategy: StopStra
     return max(ends) if len(ends) == len(last_rows) else None
 
 
-def require_rows(mixture: Mixture, rows: Mapping[str, int]) -> None:
-    """Raise `DataError` unless every component that is served has rows to serve."""
-    for name in mixture.names:
-        if rows.get(name, 0) < 1:
-            raise DataError(
-                f"component {name!r} has a weight above 0 and no rows",
-                allowed="at least one row in every component with a weight above 0",
-                fix=f"add documents to {name!r}, or set its weight to 0",
-            )
-
-
 def require_served(mixture: Mixture, total_examples: int) -> None:
     """Raise `ConfigError` unless a run of so many examples has one of every component."""
     for name in mixture.names:
         first = mixture.index_of(name, 0)
-        starts = [mixture.stage_start(i) for i in range(mixture.num_stages)]
-        share, start = max((mixture.share(name, start), -start) for start in starts)
-        stage = f" in stage {mixture.stage_at(-start)}" if len(starts) > 1 else ""
+        share, start = max((mixture.weights_at(at)[name], -at) for at in mixture.starts)
+        stage = f" in stage {mixture.stage_at(-start)}" if len(mixture.starts) > 1 else ""
         needed = "never served" if first is None else f"first served as example {first + 1:,}"
         longer = "lengthen its stage" if first is None else f"train for {first + 1:,} examples"
         require(
@@ -392,12 +329,3 @@ def require_served(mixture: Mixture, total_examples: int) -> None:
             allowed="weights above 0 that yield at least one example in the run",
             fix=f"raise the weight of {name!r}, {longer}, or set its weight to 0",
         )
-
-
-def _whole_shares(names: Sequence[str], weights: Weights) -> list[int]:
-    # 0.7 means seven tenths, not its nearest binary fraction: hence the decimal text.
-    exact = [Fraction(repr(float(weights.get(name, 0.0)))) for name in names]
-    scale = math.lcm(*(share.denominator for share in exact))
-    whole = [int(share * scale) for share in exact]
-    # In lowest terms, so that weights in the same proportion are the same mixture.
-    return [share // math.gcd(*whole) for share in whole]

@@ -3,10 +3,9 @@
 Positions run on over the epochs: position p is in epoch p // size. Row and position follow from
 size, seed and the component's name alone, so what else is in the mixture moves nothing here.
 
-A shuffled order is computed, not stored, by a Feistel network over the smallest even-bit power of
-two that holds the size; indexes that fall outside are sent through again until they fall inside.
-Bijective for any size, O(1) per index, and its inverse is the same network with the rounds in
-reverse.
+A shuffled order is computed, not stored: a Feistel network over the smallest even-bit power of two
+that holds the size. Indexes that fall outside go through again until they fall inside. Bijective
+for any size, O(1) per index; its inverse is the same network with the rounds in reverse.
 """
 
 import hashlib
@@ -48,21 +47,16 @@ class Permutation:
                 fix="add documents to the component",
             )
         self.size = size
-        self._half_bits = max((max(size, 2) - 1).bit_length() + 1, 2) // 2
+        self._half_bits = ((max(size, 2) - 1).bit_length() + 1) // 2
         self._half_mask = (1 << self._half_bits) - 1
         seed = hashlib.sha512(key.encode()).digest()
         self._round_keys = [int(k) for k in np.frombuffer(seed, "<u8")[:_ROUNDS]]
 
-    def __call__(self, indices: Int[np.ndarray, " N"]) -> Int[np.ndarray, " N"]:
-        """Where each index goes; all of them must be in 0..size-1."""
-        return self._walk(indices, is_inverse=False)
-
-    def inverse(self, rows: Int[np.ndarray, " N"]) -> Int[np.ndarray, " N"]:
-        """The index that goes to each row: what `permutation` undone gives."""
-        return self._walk(rows, is_inverse=True)
-
-    def _walk(self, start: Int[np.ndarray, " N"], *, is_inverse: bool) -> Int[np.ndarray, " N"]:
-        values = start.astype(np.uint64)
+    def __call__(
+        self, indices: Int[np.ndarray, " N"], *, is_inverse: bool = False
+    ) -> Int[np.ndarray, " N"]:
+        """Where each index of 0..size-1 goes, or the index that goes to each row."""
+        values = indices.astype(np.uint64)
         # One outside the domain would never fall inside. A negative one is a huge word here.
         if len(values) and values.max() >= self.size:
             outside = values[values >= self.size][:1].astype(np.int64)[0]
@@ -104,15 +98,63 @@ class Permutation:
 class BlockShuffleConfig(Config):
     """A shuffle for stores that are slow to read at random places, such as buckets.
 
-    Whole blocks of rows are permuted over the component, then rows within windows of so many
-    blocks. So the `block_rows * window_blocks` positions of a window come from `window_blocks`
-    runs of neighbouring rows (one more where the component ends in a short block), and a run is
-    read within one window, or in two that follow each other. Price: rows of a run stay that near
-    in every epoch, so a window should hold many runs.
+    Blocks of rows are permuted over the component, then rows within windows of so many blocks. So
+    the `block_rows * window_blocks` positions of a window come from `window_blocks` runs of
+    neighbouring rows (one more where the component ends in a short block), and a run is read within
+    one window or two. Price: rows of a run stay near in every epoch, so a window should hold many.
     """
 
     block_rows: int = setting(default=256, ge=1, lt=2**31)
     window_blocks: int = setting(default=512, ge=1, lt=2**31)
+
+
+class BlockPermutation:
+    """A bijection on 0..size-1 that keeps neighbours near: see `BlockShuffleConfig`."""
+
+    def __init__(self, size: int, key: str, config: BlockShuffleConfig) -> None:
+        self._block_rows = config.block_rows
+        self._window_rows = config.block_rows * config.window_blocks
+        num_blocks = -(-size // config.block_rows)
+        self._blocks = Permutation(num_blocks, f"{key}#blocks")
+        # The last block may be short. It takes its turn among the others; the places after it
+        # begin that much earlier.
+        self._missing = num_blocks * config.block_rows - size
+        last = self._blocks(np.array([num_blocks - 1]), is_inverse=True)
+        self._short_end = (int(last[0]) + 1) * config.block_rows - self._missing
+
+        @lru_cache(maxsize=16)
+        def order_of(window: int) -> Permutation:
+            rows = min(self._window_rows, size - window * self._window_rows)
+            return Permutation(rows, f"{key}#{window}")
+
+        self._order_of = order_of
+
+    def __call__(
+        self, indices: Int[np.ndarray, " N"], *, is_inverse: bool = False
+    ) -> Int[np.ndarray, " N"]:
+        """Where each index of 0..size-1 goes, or the index that goes to each row."""
+        if is_inverse:
+            places = self._in_blocks(indices, is_inverse)
+            places = places - np.where(places >= self._short_end, self._missing, 0)
+            return self._in_windows(places, is_inverse)
+        places = self._in_windows(indices, is_inverse)
+        # As if the short block were full.
+        places = places + np.where(places >= self._short_end, self._missing, 0)
+        return self._in_blocks(places, is_inverse)
+
+    def _in_blocks(self, places: Int[np.ndarray, " N"], is_inverse: bool) -> Int[np.ndarray, " N"]:
+        """Places with their blocks permuted: a block's rows stay together, in order."""
+        blocks, offsets = np.divmod(places, self._block_rows)
+        return self._blocks(blocks, is_inverse=is_inverse) * self._block_rows + offsets
+
+    def _in_windows(self, places: Int[np.ndarray, " N"], is_inverse: bool) -> Int[np.ndarray, " N"]:
+        """Places permuted within their windows."""
+        windows, offsets = np.divmod(places, self._window_rows)
+        moved = np.empty_like(places)
+        for window in np.unique(windows).tolist():
+            mine = windows == window
+            moved[mine] = self._order_of(window)(offsets[mine], is_inverse=is_inverse)
+        return windows * self._window_rows + moved
 
 
 class RowOrder:
@@ -121,23 +163,27 @@ class RowOrder:
     def __init__(
         self, size: int, *, seed: int, name: str, shuffle: bool | BlockShuffleConfig = True
     ) -> None:
-        if size < 1:
-            raise DataError(
-                f"component {name!r} with {size} rows",
-                allowed="at least 1 row",
-                fix=f"add documents to {name!r}, or set its weight to 0",
-            )
         self.size = size
         self.name = name
-        self._key = f"{seed}/{name}"
-        self._shuffle = shuffle
-        self._epoch = lru_cache(maxsize=16)(self._new_epoch)
-        self._piece = lru_cache(maxsize=16)(self._new_piece)
+        self._is_shuffled = shuffle is not False
+
+        @lru_cache(maxsize=16)
+        def epoch_order(epoch: int) -> Permutation | BlockPermutation:
+            key = f"{seed}/{name}/{epoch}"
+            if isinstance(shuffle, BlockShuffleConfig):
+                return BlockPermutation(size, key, shuffle)
+            return Permutation(size, key)
+
+        @lru_cache(maxsize=16)
+        def piece_of(epoch: int, piece: int) -> Int[np.ndarray, " N"]:
+            return epoch_order(epoch)(np.arange(piece * _PIECE, min((piece + 1) * _PIECE, size)))
+
+        self._epoch_order, self._piece_of = epoch_order, piece_of
 
     def rows(self, positions: Int[np.ndarray, " N"]) -> Int[np.ndarray, " N"]:
         """The row that is read at each position, in any epoch."""
         epochs, indices = np.divmod(positions, self.size)
-        if self._shuffle is False:
+        if not self._is_shuffled:
             return indices
         rows = np.empty_like(indices)
         for epoch in np.unique(epochs).tolist():
@@ -145,87 +191,22 @@ class RowOrder:
             wanted = indices[mine]
             first, last = int(wanted.min()) // _PIECE, int(wanted.max()) // _PIECE
             if last > first + 1:  # many at once, or far apart: pieces would be no gain
-                rows[mine] = self._epoch(epoch)(wanted)
+                rows[mine] = self._epoch_order(epoch)(wanted)
                 continue
-            piece = self._piece(epoch, first)
+            piece = self._piece_of(epoch, first)
             if last > first:
-                piece = np.concatenate([piece, self._piece(epoch, last)])
+                piece = np.concatenate([piece, self._piece_of(epoch, last)])
             rows[mine] = piece[wanted - first * _PIECE]
         return rows
 
     def positions(self, rows: Int[np.ndarray, " N"], epoch: int) -> Int[np.ndarray, " N"]:
         """The position at which each row is read in an epoch: what `rows` undone gives."""
-        outside = rows[(rows < 0) | (rows >= self.size)].tolist()
-        if outside:
+        if outside := rows[(rows < 0) | (rows >= self.size)].tolist():
             raise DataError(
                 f"row {outside[0]} of component {self.name!r} with {self.size} rows",
                 allowed=f"0 to {self.size - 1}",
                 fix="choose a row within the component",
             )
-        indices = rows if self._shuffle is False else self._epoch(epoch).inverse(rows)
-        return epoch * self.size + indices
-
-    def _new_piece(self, epoch: int, piece: int) -> Int[np.ndarray, " N"]:
-        stop = min((piece + 1) * _PIECE, self.size)
-        return self._epoch(epoch)(np.arange(piece * _PIECE, stop))
-
-    def _new_epoch(self, epoch: int) -> "Permutation | BlockPermutation":
-        key = f"{self._key}/{epoch}"
-        if isinstance(self._shuffle, BlockShuffleConfig):
-            return BlockPermutation(self.size, key, self._shuffle)
-        return Permutation(self.size, key)
-
-
-class BlockPermutation:
-    """A bijection on 0..size-1 that keeps neighbours near: see `BlockShuffleConfig`."""
-
-    def __init__(self, size: int, key: str, config: BlockShuffleConfig) -> None:
-        self.size = size
-        self._key = key
-        self._block_rows = config.block_rows
-        self._window_rows = config.block_rows * config.window_blocks
-        num_blocks = -(-size // config.block_rows)
-        self._blocks = Permutation(num_blocks, f"{key}#blocks")
-        self._window = lru_cache(maxsize=16)(self._new_window)
-        # The last block may be short. It takes its turn among the others; the places after it
-        # begin that much earlier.
-        self._missing = num_blocks * config.block_rows - size
-        last = self._blocks.inverse(np.array([num_blocks - 1]))
-        self._short_end = (int(last[0]) + 1) * config.block_rows - self._missing
-
-    def __call__(self, indices: Int[np.ndarray, " N"]) -> Int[np.ndarray, " N"]:
-        """Where each index goes; all of them must be in 0..size-1."""
-        places = self._in_windows(indices, is_inverse=False)
-        # As if the short block were full.
-        places = places + np.where(places >= self._short_end, self._missing, 0)
-        return self._in_blocks(places, is_inverse=False)
-
-    def inverse(self, rows: Int[np.ndarray, " N"]) -> Int[np.ndarray, " N"]:
-        """The index that goes to each row."""
-        places = self._in_blocks(rows, is_inverse=True)
-        places = places - np.where(places >= self._short_end, self._missing, 0)
-        return self._in_windows(places, is_inverse=True)
-
-    def _in_blocks(
-        self, places: Int[np.ndarray, " N"], *, is_inverse: bool
-    ) -> Int[np.ndarray, " N"]:
-        """Places with their blocks permuted: a block's rows stay together, in order."""
-        blocks, offsets = np.divmod(places, self._block_rows)
-        moved = self._blocks.inverse(blocks) if is_inverse else self._blocks(blocks)
-        return moved * self._block_rows + offsets
-
-    def _in_windows(
-        self, places: Int[np.ndarray, " N"], *, is_inverse: bool
-    ) -> Int[np.ndarray, " N"]:
-        """Places permuted within their windows."""
-        windows, offsets = np.divmod(places, self._window_rows)
-        moved = np.empty_like(places)
-        for window in np.unique(windows).tolist():
-            mine = windows == window
-            order = self._window(window)
-            moved[mine] = order.inverse(offsets[mine]) if is_inverse else order(offsets[mine])
-        return windows * self._window_rows + moved
-
-    def _new_window(self, window: int) -> Permutation:
-        rows = min(self._window_rows, self.size - window * self._window_rows)
-        return Permutation(rows, f"{self._key}#{window}")
+        if self._is_shuffled:
+            rows = self._epoch_order(epoch)(rows, is_inverse=True)
+        return epoch * self.size + rows

@@ -8,13 +8,15 @@ with the corpus. It holds the hash of the store's manifest and checksums of its 
 compared when the plan is opened; one that differs is made again.
 """
 
+import atexit
 import hashlib
 import logging
+import shutil
 import tempfile
 import uuid
 from bisect import bisect_left, insort
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -25,15 +27,8 @@ from chomp.data.progress import progress_bar
 from chomp.data.store.array import FlatArray, FlatArrayWriter, checksum
 from chomp.data.store.store import PACKING, TokenStore
 from chomp.data.store.verify import PLAN, verify_plan
-from chomp.errors import DataError, StorageError
-from chomp.storage import (
-    exists,
-    join,
-    make_folder,
-    remove_tree,
-    rename_folder,
-    write_json_atomic,
-)
+from chomp.errors import StorageError
+from chomp.storage import exists, join, make_folder, remove_tree, rename_folder, write_json_atomic
 
 log = logging.getLogger(__name__)
 
@@ -48,174 +43,6 @@ _PLAN_VERSION = 1
 # Of the arrays of a plan on disk.
 PLAN_SHARD, _PLAN_CHUNK = 1 << 18, 1 << 12
 ROW_ENDS, PIECE_STARTS, PIECE_LENGTHS = "row_ends", "piece_starts", "piece_lengths"
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Pieces:
-    """Documents cut to the length of a row; pieces are in the order of documents and offsets."""
-
-    document: Int[np.ndarray, " P"]
-    offset: Int[np.ndarray, " P"]  # of the piece's first token in its document
-    length: Int[np.ndarray, " P"]
-    dropped_tokens: int  # what "truncate" and "drop" leave out
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class PackedPlan:
-    """Row i holds the pieces `order[row_ends[i - 1] : row_ends[i]]`, in ascending order."""
-
-    order: Int[np.ndarray, " P"]
-    row_ends: Int[np.ndarray, " R"]
-
-    @property
-    def pieces_per_row(self) -> Int[np.ndarray, " R"]:
-        """How many pieces each row holds."""
-        return np.diff(self.row_ends, prepend=0)
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class PackedDocuments:
-    """Documents as rows of their pieces, in the order of rows."""
-
-    document: Int[np.ndarray, " P"]
-    offset: Int[np.ndarray, " P"]
-    length: Int[np.ndarray, " P"]
-    pieces_per_row: Int[np.ndarray, " R"]
-    long_documents: int  # documents longer than a row
-    dropped_tokens: int
-
-
-def cut_documents(lengths: Int[np.ndarray, " N"], row_len: int, rule: LongDocuments) -> Pieces:
-    """The documents as pieces of at most `row_len` tokens; an empty document makes none.
-
-    Documents longer than a row are split every `row_len` tokens, truncated to the first `row_len`,
-    or dropped.
-    """
-    if rule == "split":
-        counts = -(-lengths // row_len)
-    elif rule == "truncate":
-        counts = (lengths > 0).astype(np.int64)
-    else:
-        counts = ((lengths > 0) & (lengths <= row_len)).astype(np.int64)
-    document = np.repeat(np.arange(len(lengths)), counts)
-    number_in_document = np.arange(len(document)) - (np.cumsum(counts) - counts)[document]
-    offset = number_in_document * row_len
-    length = np.minimum(lengths[document] - offset, row_len)
-    return Pieces(
-        document=document,
-        offset=offset,
-        length=length,
-        dropped_tokens=int(lengths.sum() - length.sum()),
-    )
-
-
-def pack(lengths: Int[np.ndarray, " P"], row_len: int, max_documents: int) -> PackedPlan:
-    """Rows of at most `row_len` tokens and `max_documents` pieces that hold every piece once.
-
-    Of the rows with equal room the one with the fewest free places is taken, of those the one that
-    has waited longest. Rows are in the order of their first pieces, so a plan follows the order of
-    documents as far as packing lets it. A quarter of a microsecond a piece (web lengths).
-    """
-    if max_documents < 1 or row_len < 1:
-        raise DataError(
-            f"rows of {row_len} tokens and {max_documents} documents",
-            allowed="at least 1 token and at least 1 document",
-            fix="raise the row length, or the limit on documents in a row",
-        )
-    if len(lengths) and not 1 <= lengths.min() <= lengths.max() <= row_len:
-        raise DataError(
-            f"pieces of {lengths.min()} to {lengths.max()} tokens for rows of {row_len}",
-            allowed=f"pieces of 1 to {row_len} tokens",
-            fix="cut the documents with cut_documents first",
-        )
-    open_rows, rows = _OpenRows(row_len, max_documents), list[int]()
-    sizes, counts = np.unique(lengths, return_counts=True)
-    for size, count in zip(sizes[::-1].tolist(), counts[::-1].tolist(), strict=True):
-        rows += open_rows.place(size, count)
-    num_rows = max(rows, default=-1) + 1
-    row_of_piece = np.empty(len(lengths), np.int64)
-    row_of_piece[np.argsort(-lengths, kind="stable")] = rows
-    # Rows are renumbered in the order of their first pieces. Written from the last piece to the
-    # first, so a row's first piece is what stays.
-    first_piece = np.empty(num_rows, np.int64)
-    first_piece[row_of_piece[::-1]] = np.arange(len(row_of_piece))[::-1]
-    rank = np.empty(num_rows, np.int64)
-    rank[np.argsort(first_piece)] = np.arange(num_rows)
-    row_of_piece = rank[row_of_piece]
-    return PackedPlan(
-        order=np.argsort(row_of_piece, kind="stable"),
-        row_ends=np.cumsum(np.bincount(row_of_piece, minlength=num_rows)),
-    )
-
-
-def pack_documents(
-    lengths: Int[np.ndarray, " N"], row_len: int, *, max_documents: int, rule: LongDocuments
-) -> PackedDocuments:
-    """Documents of those lengths cut and packed into rows."""
-    pieces = cut_documents(lengths, row_len, rule)
-    plan = pack(pieces.length, row_len, max_documents)
-    return PackedDocuments(
-        document=pieces.document[plan.order],
-        offset=pieces.offset[plan.order],
-        length=pieces.length[plan.order],
-        pieces_per_row=plan.pieces_per_row,
-        long_documents=int((lengths > row_len).sum()),
-        dropped_tokens=pieces.dropped_tokens,
-    )
-
-
-class _OpenRows:
-    """Rows that still have room, and the one rule of best fit.
-
-    Rows with equal room and equal free places are alike, so they wait in one queue. Its key is
-    `room * base + places`: sorted keys are rows from the fullest to the emptiest.
-    """
-
-    def __init__(self, row_len: int, max_documents: int) -> None:
-        self._base = max_documents + 1
-        self._new_key = row_len * self._base + max_documents
-        self._new_capacity = row_len, max_documents
-        self._num_rows = 0
-        self._keys: list[int] = []
-        self._queues: dict[int, list[int]] = {}
-
-    def place(self, size: int, left: int) -> list[int]:
-        """The rows that take `left` pieces of one size, which is below all sizes before it."""
-        keys, placed, moved = self._keys, list[int](), list[tuple[int, list[int]]]()
-        start = used = bisect_left(keys, size * self._base)
-        while left:
-            if used == len(keys):
-                # As many new rows as the pieces need, so that none of them stays empty.
-                row_len, max_documents = self._new_capacity
-                count = -(-left // min(row_len // size, max_documents))
-                keys.append(self._new_key)
-                self._queues[self._new_key] = list(range(self._num_rows, self._num_rows + count))
-                self._num_rows += count
-            room, places = divmod(keys[used], self._base)
-            queue = self._queues[keys[used]]
-            # A row that took a piece is now the fullest with room, so it takes all that it can.
-            each = min(room // size, places, left)
-            rows = queue[: left // each]
-            placed += rows if each == 1 else [row for row in rows for _ in range(each)]
-            left -= each * len(rows)
-            moved.append((keys[used] - each * (size * self._base + 1), rows))
-            del queue[: len(rows)]
-            used += not queue
-        for key in keys[start:used]:
-            del self._queues[key]
-        del keys[start:used]
-        for key, rows in moved:
-            if key < self._base or key % self._base == 0:
-                continue  # no room or no place is left
-            if key in self._queues:
-                self._queues[key] += rows
-            else:
-                self._queues[key] = rows
-                insort(keys, key)
-        return placed
-
-
-# --- the plan of a store, on disk ---------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -233,39 +60,133 @@ class PackingRule:
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-@dataclass(frozen=True, kw_only=True)
-class PackingFigures:
-    """What a plan did to the documents of a store."""
+@dataclass(frozen=True, kw_only=True, eq=False)
+class PackedDocuments:
+    """Documents as rows of their pieces, in the order of rows."""
 
-    num_rows: int = 0
-    num_pieces: int = 0
-    kept_tokens: int = 0
-    dropped_tokens: int = 0  # by long_documents=truncate or drop
-    long_documents: int = 0  # longer than a row
+    document: Int[np.ndarray, " P"]
+    offset: Int[np.ndarray, " P"]  # of the piece's first token in its document
+    length: Int[np.ndarray, " P"]
+    pieces_per_row: Int[np.ndarray, " R"]
+    long_documents: int  # documents longer than a row
+    dropped_tokens: int  # what "truncate" and "drop" leave out
 
 
-def plan_folder(store: TokenStore, rule: PackingRule) -> tuple[str, bool]:
-    """The folder of the store's plan by that rule, made if it is not there; whether it is kept.
+def cut_documents(
+    lengths: Int[np.ndarray, " N"], row_len: int, rule: LongDocuments
+) -> tuple[Int[np.ndarray, " P"], Int[np.ndarray, " P"], Int[np.ndarray, " P"]]:
+    """Pieces of at most `row_len` tokens: document, offset in it, and length of each.
+
+    Documents longer than a row are split every `row_len` tokens, truncated to the first `row_len`,
+    or dropped. An empty document makes no piece.
+    """
+    counts = -(-lengths // row_len)
+    if rule != "split":
+        counts = np.minimum(counts, 1)
+    if rule == "drop":
+        counts = np.where(lengths > row_len, 0, counts)
+    document = np.repeat(np.arange(len(lengths)), counts)
+    offset = row_len * (np.arange(len(document)) - (np.cumsum(counts) - counts)[document])
+    return document, offset, np.minimum(lengths[document] - offset, row_len)
+
+
+def pack(
+    lengths: Int[np.ndarray, " P"], row_len: int, max_documents: int
+) -> tuple[Int[np.ndarray, " P"], Int[np.ndarray, " R"]]:
+    """Rows of at most `row_len` tokens and `max_documents` pieces that hold every piece once.
+
+    Gives the pieces in the order of rows, ascending in each, and how many each row has. Pieces are
+    of 1 to `row_len` tokens. Of the rows with equal room the one with the fewest free places is
+    taken, of those the one that has waited longest. Rows are in the order of their first pieces, so
+    a plan follows the order of documents as far as packing lets it. A quarter of a microsecond a
+    piece (web lengths).
+    """
+    # Rows with equal room and equal free places are alike, so they wait in one queue. Its key is
+    # `room * base + places`: sorted keys are rows from the fullest to the emptiest.
+    base = max_documents + 1
+    new_key = row_len * base + max_documents
+    keys, queues = list[int](), dict[int, list[int]]()
+    placed, num_rows = list[int](), 0  # the row of each piece, from the longest to the shortest
+    sizes, counts = np.unique(lengths, return_counts=True)
+    for size, left in zip(sizes[::-1].tolist(), counts[::-1].tolist(), strict=True):
+        moved = list[tuple[int, list[int]]]()
+        start = used = bisect_left(keys, size * base)
+        while left:
+            if used == len(keys):
+                # As many new rows as the pieces need, so that none of them stays empty.
+                count = -(-left // min(row_len // size, max_documents))
+                keys.append(new_key)
+                queues[new_key] = list(range(num_rows, num_rows + count))
+                num_rows += count
+            key = keys[used]
+            room, places = divmod(key, base)
+            # A row that took a piece is now the fullest with room, so it takes all that it can.
+            each = min(room // size, places, left)
+            rows = queues[key][: left // each]
+            placed += rows if each == 1 else [row for row in rows for _ in range(each)]
+            left -= each * len(rows)
+            moved.append((key - each * (size * base + 1), rows))
+            del queues[key][: len(rows)]
+            used += not queues[key]
+        for key in keys[start:used]:
+            del queues[key]
+        del keys[start:used]
+        for key, rows in moved:
+            if key < base or key % base == 0:
+                continue  # no room or no place is left
+            if key in queues:
+                queues[key] += rows
+            else:
+                queues[key] = rows
+                insort(keys, key)
+    row_of_piece = np.empty(len(lengths), np.int64)
+    row_of_piece[np.argsort(-lengths, kind="stable")] = placed
+    # Rows are renumbered in the order of their first pieces. Written from the last piece to the
+    # first, so a row's first piece is what stays.
+    first_piece = np.empty(num_rows, np.int64)
+    first_piece[row_of_piece[::-1]] = np.arange(len(row_of_piece))[::-1]
+    rank = np.empty(num_rows, np.int64)
+    rank[np.argsort(first_piece)] = np.arange(num_rows)
+    row_of_piece = rank[row_of_piece]
+    order = np.argsort(row_of_piece, kind="stable")
+    return order, np.bincount(row_of_piece, minlength=num_rows)
+
+
+def pack_documents(lengths: Int[np.ndarray, " N"], rule: PackingRule) -> PackedDocuments:
+    """Documents of those lengths cut and packed into rows."""
+    document, offset, length = cut_documents(lengths, rule.row_len, rule.long_documents)
+    order, pieces_per_row = pack(length, rule.row_len, rule.max_documents)
+    return PackedDocuments(
+        document=document[order],
+        offset=offset[order],
+        length=length[order],
+        pieces_per_row=pieces_per_row,
+        long_documents=int((lengths > rule.row_len).sum()),
+        dropped_tokens=int(lengths.sum() - length.sum()),
+    )
+
+
+def plan_folder(store: TokenStore, rule: PackingRule) -> str:
+    """The folder of the store's plan by that rule, made if it is not there.
 
     Its name holds the hash of the store's manifest: a plan never outlives the tokens it is of.
-    Where the store cannot be written, the plan is in a temporary folder, for the caller to remove.
+    Where the store cannot be written, it is a temporary folder that goes when the process ends.
     """
     name = f"{rule.key}-{store.manifest.own_hash[:16]}"
     folder = join(store.path, PACKING, name)
-    if is_there := exists(folder):
+    if exists(folder):
         problems = verify_plan(folder, store.manifest)
         if not problems:
-            return folder, True
+            return folder
         log.warning("a plan of packed rows cannot be used and is made again: %s", problems[0])
     # Written aside and given its name at the end: another process, here or on another host, may
     # be making the same plan.
     aside = f"{folder}-{uuid.uuid4().hex[:8]}"
     try:
         make_folder(aside)
-        _write_plan(store, rule, aside, name)
-        if is_there:
-            rename_folder(folder, f"{aside}-old")
-            remove_tree(f"{aside}-old")
+        write_plan(store, rule, aside, name)
+        if exists(folder) and verify_plan(folder, store.manifest):
+            remove_tree(folder)
         rename_folder(aside, folder)
     except BaseException as error:
         with suppress(StorageError):
@@ -273,20 +194,21 @@ def plan_folder(store: TokenStore, rule: PackingRule) -> tuple[str, bool]:
         if not isinstance(error, StorageError):
             raise
         if exists(folder) and not verify_plan(folder, store.manifest):
-            return folder, True
+            return folder  # the other process was first
         log.warning(
             "the plan of packed rows cannot be kept in the store %s (%s). It is made at every "
             "start and kept in a temporary folder until the end. To keep it, open the store once "
             "where it may be written (chomp data forecast CONFIG).",
             *(store.path, error),
         )
-        temporary = tempfile.mkdtemp(prefix="chomp-packing-")
-        _write_plan(store, rule, temporary, name)
-        return temporary, False
-    return folder, True
+        folder = tempfile.mkdtemp(prefix="chomp-packing-")
+        atexit.register(shutil.rmtree, folder, ignore_errors=True)
+        write_plan(store, rule, folder, name)
+    return folder
 
 
-def _write_plan(store: TokenStore, rule: PackingRule, folder: str, name: str) -> None:
+def write_plan(store: TokenStore, rule: PackingRule, folder: str, name: str) -> None:
+    """Write the plan of that name into an empty folder: its arrays, then `plan.json`."""
     arrays = (ROW_ENDS, PIECE_STARTS, PIECE_LENGTHS)
     row_ends, starts, lengths = (
         FlatArrayWriter(
@@ -294,32 +216,30 @@ def _write_plan(store: TokenStore, rule: PackingRule, folder: str, name: str) ->
         )
         for array in arrays
     )
-    figures, documents = PackingFigures(), store.documents
+    documents = store.documents
+    num_rows = num_pieces = kept_tokens = dropped_tokens = long_documents = 0
     with progress_bar(
         f"packing {store.manifest.identity.name}", total=len(documents), unit="documents"
     ) as advance:
         for first in range(0, len(documents), PACKING_WINDOW):
             ends = documents.ends(first, min(first + PACKING_WINDOW, len(documents)))
             begins = np.concatenate([[documents.span(first)[0]], ends[:-1]])
-            packed = pack_documents(
-                ends - begins,
-                rule.row_len,
-                max_documents=rule.max_documents,
-                rule=rule.long_documents,
-            )
-            row_ends.write(figures.num_rows, figures.num_pieces + np.cumsum(packed.pieces_per_row))
-            starts.write(figures.num_pieces, begins[packed.document] + packed.offset)
-            lengths.write(figures.num_pieces, packed.length)
-            figures = PackingFigures(
-                num_rows=figures.num_rows + len(packed.pieces_per_row),
-                num_pieces=figures.num_pieces + len(packed.length),
-                kept_tokens=figures.kept_tokens + int(packed.length.sum()),
-                dropped_tokens=figures.dropped_tokens + packed.dropped_tokens,
-                long_documents=figures.long_documents + packed.long_documents,
-            )
+            packed = pack_documents(ends - begins, rule)
+            row_ends.write(num_rows, num_pieces + np.cumsum(packed.pieces_per_row))
+            starts.write(num_pieces, begins[packed.document] + packed.offset)
+            lengths.write(num_pieces, packed.length)
+            num_rows += len(packed.pieces_per_row)
+            num_pieces += len(packed.length)
+            kept_tokens += int(packed.length.sum())
+            dropped_tokens += packed.dropped_tokens
+            long_documents += packed.long_documents
             advance(PACKING_WINDOW)
     plan = {
-        **asdict(figures),
+        "num_rows": num_rows,
+        "num_pieces": num_pieces,
+        "kept_tokens": kept_tokens,
+        "dropped_tokens": dropped_tokens,
+        "long_documents": long_documents,
         "store": store.manifest.own_hash,
         "name": name,
         "checksums": {

@@ -6,9 +6,10 @@ nothing is predicted has no evaluation window. Packed rows hold whole documents,
 side by side, with padding where none fits.
 """
 
-import shutil
-import weakref
-from dataclasses import dataclass, fields
+import bisect
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float, Int, Num
@@ -18,7 +19,6 @@ from chomp.data.packing import (
     PIECE_STARTS,
     PLAN_SHARD,
     ROW_ENDS,
-    PackingFigures,
     PackingRule,
     plan_folder,
 )
@@ -46,9 +46,33 @@ class RowBatch:
     # The store's number of segment 0, where the others are those that follow: in windows.
     first_documents: Int[np.ndarray, " N"] | None = None
 
+    @staticmethod
+    def empty(count: int, seq_len: int) -> "RowBatch":
+        """Rows that count for nothing."""
+        shape = (count, seq_len)
+        return RowBatch(
+            tokens=np.zeros(shape, np.int32), segment_ids=np.full(shape, PAD_SEGMENT, np.int32)
+        )
 
-@dataclass(frozen=True, kw_only=True)
-class Piece:
+    def take(self, rows: Bool[np.ndarray, " N"]) -> "RowBatch":
+        """Some of the rows."""
+        return self._with_each(lambda values: values[rows])
+
+    def padded_to(self, count: int) -> "RowBatch":
+        """The rows, and empty ones behind them up to `count`."""
+        lacking = count - len(self.tokens)
+        if lacking == 0:  # most batches: nothing is copied
+            return self
+        padded = self._with_each(lambda x: np.pad(x, ((0, lacking), (0, 0))[: x.ndim]))
+        padded.segment_ids[-lacking:] = PAD_SEGMENT
+        return padded
+
+    def _with_each(self, function: Callable[[np.ndarray], np.ndarray]) -> "RowBatch":
+        arrays = {name: values for name, values in vars(self).items() if values is not None}
+        return replace(self, **{name: function(values) for name, values in arrays.items()})
+
+
+class Piece(NamedTuple):
     """A part of a row: `length` tokens of the store's line from `start` on, at `column`."""
 
     start: int
@@ -70,8 +94,7 @@ class ConcatRows:
         else:
             self.num_rows = store.num_tokens // seq_len
             # Nothing to train on is a mistake; nothing held out is reported by evaluation.
-            if self.num_rows == 0:
-                raise too_small(store, seq_len, "at least one whole row")
+            _require_rows(self)
 
     def read(self, rows: Int[np.ndarray, " N"]) -> RowBatch:
         """Those rows, in the order asked for."""
@@ -88,18 +111,12 @@ class ConcatRows:
         if len(tokens) < segments.size:  # the last window of an evaluation
             is_token = np.arange(self.seq_len) < lengths[:, None]
             segments[~is_token] = PAD_SEGMENT
-        shape = segments.shape
-        return RowBatch(
-            tokens=spread(tokens, shape, is_token, np.int32),
-            segment_ids=segments,
-            loss_weights=None if weights is None else spread(weights, shape, is_token, np.float32),
-            first_documents=first_documents,
-        )
+        return _row_batch(tokens, segments, is_token, weights, first_documents)
 
     def pieces(self, row: int) -> list[Piece]:
         """One piece: the window."""
         start = row * self._stride
-        return [Piece(start=start, length=min(self.seq_len, self.store.num_tokens - start))]
+        return [Piece(start, min(self.seq_len, self.store.num_tokens - start))]
 
     def rows_with(self, start: int, stop: int) -> list[int]:
         """The rows that hold any token of start..stop-1 of the store's line."""
@@ -114,16 +131,11 @@ class PackedRows:
         require_row_len(rule.row_len)
         self.store = store
         self.seq_len = rule.row_len
-        folder, is_kept = plan_folder(store, rule)
-        if not is_kept:
-            weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
-        plan = read_json(join(folder, PLAN))
-        figures = {field.name: plan[field.name] for field in fields(PackingFigures)}
-        self.figures = PackingFigures(**figures)
-        self.num_rows = self.figures.num_rows
-        if self.num_rows == 0:
-            kept = "lengthen train.seq_len, or set data.packing.long_documents to split or truncate"
-            raise too_small(store, rule.row_len, "a document that is not dropped", kept)
+        folder = plan_folder(store, rule)
+        # num_rows, num_pieces, kept_tokens, dropped_tokens, long_documents.
+        self.figures: dict[str, Any] = read_json(join(folder, PLAN))
+        self.num_rows = self.figures["num_rows"]
+        _require_rows(self)
         self._row_ends = FlatArray.open(join(folder, ROW_ENDS))
         self._starts = FlatArray.open(join(folder, PIECE_STARTS))
         self._lengths = FlatArray.open(join(folder, PIECE_LENGTHS))
@@ -144,38 +156,34 @@ class PackedRows:
     def pieces(self, row: int) -> list[Piece]:
         """What a row is made of, in order."""
         first, counts = self._pieces_of(np.asarray([row]))
-        lengths = self._lengths.read(first, counts)
-        return [
-            Piece(start=int(start), length=int(length), column=int(end - length))
-            for start, length, end in zip(
-                self._starts.read(first, counts), lengths, np.cumsum(lengths), strict=True
-            )
-        ]
+        starts, lengths = self._starts.read(first, counts), self._lengths.read(first, counts)
+        columns = np.cumsum(lengths) - lengths
+        return list(map(Piece, starts.tolist(), lengths.tolist(), columns.tolist()))
 
     def rows_with(self, start: int, stop: int) -> list[int]:
         """The rows that hold any token of start..stop-1; reads the plan from its beginning."""
+
+        def end_of(row: int) -> int:
+            return int(self._row_ends.read(np.asarray([row]), np.asarray([1]))[0])
+
         found: set[int] = set()
         for first in range(0, len(self._starts), PLAN_SHARD):
             span = np.asarray([first]), np.asarray([min(PLAN_SHARD, len(self._starts) - first)])
             starts, lengths = self._starts.read(*span), self._lengths.read(*span)
             hits = first + np.flatnonzero((starts < stop) & (starts + lengths > start))
-            for piece in hits.tolist():
-                low, high = 0, self.num_rows - 1
-                while low < high:
-                    middle = (low + high) // 2
-                    end = self._row_ends.read(np.asarray([middle]), np.asarray([1]))[0]
-                    low, high = (middle + 1, high) if end <= piece else (low, middle)
-                found.add(low)
+            numbers = range(self.num_rows)
+            found |= {bisect.bisect_right(numbers, hit, key=end_of) for hit in hits.tolist()}
         return sorted(found)
 
     def _pieces_of(
         self, rows: Int[np.ndarray, " N"]
     ) -> tuple[Int[np.ndarray, " N"], Int[np.ndarray, " N"]]:
         """The first piece of each row, and how many it has."""
-        before = np.maximum(rows - 1, 0)
-        ends = self._row_ends.read(before, np.full_like(rows, 2) - (rows == 0))
-        last = np.cumsum(2 - (rows == 0)) - 1
-        first = np.where(rows == 0, 0, ends[np.maximum(last - 1, 0)])
+        # In one read: the end of the row before, which row 0 has not, and that of the row.
+        counts = np.where(rows == 0, 1, 2)
+        ends = self._row_ends.read(np.maximum(rows - 1, 0), counts)
+        last = np.cumsum(counts) - 1
+        first = np.where(rows == 0, 0, ends[last - 1])
         return first, ends[last] - first
 
 
@@ -197,29 +205,7 @@ def rows_of_pieces(
     is_token = np.arange(seq_len) < row_tokens[:, None]
     segments = np.full(is_token.shape, PAD_SEGMENT, np.int32)
     segments[is_token] = np.repeat(number_in_row, lengths)
-    shape = is_token.shape
-    return RowBatch(
-        tokens=spread(tokens, shape, is_token, np.int32),
-        segment_ids=segments,
-        loss_weights=None if weights is None else spread(weights, shape, is_token, np.float32),
-    )
-
-
-def spread(
-    flat: Num[np.ndarray, " L"],
-    shape: tuple[int, ...],
-    is_token: Bool[np.ndarray, "N T"] | None,
-    dtype: type,
-) -> Num[np.ndarray, "N T"]:
-    """Rows from the tokens of all of them in one line; zeros where there is no token.
-
-    `is_token` None: everywhere is one.
-    """
-    if is_token is None:
-        return flat.astype(dtype).reshape(shape)
-    rows: np.ndarray = np.zeros(shape, dtype)
-    rows[is_token] = flat
-    return rows
+    return _row_batch(tokens, segments, is_token, weights)
 
 
 def require_row_len(seq_len: int) -> None:
@@ -232,17 +218,40 @@ def require_row_len(seq_len: int) -> None:
     )
 
 
-def too_small(
-    store: TokenStore,
-    seq_len: int,
-    allowed: str,
-    fix: str = "add documents to the component or shorten train.seq_len",
-) -> DataError:
-    """The error of a store that does not make a single row."""
-    name = store.manifest.identity.name
-    return DataError(
-        f"component {name!r}: store {store.path} of {store.num_tokens} tokens for rows "
-        f"of {seq_len}",
-        allowed=allowed,
-        fix=fix,
+def _row_batch(
+    tokens: Num[np.ndarray, " L"],
+    segments: Int[np.ndarray, "N T"],
+    is_token: Bool[np.ndarray, "N T"] | None,
+    weights: Num[np.ndarray, " L"] | None,
+    first_documents: Int[np.ndarray, " N"] | None = None,
+) -> RowBatch:
+    """Rows from their tokens in one line; zeros where there is no token. None: everywhere is."""
+
+    def spread(flat: Num[np.ndarray, " L"], dtype: type) -> Num[np.ndarray, "N T"]:
+        if is_token is None:
+            return flat.astype(dtype).reshape(segments.shape)
+        rows: np.ndarray = np.zeros(segments.shape, dtype)
+        rows[is_token] = flat
+        return rows
+
+    return RowBatch(
+        tokens=spread(tokens, np.int32),
+        segment_ids=segments,
+        loss_weights=None if weights is None else spread(weights, np.float32),
+        first_documents=first_documents,
     )
+
+
+def _require_rows(rows: Rows) -> None:
+    """Refuse a store that does not make a single row to train on."""
+    if rows.num_rows == 0:
+        store, allowed, fix = rows.store, "at least one whole row", "shorten train.seq_len"
+        if isinstance(rows, PackedRows):
+            allowed = "a document that is not dropped"
+            fix = "set data.packing.long_documents to split or truncate, or lengthen train.seq_len"
+        raise DataError(
+            f"component {store.manifest.identity.name!r}: store {store.path} of "
+            f"{store.num_tokens} tokens for rows of {rows.seq_len}",
+            allowed=allowed,
+            fix=f"add documents to the component, or {fix}",
+        )

@@ -12,30 +12,26 @@ import logging
 import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Literal
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
+from jaxtyping import Int
 
-from chomp.data.config import StreamConfig
-from chomp.data.documents import (
-    Document,
-    LocatedDocument,
-    Position,
-    content_key,
-    is_held_out,
-)
-from chomp.data.formats import Format
+from chomp.data.config import LmDataConfig
+from chomp.data.documents import Document, LocatedDocument, Position, content_key, is_held_out
 from chomp.data.order import Permutation
-from chomp.data.packing import LongDocuments, pack_documents
+from chomp.data.packing import PackingRule, pack_documents
 from chomp.data.rows import RowBatch, require_row_len, rows_of_pieces
-from chomp.data.sources import Source, located_documents
+from chomp.data.sources import located_documents
 from chomp.data.store.build import EncodedBatch, encode_documents
 from chomp.errors import DataError
 from chomp.kernels.attention.mask import PAD_SEGMENT
 from chomp.tokenize import Tokenizer
 
 log = logging.getLogger(__name__)
+
+# Axes: N rows.
 
 _STATE_VERSION = 1
 # Libraries whose errors of the network are no OSError. By name: most runs import none of them.
@@ -46,24 +42,90 @@ WINDOW_CHARACTERS = 1 << 26
 _ENCODED_TOGETHER = 512
 
 
-@dataclass(frozen=True, kw_only=True)
-class StreamSettings:
-    """What decides the rows of a stream, besides its source."""
+class StreamDocuments(Iterator[LocatedDocument]):
+    """The documents of a component's source from its beginning, or from where `seek` puts it.
 
-    name: str
-    tokenizer: str  # its content hash
-    seq_len: int
-    seed: int
-    packing_mode: Literal["concat", "packed"]
-    max_documents_per_row: int
-    long_documents: LongDocuments
-    validation_fraction: float
-    window_documents: int
-    shuffle: bool
+    A source that raised is finished, so every retry opens it anew at `position`, where the next
+    unread record is, among the files that were there at first. Retries count from 0 again after
+    each document; retry n (from 0) waits `retry_delay_s * 2**n` first. After `max_retries` of them
+    the error stands.
+    """
+
+    def __init__(self, name: str, data: LmDataConfig) -> None:
+        component = data.components[name]
+        assert component.stream is not None
+        self.position = Position()  # of the next record
+        self.retries = 0  # since the beginning, over all documents
+        # Positions count parts, so they mean something else once a file is added or gone. Names
+        # without their folder: files may be moved.
+        self.parts_hash: str | None = None  # SHA-256; None until the parts are listed
+        self._name, self._config = name, component.stream
+        self._source, self._format = component.required_source(name), component.format
+        self._parts: tuple[str, ...] | None = None
+        self._documents: Iterator[LocatedDocument] | None = None
+
+    def close(self) -> None:
+        """Close the file that is being read; another `next` opens it again."""
+        if isinstance(self._documents, Generator):
+            self._documents.close()
+        self._documents = None
+
+    def seek(self, position: Position) -> None:
+        """Go on from there; costs nothing if that is the next record anyway."""
+        if position != self.position:
+            self.close()
+            self.position = position
+
+    def __next__(self) -> LocatedDocument:
+        failures = 0
+        while True:
+            try:
+                if self._documents is None:
+                    if self._parts is None:
+                        self._parts = self._source.part_names()
+                        names = repr([name.rpartition("/")[2] for name in self._parts])
+                        digest = hashlib.sha256(names.encode("utf-8", "replace"))
+                        self.parts_hash = digest.hexdigest()
+                    self._documents = located_documents(
+                        self._source, self._format, start=self.position, parts=self._parts
+                    )
+                located = next(self._documents)
+            except StopIteration:
+                raise
+            except Exception as error:
+                # Another `next` of a reader that raised would say that the source has ended.
+                self._documents = None
+                # Storage and network may answer when asked again; data stays as it is.
+                # OSError: StorageError, ConnectionError and TimeoutError are among them.
+                modules = {kind.__module__.split(".")[0] for kind in type(error).__mro__}
+                is_transient = isinstance(error, OSError | http.client.HTTPException)
+                if not is_transient and not modules & _NETWORK_LIBRARIES:
+                    raise
+                where = f"part {self.position.part}, record {self.position.record}"
+                cause = f"{type(error).__name__}: {error}"
+                most = self._config.max_retries
+                if failures >= most:
+                    raise DataError(
+                        f"the source cannot be read from {where} on, after {failures} retries "
+                        f"({cause})",
+                        allowed="a source that can be read; short failures are retried",
+                        fix="repair the source or the connection and resume, or raise max_retries",
+                    ) from error
+                delay_s = self._config.retry_delay_s * 2**failures
+                failures += 1
+                self.retries += 1
+                log.warning(
+                    "component %r: reading failed at %s, retry %d of %d in %.1f s (%s)",
+                    *(self._name, where, failures, most, delay_s, cause),
+                )
+                time.sleep(delay_s)
+            else:
+                part, record = located.position
+                self.position = Position(part, record + 1)
+                return located
 
 
-def nothing() -> EncodedBatch:
-    """No documents."""
+def _no_documents() -> EncodedBatch:
     return EncodedBatch(ids=np.zeros(0, np.int32), lengths=np.zeros(0, np.int64), loss_weights=None)
 
 
@@ -76,7 +138,7 @@ class Cursor:
     start: Position = field(default_factory=Position)
     parts_hash: str | None = None  # of the source that `start` is a position in
     # The end of a line that filled no row: the next documents go on from it.
-    carry: EncodedBatch = field(default_factory=nothing)
+    carry: EncodedBatch = field(default_factory=_no_documents)
     documents: int = 0
     rows: int = 0
     row_tokens: int = 0  # in these rows, without padding
@@ -120,7 +182,7 @@ class Window:
 
 
 class StreamRows:
-    """The training rows of a stream, one after the other; epochs follow each other without end.
+    """The training rows of a component that is a stream; epochs follow each other without end.
 
     A thread of its own makes the next window while this one is served, so that reading and
     tokenizing hide behind training; `close` ends it. To be called by one thread at a time.
@@ -128,64 +190,51 @@ class StreamRows:
 
     def __init__(
         self,
-        source: Source,
-        format: Format,
+        name: str,
+        data: LmDataConfig,
         tokenizer: Tokenizer,
         *,
-        name: str,
         seq_len: int,
         seed: int,
-        packing_mode: Literal["concat", "packed"],
-        max_documents_per_row: int,
-        long_documents: LongDocuments,
-        validation_fraction: float,
-        config: StreamConfig,
         kept_out: Mapping[bytes, str] | None = None,
     ) -> None:
         """`kept_out` has the content keys of documents to leave out, with their validation set."""
         require_row_len(seq_len)
-        self.name = name
-        self.seq_len = seq_len
-        self._settings = StreamSettings(
-            name=name,
-            tokenizer=tokenizer.content_hash,
-            seq_len=seq_len,
-            seed=seed,
-            packing_mode=packing_mode,
-            max_documents_per_row=max_documents_per_row,
-            long_documents=long_documents,
-            validation_fraction=validation_fraction,
-            window_documents=config.window_documents,
-            shuffle=config.shuffle,
-        )
-        self._documents = RetriedDocuments(
-            source,
-            format,
-            name=name,
-            max_retries=config.max_retries,
-            retry_delay_s=config.retry_delay_s,
-        )
-        self._windows = WindowMaker(self._documents, tokenizer, self._settings, kept_out or {})
+        stream = data.components[name].stream
+        assert stream is not None
+        self.name, self.seq_len = name, seq_len
+        self.rows_served = 0  # so far
+        self._rule = data.packing_rule(seq_len)
+        # What decides the rows, besides the source.
+        self._settings = {
+            "name": name,
+            "tokenizer": tokenizer.content_hash,
+            "seq_len": seq_len,
+            "seed": seed,
+            "packing_mode": data.packing_mode,
+            "max_documents_per_row": self._rule.max_documents,
+            "long_documents": self._rule.long_documents,
+            "validation_fraction": data.validation_fraction,
+            "window_documents": stream.window_documents,
+            "shuffle": stream.shuffle,
+        }
+        self._data, self._config, self._tokenizer, self._seed = data, stream, tokenizer, seed
+        self._kept_out = kept_out or {}
+        self._sets_warned_of: set[str] = set()
+        self._documents = StreamDocuments(name, data)
         self._worker = ThreadPoolExecutor(1, thread_name_prefix=f"stream-{name}")
         self._cursor = Cursor()  # of the window that is served
         self._served = 0  # rows of it
         self._window: Window | None = None  # made when a row of it is read
         self._ahead: Future[Window] | None = None  # the window after it
-        remedy = (
-            "A token store is shuffled over all of its rows, anew each epoch: build one instead"
+        how = "NOT SHUFFLED; stream.shuffle=true would shuffle it within windows"
+        if stream.shuffle:
+            how = f"shuffled ONLY WITHIN WINDOWS of {stream.window_documents} documents"
+        log.warning(
+            "component %r is a stream, %s: batches follow the order of its source. A token store "
+            "is shuffled over all of its rows, anew each epoch: build one instead.",
+            *(name, how),
         )
-        if config.shuffle:
-            log.warning(
-                "component %r is a stream, shuffled ONLY WITHIN WINDOWS of %d documents: a sorted "
-                "source stays sorted beyond that. %s.",
-                *(name, config.window_documents, remedy),
-            )
-        else:
-            log.warning(
-                "component %r is a stream that is NOT SHUFFLED: batches follow the order of its "
-                "source. %s, or set stream.shuffle=true to shuffle within windows.",
-                *(name, remedy),
-            )
 
     @property
     def epoch(self) -> int:
@@ -195,26 +244,55 @@ class StreamRows:
     @property
     def documents_read(self) -> int:
         """Training documents in all windows so far, the present one included."""
-        return self._last_cursor.documents
+        return (self._cursor if self._window is None else self._window.after).documents
 
     @property
     def dropped_tokens(self) -> int:
         """Tokens of these documents that the rule for long ones left out."""
-        return self._last_cursor.dropped_tokens
+        return (self._cursor if self._window is None else self._window.after).dropped_tokens
 
     @property
     def retries(self) -> int:
         """Reads that failed and were tried again, by this process."""
         return self._documents.retries
 
+    def read_at(self, positions: Int[np.ndarray, " N"]) -> RowBatch:
+        """The rows at those positions, which have to be the next ones."""
+        if len(positions) and positions[0] != self.rows_served:
+            raise DataError(
+                f"row {positions[0]} of the stream {self.name!r}, whose next row is "
+                f"{self.rows_served}",
+                allowed="the rows of a stream in order",
+                fix="restore the state that was saved with the step to continue from",
+            )
+        return self.read(len(positions))
+
     def read(self, count: int) -> RowBatch:
         """The next rows. What a read that raises had already taken is given again by the next."""
         before = self._cursor, self._served
+        rows, filled = RowBatch.empty(count, self.seq_len), 0
+        weights = None
         try:
-            return self._read(count)
+            while filled < count:
+                window = self._window_with_rows()
+                taken = min(count - filled, len(window) - self._served)
+                source = slice(self._served, self._served + taken)
+                target = slice(filled, filled + taken)
+                rows.tokens[target] = window.rows.tokens[source]
+                rows.segment_ids[target] = window.rows.segment_ids[source]
+                if window.rows.loss_weights is not None:
+                    # Where other windows have none, every position counts.
+                    if weights is None:
+                        weights = np.ones(rows.tokens.shape, np.float32)
+                    weights[target] = window.rows.loss_weights[source]
+                self._served += taken
+                filled += taken
         except BaseException:
-            self._go_to(before[0], served=before[1])
+            self._cursor, self._served = before
+            self._window = self._ahead = None
             raise
+        self.rows_served += count
+        return replace(rows, loss_weights=weights)
 
     def state(self) -> dict[str, Any]:
         """Where the stream stands after the rows read so far, in JSON's own types."""
@@ -222,16 +300,18 @@ class StreamRows:
         if self._window is not None and served == len(self._window):
             cursor, served = self._window.after, 0
         return {
+            "rows_served": self.rows_served,
             "version": _STATE_VERSION,
-            "settings": asdict(self._settings),
+            "settings": self._settings,
             "cursor": cursor.as_json(),
             "served": served,
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on where the state was taken; its window is read and tokenized once more."""
-        given = state["settings"] if state.get("version") == _STATE_VERSION else {}
-        mine = asdict(self._settings)
+        given, mine = state["settings"], self._settings
+        if state.get("version") != _STATE_VERSION:
+            given = {}
         if differing := [name for name in mine if given.get(name) != mine[name]]:
             raise DataError(
                 f"component {self.name!r}: a stream state was saved with other settings "
@@ -239,7 +319,9 @@ class StreamRows:
                 allowed="the settings that the state was saved with: they decide the rows",
                 fix="restore these settings to resume, or start a new run",
             )
-        self._go_to(Cursor.from_json(state["cursor"]), served=state["served"])
+        self._cursor, self._served = Cursor.from_json(state["cursor"]), state["served"]
+        self._window = self._ahead = None
+        self.rows_served = state["rows_served"]
 
     def close(self) -> None:
         """End the thread, after the window it may be making, and close the source's files."""
@@ -247,184 +329,32 @@ class StreamRows:
         self._worker.shutdown(cancel_futures=True)
         self._documents.close()
 
-    @property
-    def _last_cursor(self) -> Cursor:
-        return self._cursor if self._window is None else self._window.after
-
-    def _go_to(self, cursor: Cursor, *, served: int) -> None:
-        self._cursor, self._served = cursor, served
-        self._window = self._ahead = None
-
-    def _read(self, count: int) -> RowBatch:
-        tokens = np.empty((count, self.seq_len), np.int32)
-        segments = np.empty_like(tokens)
-        weights = None
-        filled = 0
-        while filled < count:
-            window = self._window_with_rows()
-            taken = min(count - filled, len(window) - self._served)
-            source = slice(self._served, self._served + taken)
-            target = slice(filled, filled + taken)
-            tokens[target] = window.rows.tokens[source]
-            segments[target] = window.rows.segment_ids[source]
-            if window.rows.loss_weights is not None:
-                # Where other windows have none, every position counts.
-                weights = np.ones(tokens.shape, np.float32) if weights is None else weights
-                weights[target] = window.rows.loss_weights[source]
-            self._served += taken
-            filled += taken
-        return RowBatch(tokens=tokens, segment_ids=segments, loss_weights=weights)
-
     def _window_with_rows(self) -> Window:
         """The window of the next row, which is the present one until its rows are served."""
-        if self._window is None:
-            self._window = self._next_window(self._cursor)
-            self._cursor = self._window.cursor
-            if self._served > len(self._window):
-                raise DataError(
-                    f"component {self.name!r}: {self._served} rows were used of a window "
-                    f"that now has {len(self._window)}",
-                    allowed="the source as it was when the state was saved",
-                    fix="restore the source's files, or start a new run",
-                )
-        while self._served == len(self._window):
-            self._window = self._next_window(self._window.after)
-            self._cursor, self._served = self._window.cursor, 0
+        while self._window is None or self._served == len(self._window):
+            cursor, served = self._cursor, self._served
+            if self._window is not None:
+                cursor, served = self._window.after, 0
+            ahead, self._ahead = self._ahead, None
+            try:
+                window = (ahead or self._worker.submit(self._make_window, cursor)).result()
+                if served > len(window):
+                    raise DataError(
+                        f"{served} rows were used of a window that now has {len(window)}",
+                        allowed="the source as it was when the state was saved",
+                        fix="restore the source's files, or start a new run",
+                    )
+            except DataError as error:
+                error.within(f"component {self.name!r}")
+                raise
+            self._ahead = self._worker.submit(self._make_window, window.after)
+            self._window, self._cursor, self._served = window, window.cursor, served
         return self._window
 
-    def _next_window(self, cursor: Cursor) -> Window:
-        ahead, self._ahead = self._ahead, None
-        window = (ahead or self._worker.submit(self._windows.window, cursor)).result()
-        self._ahead = self._worker.submit(self._windows.window, window.after)
-        return window
-
-
-class RetriedDocuments(Iterator[LocatedDocument]):
-    """The documents of a source from its beginning, or from where `seek` puts it.
-
-    A source that raised is finished, so every retry opens it anew at `position`, where the next
-    unread record is, among the files that were there at first. Retries count from 0 again after
-    each document; retry n (from 0) waits `retry_delay_s * 2**n` first. After `max_retries` of them
-    the error stands.
-    """
-
-    def __init__(
-        self,
-        source: Source,
-        format: Format,
-        *,
-        name: str,
-        max_retries: int,
-        retry_delay_s: float,
-    ) -> None:
-        self.position = Position()  # of the next record
-        self.retries = 0  # since the beginning, over all documents
-        self._source = source
-        self._format = format
-        self._name = name
-        self._max_retries = max_retries
-        self._retry_delay_s = retry_delay_s
-        # Positions count parts, so they mean something else once a file is added or gone. Names
-        # without their folder: files may be moved.
-        self.parts_hash: str | None = None  # SHA-256; None until the parts are listed
-        self._parts: tuple[str, ...] | None = None
-        self._documents: Iterator[LocatedDocument] | None = None
-
-    def close(self) -> None:
-        """Close the file that is being read; another `next` opens it again."""
-        if isinstance(self._documents, Generator):
-            self._documents.close()
-        self._documents = None
-
-    def seek(self, position: Position) -> None:
-        """Go on from there; costs nothing if that is the next record anyway."""
-        if position != self.position:
-            self.close()
-            self.position = position
-
-    def __next__(self) -> LocatedDocument:
-        failures = 0
-        while True:
-            try:
-                located = next(self._open())
-            except StopIteration:
-                raise
-            except Exception as error:
-                # Another `next` of a reader that raised would say that the source has ended.
-                self._documents = None
-                # Storage and network may answer when asked again; data stays as it is.
-                # OSError: StorageError, ConnectionError and TimeoutError are among them.
-                modules = {kind.__module__.split(".")[0] for kind in type(error).__mro__}
-                is_transient = isinstance(error, OSError | http.client.HTTPException)
-                if not is_transient and not modules & _NETWORK_LIBRARIES:
-                    raise
-                self._wait(failures, error)
-                failures += 1
-            else:
-                part, record = located.position
-                self.position = Position(part, record + 1)
-                return located
-
-    def _open(self) -> Iterator[LocatedDocument]:
-        if self._documents is None:
-            if self._parts is None:
-                self._parts = self._source.part_names()
-                names = repr([name.rpartition("/")[2] for name in self._parts])
-                self.parts_hash = hashlib.sha256(names.encode("utf-8", "replace")).hexdigest()
-            self._documents = located_documents(
-                self._source, self._format, start=self.position, parts=self._parts
-            )
-        return self._documents
-
-    def _wait(self, failures: int, error: Exception) -> None:
-        where = f"part {self.position.part}, record {self.position.record}"
-        cause = f"{type(error).__name__}: {error}"
-        if failures >= self._max_retries:
-            raise DataError(
-                f"the source cannot be read from {where} on, after {failures} retries ({cause})",
-                allowed="a source that can be read; short failures are retried",
-                fix="repair the source or the connection and resume, or raise max_retries",
-            ) from error
-        self.retries += 1
-        delay_s = self._retry_delay_s * 2**failures
-        log.warning(
-            "component %r: reading failed at %s, retry %d of %d in %.1f s (%s)",
-            *(self._name, where, failures + 1, self._max_retries, delay_s, cause),
-        )
-        time.sleep(delay_s)
-
-
-class WindowMaker:
-    """Makes windows from documents; quickest in the order of the stream."""
-
-    def __init__(
-        self,
-        documents: RetriedDocuments,
-        tokenizer: Tokenizer,
-        settings: StreamSettings,
-        kept_out: Mapping[bytes, str],
-    ) -> None:
-        self._reader = documents
-        self._tokenizer = tokenizer
-        self._settings = settings
-        self._kept_out = kept_out
-        self._warned: set[str] = set()  # of contamination, by validation set
-
-    def window(self, cursor: Cursor) -> Window:
-        """The window at a cursor. The last of an epoch may be short or even empty.
-
-        What is wrong with the source or a document is a `DataError` that names the component.
-        """
-        try:
-            return self._window(cursor)
-        except DataError as error:
-            error.within(f"component {self._settings.name!r}")
-            raise
-
-    def _window(self, cursor: Cursor) -> Window:
-        settings = self._settings
-        documents, is_last = self._documents(cursor.start)
-        parts_hash = self._reader.parts_hash
+    def _make_window(self, cursor: Cursor) -> Window:
+        """The window at a cursor. The last of an epoch may be short or even empty."""
+        documents, is_last = self._next_documents(cursor.start)
+        parts_hash = self._documents.parts_hash
         if cursor.parts_hash not in (None, parts_hash):
             raise DataError(
                 "the stream state is of other files than the source has now",
@@ -432,27 +362,22 @@ class WindowMaker:
                 fix="remove the added files and restore the missing ones, or start a new run",
             )
         cursor = replace(cursor, parts_hash=parts_hash)
-        key = f"{settings.seed}/{settings.name}/{cursor.epoch}/{cursor.window}"
-        if settings.shuffle and documents:
+        key = f"{self._seed}/{self.name}/{cursor.epoch}/{cursor.window}"
+        if self._config.shuffle and documents:
             order = Permutation(len(documents), key)(np.arange(len(documents)))
             documents = [documents[i] for i in order]
-        batch = join_batches(
+        batch = _join_batches(
             [
                 encode_documents(documents[first : first + _ENCODED_TOGETHER], self._tokenizer)
                 for first in range(0, len(documents), _ENCODED_TOGETHER)
             ]
         )
         carry, dropped_tokens = cursor.carry, 0
-        if settings.packing_mode == "concat":
-            rows, carry = concat_rows(batch, carry, settings.seq_len)
+        if self._data.packing_mode == "concat":
+            rows, carry = _concat_rows(batch, carry, self.seq_len)
         else:
-            rows, dropped_tokens = packed_rows(
-                batch,
-                settings.seq_len,
-                max_documents=settings.max_documents_per_row,
-                rule=settings.long_documents,
-                shuffle_key=f"{key}/rows" if settings.shuffle else None,
-            )
+            shuffle_key = f"{key}/rows" if self._config.shuffle else None
+            rows, dropped_tokens = _packed_rows(batch, self._rule, shuffle_key)
         epoch_tokens = cursor.epoch_tokens + len(batch.ids) - dropped_tokens
         if is_last and epoch_tokens == 0:
             raise DataError(
@@ -460,13 +385,13 @@ class WindowMaker:
                 f"({cursor.dropped_tokens + dropped_tokens} tokens were dropped, of documents "
                 "longer than a row)",
                 allowed="at least one training document that is not held out "
-                f"(validation_fraction={settings.validation_fraction:g})",
+                f"(validation_fraction={self._data.validation_fraction:g})",
                 fix="add documents to the source, or set long_documents=split",
             )
         after = Cursor(
             epoch=cursor.epoch + is_last,
             window=0 if is_last else cursor.window + 1,
-            start=Position() if is_last else self._reader.position,
+            start=Position() if is_last else self._documents.position,
             parts_hash=parts_hash,
             carry=carry,
             documents=cursor.documents + len(documents),
@@ -477,56 +402,51 @@ class WindowMaker:
         )
         return Window(cursor=cursor, rows=rows, after=after)
 
-    def _documents(self, start: Position) -> tuple[list[Document], bool]:
+    def _next_documents(self, start: Position) -> tuple[list[Document], bool]:
         """The next training documents, and whether the source has ended."""
-        self._reader.seek(start)
+        self._documents.seek(start)
         found: list[Document] = []
         size = 0
-        for _, document in self._reader:
-            if is_held_out(document, self._settings.validation_fraction):
+        for _, document in self._documents:
+            if is_held_out(document, self._data.validation_fraction):
                 continue
-            if self._kept_out and (name := self._kept_out.get(content_key(document))) is not None:
-                self._warn_of_contamination(document.id, name)
-                continue
-            found.append(document)
-            size += document.size
-            if len(found) == self._settings.window_documents or size >= WINDOW_CHARACTERS:
-                return found, False
+            name = self._kept_out.get(content_key(document)) if self._kept_out else None
+            if name is None:
+                found.append(document)
+                size += document.size
+                if len(found) == self._config.window_documents or size >= WINDOW_CHARACTERS:
+                    return found, False
+            elif name not in self._sets_warned_of:
+                self._sets_warned_of.add(name)
+                log.warning(
+                    "component %r: document %s is also in the validation set %r. Such documents "
+                    "are left out of training; only the first is reported.",
+                    *(self.name, document.id, name),
+                )
         return found, True
 
-    def _warn_of_contamination(self, document_id: str, validation_set: str) -> None:
-        """Say once for each validation set that its documents are in the stream."""
-        if validation_set not in self._warned:
-            self._warned.add(validation_set)
-            log.warning(
-                "component %r: document %s is also in the validation set %r. Such documents are "
-                "left out of training; only the first is reported.",
-                *(self._settings.name, document_id, validation_set),
-            )
 
-
-def join_batches(batches: Sequence[EncodedBatch]) -> EncodedBatch:
+def _join_batches(batches: Sequence[EncodedBatch]) -> EncodedBatch:
     """The documents of all batches in one, ids as int32; a batch without weights has weights 1."""
-    parts = [nothing(), *batches]
-    weights = None
-    if any(batch.loss_weights is not None for batch in batches):
-        ones = [np.ones(len(batch.ids), np.float32) for batch in parts]
-        found = [batch.loss_weights for batch in parts]
-        weights = np.concatenate(
-            [one if each is None else each for one, each in zip(ones, found, strict=True)]
-        )
+    parts = [_no_documents(), *batches]
+
+    def weights_of(batch: EncodedBatch) -> np.ndarray:
+        weights = batch.loss_weights
+        return np.ones(len(batch.ids), np.float32) if weights is None else weights
+
+    has_weights = any(batch.loss_weights is not None for batch in batches)
     return EncodedBatch(
         ids=np.concatenate([batch.ids.astype(np.int32) for batch in parts]),
         lengths=np.concatenate([batch.lengths for batch in parts]),
-        loss_weights=weights,
+        loss_weights=np.concatenate([weights_of(each) for each in parts]) if has_weights else None,
     )
 
 
-def concat_rows(
+def _concat_rows(
     batch: EncodedBatch, carry: EncodedBatch, seq_len: int
 ) -> tuple[RowBatch, EncodedBatch]:
     """The line that goes on from `carry`, cut every `seq_len` tokens, and what is left of it."""
-    line = join_batches([carry, batch])
+    line = _join_batches([carry, batch])
     cut = len(line.ids) // seq_len * seq_len
     document = np.repeat(np.arange(len(line.lengths), dtype=np.int32), line.lengths)
     segments = document[:cut].reshape(-1, seq_len)
@@ -546,19 +466,14 @@ def concat_rows(
     return rows, left
 
 
-def packed_rows(
-    batch: EncodedBatch,
-    seq_len: int,
-    *,
-    max_documents: int,
-    rule: LongDocuments,
-    shuffle_key: str | None,
+def _packed_rows(
+    batch: EncodedBatch, rule: PackingRule, shuffle_key: str | None
 ) -> tuple[RowBatch, int]:
     """The documents packed into rows, and how many tokens the rule for long ones left out.
 
     Rows are shuffled by the key; without one they are in the order of their first documents.
     """
-    packed = pack_documents(batch.lengths, seq_len, max_documents=max_documents, rule=rule)
+    packed = pack_documents(batch.lengths, rule)
     counts, order = packed.pieces_per_row, np.arange(len(packed.length))
     if shuffle_key is not None and len(counts) > 0:
         by_row = Permutation(len(counts), shuffle_key)(np.arange(len(counts)))
@@ -575,7 +490,7 @@ def packed_rows(
         batch.ids[tokens],
         lengths,
         counts,
-        seq_len,
+        rule.row_len,
         weights=None if weights is None else weights[tokens],
     )
     return rows, packed.dropped_tokens
