@@ -23,7 +23,7 @@ from chomp.kernels.attention import AttentionMask
 from chomp.kernels.precision import Precision
 from chomp.mesh import MeshConfig, abstract_arrays, create_mesh
 from chomp.optim import GrugOptimizerConfig
-from chomp.optim.groups import grouped_weights
+from chomp.optim.config import grouped_weights
 from chomp.tracking.metrics import TRAIN_LOSS
 from tests.grug_contracts import Checks, Template
 

@@ -4,6 +4,7 @@ A length-1 axis is kept, so a `PartitionSpec` written for a cluster also runs on
 specs of weights stand beside the weights, in the model.
 """
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -38,41 +39,31 @@ class MeshConfig(Config):
 
     def shape(self, num_devices: int) -> tuple[int, int, int, int]:
         """Axis sizes in the order of `AXES` for that many devices; they must use all of them."""
-        fixed = self.replica * self.expert * self.model
-        data = self.data if self.data is not None else max(num_devices // fixed, 1)
-        if fixed * data != num_devices:
-            raise self._mismatch(num_devices, data)
-        return (self.replica, data, self.expert, self.model)
+        wanted = self.replica, self.expert, self.model
+        data = self.data if self.data is not None else max(num_devices // math.prod(wanted), 1)
+        used = math.prod(wanted) * data
+        if used == num_devices:
+            return (self.replica, data, self.expert, self.model)
+        fits = [
+            sizes
+            for sizes in itertools.product(divisors(num_devices), repeat=3)
+            if num_devices % math.prod(sizes) == 0
+        ]
 
-    def _mismatch(self, num_devices: int, data: int) -> ConfigError:
+        def distance(sizes: tuple[int, ...]) -> float:
+            return sum(abs(math.log2(a / b)) for a, b in zip(sizes, wanted, strict=True))
+
+        nearest = sorted(fits, key=lambda sizes: (distance(sizes), sizes))[:5]
         works = [
             f"replica={r} data={num_devices // (r * e * m)} expert={e} model={m}"
-            for r, e, m in _near_sizes(num_devices, (self.replica, self.expert, self.model))
+            for r, e, m in nearest
         ]
-        return ConfigError(
-            f"mesh replica={self.replica} data={data} expert={self.expert} "
-            f"model={self.model} ({self.replica * data * self.expert * self.model} devices) "
-            f"on a machine with {num_devices}",
+        raise ConfigError(
+            f"mesh replica={self.replica} data={data} expert={self.expert} model={self.model} "
+            f"({used} devices) on a machine with {num_devices}",
             allowed=f"sizes whose product is {num_devices}",
             fix="use one of: " + "; ".join(works),
         )
-
-
-def _near_sizes(num_devices: int, wanted: tuple[int, int, int]) -> list[tuple[int, int, int]]:
-    """Up to five (replica, expert, model) that fit, the nearest to what was wanted first."""
-    sizes_of_one = divisors(num_devices)
-    fits = [
-        (r, e, m)
-        for r in sizes_of_one
-        for e in sizes_of_one
-        for m in sizes_of_one
-        if num_devices % (r * e * m) == 0
-    ]
-
-    def distance(sizes: tuple[int, int, int]) -> float:
-        return sum(abs(math.log2(a / b)) for a, b in zip(sizes, wanted, strict=True))
-
-    return sorted(fits, key=lambda sizes: (distance(sizes), sizes))[:5]
 
 
 def create_mesh(config: MeshConfig, *, devices: Sequence[jax.Device] | None = None) -> Mesh:
@@ -85,12 +76,8 @@ def create_mesh(config: MeshConfig, *, devices: Sequence[jax.Device] | None = No
         fix="see what `python -c 'import jax; jax.devices()'` says of the accelerator, or set "
         "train.allow_cpu=true",
     )
-    shape = config.shape(len(devices))
-    return Mesh(
-        np.asarray(devices, dtype=object).reshape(shape),
-        AXES,
-        axis_types=(AxisType.Explicit,) * len(AXES),
-    )
+    grid = np.asarray(devices, dtype=object).reshape(config.shape(len(devices)))
+    return Mesh(grid, AXES, axis_types=(AxisType.Explicit,) * len(AXES))
 
 
 def all_devices() -> Sequence[jax.Device]:

@@ -19,11 +19,8 @@ from chomp.mesh.distributed import join_processes
 TRITON_GEMM_OFF = "--xla_gpu_enable_triton_gemm=false"
 _TRITON_GEMM = re.compile(r"(?<!\S)--xla_gpu_enable_triton_gemm(=\S*)?(?!\S)")
 _PREALLOCATE = "XLA_PYTHON_CLIENT_PREALLOCATE"
-# 5000 to 5099. A workstation card of an older generation is called RTX 5000, too.
-_RTX_50 = re.compile(r"\bRTX 50\d\d(?!\d)")
-_RTX_5000 = re.compile(r"\bRTX 5000(?!\d)")
-# A driver that hangs must not hold up the run.
-_TIMEOUT_S = 2.0
+# Consumer Blackwell, 5000 to 5099. Workstation cards of other generations are called RTX 5000, too.
+RTX_50 = re.compile(r"GeForce RTX 50\d\d(?!\d)|\bRTX 50(?!00)\d\d(?!\d)")
 
 # Of glibc's malloc.h.
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4
@@ -90,30 +87,27 @@ def prepare_gpu(environ: MutableMapping[str, str] | None = None) -> bool:
     # Asking the driver takes a fraction of a second, which a run on CPU need not spend.
     if environ.get("JAX_PLATFORMS", "").split(",")[0] == "cpu":
         return False
-    found = next(filter(is_rtx_50, gpu_names()), None)
+    found = next(filter(RTX_50.search, gpu_names()), None)
     if found is None:
         log.debug("no RTX 50xx here: XLA_FLAGS stay as they are")
         return False
     flags = environ.get("XLA_FLAGS", "")
-    if TRITON_GEMM_OFF not in flags.split():
-        if _TRITON_GEMM.search(flags):
-            log.warning(
-                "%s here; keeping XLA_FLAGS=%r, though Triton GEMM may fail on it", found, flags
-            )
-        else:
-            environ["XLA_FLAGS"] = f"{flags} {TRITON_GEMM_OFF}".strip()
-            log.warning(
-                "%s here: added %s to XLA_FLAGS, since Triton GEMM has run out of memory on it; "
-                "to keep it, set XLA_FLAGS=--xla_gpu_enable_triton_gemm=true",
-                found,
-                TRITON_GEMM_OFF,
-            )
+    if TRITON_GEMM_OFF in flags.split():
+        pass
+    elif _TRITON_GEMM.search(flags):
+        log.warning("%s here; keeping XLA_FLAGS=%r, though Triton GEMM may fail", found, flags)
+    else:
+        environ["XLA_FLAGS"] = f"{flags} {TRITON_GEMM_OFF}".strip()
+        log.warning(
+            "%s here: added %s to XLA_FLAGS, since Triton GEMM has run out of memory on it; to "
+            "keep it, set XLA_FLAGS=--xla_gpu_enable_triton_gemm=true",
+            *(found, TRITON_GEMM_OFF),
+        )
     if environ.get(_PREALLOCATE, "").lower() not in ("false", "0"):
         log.warning(
             "%s here, and JAX will take three quarters of its memory at once; set %s=false to let "
             "it take what it needs",
-            found,
-            _PREALLOCATE,
+            *(found, _PREALLOCATE),
         )
     return True
 
@@ -122,22 +116,9 @@ def gpu_names() -> list[str]:
     """Names of this machine's NVIDIA GPUs, by `nvidia-smi`; none where that does not answer."""
     command = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
     try:
-        done = subprocess.run(
-            command,
-            capture_output=True,
-            check=True,
-            encoding="utf-8",
-            errors="replace",
-            timeout=_TIMEOUT_S,
-        )
-    except (OSError, subprocess.SubprocessError) as error:
+        # A driver that hangs must not hold up the run.
+        done = subprocess.run(command, capture_output=True, check=True, text=True, timeout=2.0)
+    except (OSError, UnicodeError, subprocess.SubprocessError) as error:
         log.debug("nvidia-smi named no GPU: %s", error)
         return []
     return [line.strip() for line in done.stdout.splitlines() if line.strip()]
-
-
-def is_rtx_50(name: str) -> bool:
-    """Whether a GPU of that name is a GeForce RTX 50xx (consumer Blackwell)."""
-    if _RTX_5000.search(name):
-        return "GeForce" in name
-    return _RTX_50.search(name) is not None

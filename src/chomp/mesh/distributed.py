@@ -117,8 +117,24 @@ def join_processes(environ: Mapping[str, str] | None = None) -> bool:
             allowed="whole seconds, above 0",
             fix="100 forgives a machine that stalls for a while; 10 is for tests",
         )
-    if index == 0:
-        _require_free(address, environ)
+    # Where JAX listens: at all addresses of this machine, unless one is set. "::" is all of them,
+    # and "0.0.0.0" where there is no IPv6.
+    bound = environ.get(BIND_ADDRESS) or f"[::]:{address.rpartition(':')[2]}"
+    host, _, port = bound.rpartition(":")
+    hosts = ("::", "0.0.0.0") if host == "[::]" else (host.strip("[]"),)
+    if index == 0 and any(_is_taken(each, port) for each in hosts):
+        # JAX 0.10.2 would end with a segmentation fault, or share the port with another run of
+        # this user, so that processes of both meet there.
+        if environ.get(TAKEN_FILE):
+            # If this fails, the launcher only does not try another address.
+            with suppress(OSError):
+                Path(environ[TAKEN_FILE]).write_text(address)
+        raise CoordinatorAddressTaken(
+            f"process 0 is to wait for the others at {bound}, and another program listens there",
+            allowed="a port of its own for each run",
+            fix=f"choose another one in {ADDRESS} (under SLURM in {_PORT}), or end that "
+            "program (ss -ltnp names it)",
+        )
     jax.distributed.initialize(
         address,
         num_processes=count,
@@ -130,6 +146,18 @@ def join_processes(environ: Mapping[str, str] | None = None) -> bool:
     return True
 
 
+def _is_taken(host: str, port: str) -> bool:
+    """Whether another program listens there; JAX reports any other problem itself."""
+    try:
+        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+            # As JAX does: connections of a run that has ended linger for a minute, harmlessly.
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind((host, int(port)))
+    except (OSError, ValueError) as error:
+        return getattr(error, "errno", None) == errno.EADDRINUSE
+    return False
+
+
 def _is_of_srun(environ: Mapping[str, str]) -> bool:
     """Whether `srun` started this process as one of several."""
     in_job, in_step = environ.get(_SLURM_JOB_COUNT, ""), environ.get(_SLURM_COUNT, "")
@@ -139,10 +167,7 @@ def _is_of_srun(environ: Mapping[str, str]) -> bool:
         # `salloc`, and a batch script by itself: one process, whatever the job was given.
         log.warning(
             "%s=%s, but this process is none of several that srun started (%s=%s): it runs alone",
-            _SLURM_JOB_COUNT,
-            in_job,
-            _SLURM_COUNT,
-            in_step,
+            *(_SLURM_JOB_COUNT, in_job, _SLURM_COUNT, in_step),
         )
     return False
 
@@ -174,39 +199,6 @@ def _own_gpus(environ: Mapping[str, str]) -> list[int] | None:
     return [*range(len(shown))] if shown and is_own else None
 
 
-def _require_free(address: str, environ: Mapping[str, str]) -> None:
-    """Raise `CoordinatorAddressTaken` if another program listens where process 0 would.
-
-    JAX 0.10.2 would end with a segmentation fault, or share the port with another run of the same
-    user, so that processes of both meet there.
-    """
-    # Where JAX listens: at all addresses of this machine, unless one is set.
-    bound = environ.get(BIND_ADDRESS) or f"[::]:{address.rpartition(':')[2]}"
-    host, _, port = bound.rpartition(":")
-    host = host.strip("[]")
-    # Where there is no IPv6, "::" means all addresses of the other kind.
-    for each in (host, "0.0.0.0") if host == "::" else (host,):
-        try:
-            with socket.socket(socket.AF_INET6 if ":" in each else socket.AF_INET) as probe:
-                # As JAX does: connections of a run that has ended linger for a minute, harmlessly.
-                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                probe.bind((each, int(port)))
-        except (OSError, ValueError) as error:
-            if not isinstance(error, OSError) or error.errno != errno.EADDRINUSE:
-                continue  # JAX reports any other problem itself
-            if environ.get(TAKEN_FILE):
-                # If this fails, the launcher only does not try another address.
-                with suppress(OSError):
-                    Path(environ[TAKEN_FILE]).write_text(address)
-            raise CoordinatorAddressTaken(
-                f"process 0 is to wait for the others at {bound}, and another program listens "
-                "there",
-                allowed="a port of its own for each run",
-                fix=f"choose another one in {ADDRESS} (under SLURM in {_PORT}), or end that "
-                "program (ss -ltnp names it)",
-            ) from error
-
-
 # ---- Talking ---------------------------------------------------------------------------------
 
 
@@ -229,19 +221,16 @@ def broadcast(name: str, value: Any, *, timeout_s: float = TIMEOUT_S) -> Any:
     Process 0 waits for the others at every 64th use of a name only; they raise `LaunchError` after
     `timeout_s` without an answer.
     """
-    text = json.dumps(value)
     if jax.process_count() > 1:
-        folder = _next_use(name)
-        key = f"{folder}/{_ANSWER}"
-        if int(folder.rpartition("/")[2]) % _KEPT_USES == 0:
+        use = _Use(name, timeout_s)
+        if use.number % _KEPT_USES == 0:
             # Process 0 forgets what is that many uses ago: by then all must have read it.
             wait_for_all(f"{name}, in step", timeout_s=timeout_s)
-        if is_first():
-            _client().key_value_set(key, text)
-            _forget(folder, _KEPT_USES)
-        else:
-            text = _wait_for_key(name, key, [0], time.monotonic() + timeout_s, timeout_s)
-    return json.loads(text)
+        if not is_first():
+            return use.wait_for(_ANSWER, [0])
+        use.set(_ANSWER, value)
+        use.forget(_KEPT_USES)
+    return json.loads(json.dumps(value))
 
 
 def all_gather(name: str, value: Any, *, timeout_s: float = TIMEOUT_S) -> list[Any]:
@@ -250,34 +239,26 @@ def all_gather(name: str, value: Any, *, timeout_s: float = TIMEOUT_S) -> list[A
     Process 0 collects them and answers the rest, so each of N processes makes a few calls and not
     N. Raises `LaunchError` after `timeout_s`, in all that came, naming those that did not.
     """
-    text = json.dumps(value)
-    if jax.process_count() == 1:
-        return [json.loads(text)]
-    folder, deadline = _next_use(name), time.monotonic() + timeout_s
-    answer = f"{folder}/{_ANSWER}"
     everyone = range(jax.process_count())
-    _client().key_value_set(f"{folder}/{jax.process_index()}", text)
+    if len(everyone) == 1:
+        return [json.loads(json.dumps(value))]
+    use = _Use(name, timeout_s)
+    use.set(jax.process_index(), value)
     if not is_first():
-        found = json.loads(_wait_for_key(name, answer, everyone, deadline, timeout_s, folder))
-        if "error" in found:
-            raise LaunchError(**found["error"])
-        gathered: list[Any] = found["values"]
+        answer = use.wait_for(_ANSWER, everyone)
+        if "error" in answer:
+            raise LaunchError(**answer["error"])
+        gathered: list[Any] = answer["values"]
         return gathered
     try:
-        values = [
-            json.loads(
-                _wait_for_key(name, f"{folder}/{index}", everyone, deadline, timeout_s, folder)
-            )
-            for index in everyone
-        ]
+        values = [use.wait_for(index, everyone) for index in everyone]
     except LaunchError as error:
         # So that those who came need not wait as long again, and raise the same.
         parts = {"given": error.given, "allowed": error.allowed, "fix": error.fix}
-        _client().key_value_set(answer, json.dumps({"error": parts}))
+        use.set(_ANSWER, {"error": parts})
         raise
-    _client().key_value_set(answer, json.dumps({"values": values}))
-    # Everyone is here, so everyone has read the answer of the last time.
-    _forget(folder, 1)
+    use.set(_ANSWER, {"values": values})
+    use.forget(1)  # everyone is here, so everyone has read the answer of the last time
     return values
 
 
@@ -315,50 +296,48 @@ def read_posts(name: str) -> dict[int, Any]:
     return {int(key.rpartition("/")[2]): json.loads(text) for key, text in found}
 
 
-def _wait_for_key(
-    name: str,
-    key: str,
-    expected: Sequence[int],
-    deadline: float,
-    timeout_s: float,
-    folder: str | None = None,
-) -> str:
-    """The text at `key`, once it is there; an error names who is expected and not in `folder`."""
-    here, count = jax.process_index(), jax.process_count()
-    left_ms = max(1, round(1000 * (deadline - time.monotonic())))
-    try:
-        text: str = _client().blocking_key_value_get(key, left_ms)
-    except jax.errors.JaxRuntimeError as error:
-        if "DEADLINE_EXCEEDED" not in str(error):
+class _Use:
+    """One use of a name, which has keys of its own, and how long it waits for them."""
+
+    def __init__(self, name: str, timeout_s: float) -> None:
+        with _uses_lock:
+            _uses[name] += 1
+            self.number = _uses[name]
+        self._name, self._timeout_s = name, timeout_s
+        self._deadline = time.monotonic() + timeout_s
+        self._folder = f"chomp/{name}/{self.number}"
+
+    def set(self, part: object, value: Any) -> None:
+        """Put a value where the others look for it."""
+        _client().key_value_set(f"{self._folder}/{part}", json.dumps(value))
+
+    def wait_for(self, part: object, expected: Sequence[int]) -> Any:
+        """A value, once it is there; the error names the expected processes that did not come."""
+        where = f"process {jax.process_index()} of {jax.process_count()}"
+        left_ms = max(1, round(1000 * (self._deadline - time.monotonic())))
+        try:
+            return json.loads(_client().blocking_key_value_get(f"{self._folder}/{part}", left_ms))
+        except jax.errors.JaxRuntimeError as error:
+            if "DEADLINE_EXCEEDED" not in str(error):
+                raise LaunchError(
+                    f"{where} at {self._name!r} lost touch with the others: {error}",
+                    allowed="processes that all run until the end",
+                    fix="see how the others ended, and start all of them again",
+                ) from error
+            keys = _client().key_value_dir_get(f"{self._folder}/")
+            came = {key.rpartition("/")[2] for key, _ in keys}
+            missing = [str(index) for index in expected if str(index) not in came]
+            # All may have come, and process 0 not have answered in time.
+            who = f"process {', '.join(missing)}" if missing else "an answer of process 0"
             raise LaunchError(
-                f"process {here} of {count} at {name!r} lost touch with the others: {error}",
-                allowed="processes that all run until the end",
-                fix="see how the others ended, and start all of them again",
+                f"{where} waited {self._timeout_s:g} s at {self._name!r} for {who}",
+                allowed="processes that come to the same points within that time",
+                fix="see how the missing ones ended, and start all of them again",
             ) from error
-        keys = _client().key_value_dir_get(f"{folder}/") if folder else []
-        came = {found.rpartition("/")[2] for found, _ in keys}
-        missing = [str(index) for index in expected if str(index) not in came]
-        # All may have come, and process 0 not have answered in time.
-        who = f"process {', '.join(missing)}" if missing else "an answer of process 0"
-        raise LaunchError(
-            f"process {here} of {count} waited {timeout_s:g} s at {name!r} for {who}",
-            allowed="processes that come to the same points within that time",
-            fix="see how the missing ones ended, and start all of them again",
-        ) from error
-    return text
 
-
-def _next_use(name: str) -> str:
-    """Where this use of a name has its keys: no two uses share one."""
-    with _uses_lock:
-        _uses[name] += 1
-        return f"chomp/{name}/{_uses[name]}"
-
-
-def _forget(folder: str, uses_ago: int) -> None:
-    """Take an earlier use of a name out of the store, which process 0 holds in memory."""
-    place, _, use = folder.rpartition("/")
-    _client().key_value_delete(f"{place}/{int(use) - uses_ago}")
+    def forget(self, uses_ago: int) -> None:
+        """Take an earlier use out of the store, which process 0 holds in memory."""
+        _client().key_value_delete(f"chomp/{self._name}/{self.number - uses_ago}")
 
 
 def _client() -> Any:

@@ -9,6 +9,7 @@ import math
 import os
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -27,7 +28,6 @@ FIX_STATE = (
 
 _NUMBER = re.compile(r"(?<![^/])\d+(?![^/])")
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
-_WIDTH = 100
 
 Tree = TypeVar("Tree")
 AnyMesh = Mesh | AbstractMesh
@@ -42,15 +42,6 @@ class PlacedArray(NamedTuple):
     shape: tuple[int, ...]
     dtype: Any
     spec: PartitionSpec
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of the whole array."""
-        return math.prod(self.shape) * self.dtype.itemsize
-
-    def pieces(self, mesh: AnyMesh) -> int:
-        """How many different pieces the devices of a mesh hold of it."""
-        return math.prod(mesh.shape[axis] for part in self.spec for axis in _axes(part))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,26 +122,24 @@ def placed_arrays(tree: Any) -> Iterator[PlacedArray]:
 
 def memory_lines(tree: Any, mesh: AnyMesh) -> list[MemoryLine]:
     """The arrays of a tree (or shapes of arrays) on a mesh, the largest first."""
-    alike: dict[tuple[Any, ...], list[PlacedArray]] = {}
-    for array in placed_arrays(tree):
-        key = (_NUMBER.sub("*", array.path), array.shape, array.dtype, array.spec)
-        alike.setdefault(key, []).append(array)
+    alike: dict[tuple[Any, ...], list[str]] = {}
+    for path, shape, dtype, spec in placed_arrays(tree):
+        alike.setdefault((_NUMBER.sub("*", path), shape, dtype, spec), []).append(path)
     lines = []
-    for arrays in alike.values():
-        first = arrays[0]
+    for (_, shape, dtype, spec), paths in alike.items():
+        cuts = [_axes(part) for part in spec]
+        pieces = math.prod(mesh.shape[axis] for axes in cuts for axis in axes)
+        per_device = len(paths) * math.prod(shape) * dtype.itemsize // pieces
         # With a star in the places where the paths differ.
-        parts = zip(*(array.path.split("/") for array in arrays), strict=True)
-        per_device = len(arrays) * first.num_bytes // first.pieces(mesh)
+        parts = zip(*(path.split("/") for path in paths), strict=True)
         lines.append(
             MemoryLine(
                 path="/".join(names[0] if len(set(names)) == 1 else "*" for names in parts),
-                count=len(arrays),
-                shape=first.shape,
-                dtype=str(first.dtype),
+                count=len(paths),
+                shape=shape,
+                dtype=str(dtype),
                 # What cuts each axis, `-` where nothing does: `data, -, model`.
-                spec=", ".join("+".join(_axes(part)) or "-" for part in first.spec)
-                if any(first.spec)
-                else "whole",
+                spec=", ".join("+".join(axes) or "-" for axes in cuts) if any(cuts) else "whole",
                 bytes_per_device=per_device,
                 total_bytes=per_device * math.prod(mesh.shape.values()),
             )
@@ -175,27 +164,55 @@ def memory_table(
     Each part has its sum, and those `listed` (default: all) a line for each of their largest
     arrays; what is left of them is one line.
     """
-    lines = {name: memory_lines(tree, mesh) for name, tree in parts.items()}
-    devices = math.prod(mesh.shape.values())
-    rows: list[tuple[str, ...]] = [
-        (
-            "array",
-            "shape",
-            "dtype",
-            "spec",
-            "per device",
-            "1 device" if devices == 1 else f"{devices} devices",
+
+    def row(name: str, lines: Sequence[MemoryLine], *cells: str) -> tuple[str, ...]:
+        per_device = format_bytes(sum(line.bytes_per_device for line in lines))
+        return (
+            name,
+            *(cells or ("", "", "")),
+            per_device,
+            format_bytes(sum(line.total_bytes for line in lines)),
         )
-    ]
-    for name, found in lines.items():
-        rows.append((name, "", "", "", *_sums(found)))
-        if listed is None or name in listed:
-            rows += map(_cells, found[:max_lines])
-            if rest := found[max_lines:]:
-                count = sum(line.count for line in rest)
-                rows.append((f"  {count} more", "", "", "", *_sums(rest)))
-    everything = [line for found in lines.values() for line in found]
-    return _aligned([*rows, ("all", "", "", "", *_sums(everything))])
+
+    devices = math.prod(mesh.shape.values())
+    heading = "1 device" if devices == 1 else f"{devices} devices"
+    rows: list[tuple[str, ...]] = [("array", "shape", "dtype", "spec", "per device", heading)]
+    everything: list[MemoryLine] = []
+    for name, tree in parts.items():
+        lines = memory_lines(tree, mesh)
+        everything += lines
+        rows.append(row(name, lines))
+        if listed is not None and name not in listed:
+            continue
+        for line in lines[:max_lines]:
+            count = f" x{line.count}" if line.count > 1 else ""
+            shape = " x ".join(map(str, line.shape)) or "scalar"
+            rows.append(row(f"  {line.path}{count}", [line], shape, line.dtype, line.spec))
+        if rest := lines[max_lines:]:
+            rows.append(row(f"  {sum(line.count for line in rest)} more", rest))
+    return aligned_columns([*rows, row("all", everything)], first_number=4, max_width=100)
+
+
+def aligned_columns(
+    rows: Sequence[Sequence[str]], *, first_number: int, max_width: int = 1 << 30
+) -> str:
+    """Lines of aligned columns, those from `first_number` on to the right.
+
+    If they are wider than `max_width`, the first column loses the beginnings of its cells.
+    """
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    room = max_width - sum(widths[1:]) - 2 * (len(widths) - 1)
+    widths[0] = min(widths[0], max(room, 20))
+    lines = []
+    for first, *others in rows:
+        if len(first) > widths[0]:  # the end of a path says more than its beginning
+            first = f"  …{first[len(first) - widths[0] + 3 :]}"
+        cells = [
+            f"{cell:{'>' if number >= first_number else '<'}{widths[number]}}"
+            for number, cell in enumerate([first, *others])
+        ]
+        lines.append("  ".join(cells).rstrip())
+    return "\n".join(lines)
 
 
 def format_bytes(number: int) -> str:
@@ -211,9 +228,8 @@ def peak_memory_gb(devices: Iterable[Any] | None = None) -> float | None:
     The peak counts from the start of the process, and only what went through JAX's allocator.
     """
     asked = jax.local_devices() if devices is None else devices
-    counted = [(device.memory_stats() or {}).get("peak_bytes_in_use") for device in asked]
-    known = [peak for peak in counted if peak is not None]
-    return max(known) / 1e9 if known else None
+    peaks = [(device.memory_stats() or {}).get("peak_bytes_in_use") for device in asked]
+    return max((peak / 1e9 for peak in peaks if peak is not None), default=None)
 
 
 def device_memory(devices: Iterable[Any] | None = None) -> DeviceMemory | None:
@@ -227,24 +243,35 @@ def device_memory(devices: Iterable[Any] | None = None) -> DeviceMemory | None:
         total, free = machine_memory()
         return DeviceMemory(total // len(asked), free // len(asked))
     counted = [device.memory_stats() or {} for device in asked]
-    known = [stats for stats in counted if stats.get("bytes_limit")]
-    if not known:
-        return None
-    smallest = min(known, key=lambda stats: int(stats["bytes_limit"]))
-    total = int(smallest["bytes_limit"])
-    return DeviceMemory(total, total - int(smallest.get("bytes_in_use", 0)))
+    known = [
+        DeviceMemory(limit, limit - stats.get("bytes_in_use", 0))
+        for stats in counted
+        if (limit := stats.get("bytes_limit"))
+    ]
+    return min(known, key=lambda memory: memory.total, default=None)
 
 
 def machine_memory() -> DeviceMemory:
     """The memory of this machine, or of the container where that has a lower limit."""
-    physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    total = min([physical, *_container_limits()])
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-        found = next(line for line in lines if line.startswith("MemAvailable:"))
-        return DeviceMemory(total, min(total, int(found.split()[1]) * 1024))
-    except (OSError, StopIteration):  # not Linux
-        return DeviceMemory(total, total)
+    limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+    # Of the cgroups that this process is in, of version 1 and of version 2.
+    files = [Path("/sys/fs/cgroup/memory/memory.limit_in_bytes")]
+    with suppress(OSError):  # not Linux
+        for line in Path("/proc/self/cgroup").read_text().splitlines():
+            own = Path("/sys/fs/cgroup") / line.rpartition(":")[2].lstrip("/")
+            if line.startswith("0::"):
+                files += [folder / "memory.max" for folder in (own, *own.parents)]
+    for file in files:
+        with suppress(OSError):
+            text = file.read_text().strip()
+            if text.isdigit():  # "max" is no limit
+                limits.append(int(text))
+    total = free = min(limits)
+    with suppress(OSError):  # not Linux
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                free = min(total, int(line.split()[1]) * 1024)
+    return DeviceMemory(total, free)
 
 
 def require_memory(
@@ -263,72 +290,21 @@ def require_memory(
     memory = device_memory(devices)
     if memory is None:
         return
+    total = format_bytes(memory.total)
     if needed > memory.total:
         raise ConfigError(
             f"{what}, which needs {format_bytes(needed)} of each device, where a device has "
-            f"{format_bytes(memory.total)}",
+            f"{total}",
             allowed="what fits into the memory of a device",
             fix=f"{fix} (docs/references/hbm-optimization.md)",
         )
     if needed - held > memory.free:
         log.warning(
             "%s needs %s of each device, and only %s of its %s are free now",
-            what,
-            format_bytes(needed - held),
-            format_bytes(memory.free),
-            format_bytes(memory.total),
+            *(what, format_bytes(needed - held), format_bytes(memory.free), total),
         )
 
 
 def _axes(part: Any) -> tuple[str, ...]:
     """The mesh axes that cut one axis of an array."""
     return () if part is None else part if isinstance(part, tuple) else (part,)
-
-
-def _sums(lines: Sequence[MemoryLine]) -> tuple[str, str]:
-    return (
-        format_bytes(sum(line.bytes_per_device for line in lines)),
-        format_bytes(sum(line.total_bytes for line in lines)),
-    )
-
-
-def _cells(line: MemoryLine) -> tuple[str, ...]:
-    count = f" x{line.count}" if line.count > 1 else ""
-    shape = " x ".join(map(str, line.shape)) or "scalar"
-    sums = format_bytes(line.bytes_per_device), format_bytes(line.total_bytes)
-    return (f"  {line.path}{count}", shape, line.dtype, line.spec, *sums)
-
-
-def _aligned(rows: Sequence[tuple[str, ...]]) -> str:
-    """Aligned columns, numbers to the right; the first is shortened if the table is too wide."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    widths[0] = min(widths[0], max(_WIDTH - sum(widths[1:]) - 2 * (len(widths) - 1), 20))
-    lines = []
-    for row in rows:
-        cells = []
-        for number, (cell, width) in enumerate(zip(row, widths, strict=True)):
-            # The end of a path says more than its beginning.
-            text = cell if len(cell) <= width else f"  …{cell[len(cell) - width + 3 :]}"
-            cells.append(f"{text:{'>' if number > 3 else '<'}{width}}")
-        lines.append("  ".join(cells).rstrip())
-    return "\n".join(lines)
-
-
-def _container_limits() -> Iterator[int]:
-    """Limits of the cgroups that this process is in, of version 2 and of version 1."""
-    files = [Path("/sys/fs/cgroup/memory/memory.limit_in_bytes")]
-    try:
-        lines = Path("/proc/self/cgroup").read_text().splitlines()
-    except OSError:  # not Linux
-        return
-    for line in lines:
-        own = Path("/sys/fs/cgroup") / line.rpartition(":")[2].lstrip("/")
-        if line.startswith("0::"):
-            files += [folder / "memory.max" for folder in (own, *own.parents)]
-    for file in files:
-        try:
-            text = file.read_text().strip()
-        except OSError:
-            continue
-        if text.isdigit():  # "max" is no limit
-            yield int(text)

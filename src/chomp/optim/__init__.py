@@ -1,7 +1,6 @@
 """Optimizers and schedules as optax transforms."""
 
-from chomp.optim.config import AdamConfig, GrugOptimizerConfig, group_table
-from chomp.optim.groups import PARAM_GROUPS, Group
+from chomp.optim.config import PARAM_GROUPS, AdamConfig, Group, GrugOptimizerConfig, group_table
 from chomp.optim.muon import MuonConfig
 from chomp.optim.schedule import LearningRate
 

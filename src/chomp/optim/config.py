@@ -8,25 +8,18 @@ ahead (NAdam). Only the groups that decay have the last term. `chomp.optim.muon`
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, fields
 from operator import attrgetter
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
 import optax
 
 from chomp.config import Config, setting
-from chomp.errors import require
-from chomp.optim.groups import (
-    DECAYED_GROUPS,
-    PARAM_GROUPS,
-    Group,
-    decayed_weights,
-    grouped_weights,
-    require_known_groups,
-)
+from chomp.errors import ConfigError, require
+from chomp.mesh import aligned_columns
 from chomp.optim.muon import MuonConfig, muon
 from chomp.optim.schedule import (
     ENDING_SHAPES,
@@ -37,8 +30,24 @@ from chomp.optim.schedule import (
     steps_of,
 )
 
+# The groups a model sorts its weights into, by `param_groups()`, a tree shaped like its parameters:
+# no optimizer goes by the names of weights. `state` is what a train step itself sets beside the
+# weights, such as the bias of a router: no optimizer touches it.
+Group = Literal["matrix", "embedding", "vector", "dynamics", "state"]
+PARAM_GROUPS: tuple[Group, ...] = get_args(Group)
+# Weight decay pulls on these alone: it would move norms, tables and time constants off their scale.
+DECAYED_GROUPS: tuple[Group, ...] = ("matrix",)
 # Share of the run that `wsd` decays for, if decay_steps is not set.
 _WSD_DECAY = "20%"
+_MAX_PATHS = 4  # in a message
+
+
+class GroupedWeight(NamedTuple):
+    """One weight: its path in the tree, its group, its shape."""
+
+    path: str
+    group: Group
+    shape: tuple[int, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,15 +94,13 @@ class GrugOptimizerConfig(Config):
         # Nothing would read these fields.
         by_schedule, by_name = f"optim.lr_schedule={self.lr_schedule}", f"optim.name={self.name}"
         endless = self.lr_schedule not in ENDING_SHAPES
-        uses: tuple[tuple[str, Any, bool, str], ...] = (
+        uses: list[tuple[str, Any, bool, str]] = [
             ("decay_steps", None, not endless, by_schedule),
             ("cycles", 1, not endless, by_schedule),
             ("min_lr_ratio", 0.0, self.lr_schedule != "constant", by_schedule),
-            *(
-                (f"muon.{f.name}", f.default, self.name == "muon", by_name)
-                for f in fields(MuonConfig)
-            ),
-        )
+        ]
+        for each in fields(MuonConfig):
+            uses.append((f"muon.{each.name}", each.default, self.name == "muon", by_name))
         for name, default, is_used, chosen in uses:
             value = attrgetter(name)(self)
             require(
@@ -121,14 +128,35 @@ class GrugOptimizerConfig(Config):
             allowed="fewer warmup steps than steps",
             fix=f"set optim.warmup_steps to {length // 10}",
         )
-        decay, stable = self._cycle(length, length - warmup, whole)
+        rest = length - warmup
+        require(
+            self.cycles == 1 or 2 * self.cycles <= rest,
+            f"optim.cycles={self.cycles} with {rest} steps after the warmup of {whole}",
+            allowed="two steps or more for each cycle: its last is at the lowest rate",
+            fix=f"set optim.cycles to {max(rest // 10, 1)} or less",
+        )
+        # Equal cycles need not be whole steps; a single one is, and stays an integer.
+        cycle = rest / self.cycles if self.cycles > 1 else rest
+        is_wsd, decay = self.lr_schedule == "wsd", cycle
+        if self.decay_steps is not None:
+            decay = steps_of(self.decay_steps, length)
+        elif is_wsd:
+            decay = min(steps_of(_WSD_DECAY, length), cycle)
+        # One decay may outlast the run, which then ends on the way down; no later one would begin.
+        require(
+            decay <= cycle or (self.cycles == 1 and not is_wsd),
+            f"optim.decay_steps={self.decay_steps} with optim.cycles={self.cycles} and "
+            f"{rest} steps after the warmup of {whole}",
+            allowed=f"decays of at most {int(cycle)} steps",
+            fix="lower optim.decay_steps, optim.cycles or optim.warmup_steps",
+        )
         return LearningRate(
             lr=self.lr,
             warmup_steps=warmup,
             decay_steps=decay,
             min_lr_ratio=self.min_lr_ratio,
             shape=self.lr_schedule,
-            stable_steps=stable,
+            stable_steps=cycle - decay if is_wsd else 0,
             cycles=self.cycles,
             start=self.schedule_start,
         )
@@ -153,76 +181,52 @@ class GrugOptimizerConfig(Config):
         require_known_groups(param_groups)
         clip = clip_by_norm(self.grad_clip_norm) if self.grad_clip_norm > 0 else optax.identity()
         schedule = self.schedule(num_steps)
-        decay = {"weight_decay": self.weight_decay, "param_groups": param_groups}
-        by_adam = adamw(self.adam, schedule, **decay)
+        decayed = jax.tree.map(lambda label: label in DECAYED_GROUPS, param_groups)
+        adam = self.adam
+        by_adam = (
+            optax.scale_by_adam(b1=adam.b1, b2=adam.b2, eps=adam.eps, nesterov=adam.nesterov),
+            optax.add_decayed_weights(self.weight_decay, mask=decayed),
+            optax.scale_by_learning_rate(schedule),
+        )
         if self.name == "adamw" and "state" not in jax.tree.leaves(param_groups):
-            rule = optax.chain(clip, *by_adam)
-        else:
-            rules = {"adamw": optax.chain(*by_adam), "none": optax.set_to_zero()}
-            if self.name == "muon":
-                rules["muon"] = optax.chain(*muon(self.muon, schedule, **decay))
+            return optax.chain(clip, *by_adam)
+        rules = {"adamw": optax.chain(*by_adam), "none": optax.set_to_zero()}
+        if self.name == "muon":
+            by_muon = muon(self.muon, schedule, weight_decay=self.weight_decay, decayed=decayed)
+            rules["muon"] = optax.chain(*by_muon)
 
-            def rules_of(params: Any) -> Any:
-                weights = grouped_weights(params, param_groups)
-                names = [self.updated_by(weight.group, len(weight.shape)) for weight in weights]
-                for weight, name in zip(weights, names, strict=True):
-                    require(
-                        name != "muon" or len(weight.shape) >= 2,
-                        f"{weight.path} of shape {list(weight.shape)} in the group "
-                        f"{weight.group!r}",
-                        allowed="weights with two axes or more under Muon",
-                        fix="label it 'vector' in the model's param_groups()",
-                    )
+        def rules_of(params: Any) -> Any:
+            weights = grouped_weights(params, param_groups)
+            names = [self.updated_by(weight.group, len(weight.shape)) for weight in weights]
+            for weight, name in zip(weights, names, strict=True):
                 require(
-                    self.name != "muon" or "muon" in names,
-                    f"optim.name='muon' with no weight for it among {len(weights)}, whose groups "
-                    f"are {sorted({weight.group for weight in weights})}",
-                    allowed="a model with weights in the group 'matrix'",
-                    fix="label them in the model's param_groups(), or set optim.name=adamw",
+                    name != "muon" or len(weight.shape) >= 2,
+                    f"{weight.path} of shape {list(weight.shape)} in the group {weight.group!r}",
+                    allowed="weights with two axes or more under Muon",
+                    fix="label it 'vector' in the model's param_groups()",
                 )
-                return jax.tree.unflatten(jax.tree.structure(params), names)
+            require(
+                self.name != "muon" or "muon" in names,
+                f"optim.name='muon' with no weight for it among {len(weights)}, whose groups "
+                f"are {sorted({weight.group for weight in weights})}",
+                allowed="a model with weights in the group 'matrix'",
+                fix="label them in the model's param_groups(), or set optim.name=adamw",
+            )
+            return jax.tree.unflatten(jax.tree.structure(params), names)
 
-            # As a function: a tree of labels may be a model, which optax would take for one.
-            rule = optax.chain(clip, optax.partition(rules, rules_of))
-
-        def update(updates: Any, state: Any, params: Any = None) -> Any:
-            # JAX's usual dtype rules: optax raises floats to the power of int32 counts, which the
-            # strict rules of our tests refuse.
-            with jax.numpy_dtype_promotion("standard"):
-                return rule.update(updates, state, params)
-
-        return optax.GradientTransformation(rule.init, update)
+        # As a function: a tree of labels may be a model, which optax would take for one.
+        return optax.chain(clip, optax.partition(rules, rules_of))
 
     def updated_by(self, group: Group, num_axes: int) -> Literal["adamw", "muon", "none"]:
         """The optimizer that updates a weight of a group with so many axes."""
         if group == "state":
             return "none"
-        return "muon" if self.name == "muon" and self.muon.takes(group, num_axes) else "adamw"
-
-    def _cycle(self, num_steps: int, rest: int, whole: str) -> tuple[int | float, int | float]:
-        """Steps of one decay and of the stable part before it, `rest` steps after the warmup."""
-        require(
-            self.cycles == 1 or 2 * self.cycles <= rest,
-            f"optim.cycles={self.cycles} with {rest} steps after the warmup of {whole}",
-            allowed="two steps or more for each cycle: its last is at the lowest rate",
-            fix=f"set optim.cycles to {max(rest // 10, 1)} or less",
-        )
-        # Equal cycles need not be whole steps; a single one is, and stays an integer.
-        length = rest / self.cycles if self.cycles > 1 else rest
-        is_wsd, decay = self.lr_schedule == "wsd", length
-        if self.decay_steps is not None:
-            decay = steps_of(self.decay_steps, num_steps)
-        elif is_wsd:
-            decay = min(steps_of(_WSD_DECAY, num_steps), length)
-        # One decay may outlast the run, which then ends on the way down; no later one would begin.
-        require(
-            decay <= length or (self.cycles == 1 and not is_wsd),
-            f"optim.decay_steps={self.decay_steps} with optim.cycles={self.cycles} and "
-            f"{rest} steps after the warmup of {whole}",
-            allowed=f"decays of at most {int(length)} steps",
-            fix="lower optim.decay_steps, optim.cycles or optim.warmup_steps",
-        )
-        return decay, length - decay if is_wsd else 0
+        # A vector with two axes is a stack of those of many layers; so may be time constants, and
+        # those of one layer mean nothing to one another.
+        takes = group == "matrix"
+        if group == "embedding":
+            takes = self.muon.allow_tied_embed or (self.muon.allow_all_2d and num_axes == 2)
+        return "muon" if self.name == "muon" and takes else "adamw"
 
 
 def group_table(params: Any, param_groups: Any, config: GrugOptimizerConfig) -> str:
@@ -244,24 +248,31 @@ def group_table(params: Any, param_groups: Any, config: GrugOptimizerConfig) -> 
                 rows.append((group, rule, shown, str(len(found)), f"{sum(found):,}"))
     everything = [size for found in sizes.values() for size in found]
     rows.append(("all", "", "", str(len(everything)), f"{sum(everything):,}"))
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = [
-        # Numbers to the right.
-        [f"{cell:{'>' if column > 2 else '<'}{widths[column]}}" for column, cell in enumerate(row)]
-        for row in rows
-    ]
-    return "\n".join("  ".join(cells).rstrip() for cells in lines)
+    return aligned_columns(rows, first_number=3)
 
 
-def adamw(
-    config: AdamConfig, schedule: LearningRate, *, weight_decay: float, param_groups: Any
-) -> tuple[optax.GradientTransformation, ...]:
-    """The transforms of AdamW, to be chained."""
-    return (
-        optax.scale_by_adam(b1=config.b1, b2=config.b2, eps=config.eps, nesterov=config.nesterov),
-        optax.add_decayed_weights(weight_decay, mask=decayed_weights(param_groups)),
-        optax.scale_by_learning_rate(schedule),
-    )
+def require_known_groups(param_groups: Any) -> None:
+    """Raise `ConfigError` unless every leaf is a label of a group."""
+    unknown = {path: label for path, label in _by_path(param_groups) if label not in PARAM_GROUPS}
+    if unknown:
+        raise ConfigError(
+            f"parameter groups {sorted(set(map(str, unknown.values())))} at {_listed(unknown)}",
+            allowed=f"{list(PARAM_GROUPS)}",
+            fix="correct the model's param_groups()",
+        )
+
+
+def grouped_weights(params: Any, param_groups: Any) -> list[GroupedWeight]:
+    """Every weight (or its shape) with its one group; trees that do not match are refused."""
+    require_known_groups(param_groups)
+    weights, labels = dict(_by_path(params)), dict(_by_path(param_groups))
+    if unmatched := [path for path in weights | labels if (path in weights) != (path in labels)]:
+        raise ConfigError(
+            f"parameters and their groups differ at {_listed(unmatched)}",
+            allowed="exactly one group for each parameter",
+            fix="make param_groups() from the parameters by jax.tree.map",
+        )
+    return [GroupedWeight(path, labels[path], tuple(x.shape)) for path, x in weights.items()]
 
 
 def clip_by_norm(max_norm: float) -> optax.GradientTransformation:
@@ -280,3 +291,13 @@ def clip_by_norm(max_norm: float) -> optax.GradientTransformation:
         )
 
     return optax.stateless(clipped)
+
+
+def _by_path(tree: Any) -> list[tuple[str, Any]]:
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    return [(jax.tree_util.keystr(path, simple=True, separator="/"), leaf) for path, leaf in leaves]
+
+
+def _listed(paths: Collection[str]) -> str:
+    more = len(paths) - _MAX_PATHS
+    return ", ".join([*paths][:_MAX_PATHS]) + (f" and {more} more" if more > 0 else "")

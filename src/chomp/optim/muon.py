@@ -23,7 +23,7 @@ step are the textbook form.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -36,7 +36,6 @@ from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, DTypeLike, Float, Int
 
 from chomp.config import Config, setting
-from chomp.optim.groups import Group, decayed_weights
 from chomp.optim.schedule import LearningRate
 
 # Axes: N matrices, R rows, C columns; S is the smaller of both.
@@ -72,25 +71,29 @@ class MuonConfig(Config):
     allow_all_2d: bool = False  # whatever is a table of numbers: embeddings too
     allow_tied_embed: bool = False  # the group `embedding` too
 
-    def takes(self, group: Group, num_axes: int) -> bool:
-        """Whether Muon updates a weight of that group."""
-        if group == "embedding":
-            return self.allow_tied_embed or (self.allow_all_2d and num_axes == 2)
-        # A vector with two axes is a stack of those of many layers; so may be time constants, and
-        # those of one layer mean nothing to one another.
-        return group == "matrix"
-
 
 def muon(
-    config: MuonConfig, schedule: LearningRate, *, weight_decay: float, param_groups: Any
+    config: MuonConfig, schedule: LearningRate, *, weight_decay: float, decayed: Any
 ) -> tuple[optax.GradientTransformation, ...]:
-    """The transforms of Muon for weights that are all matrices, to be chained."""
+    """The transforms of Muon for weights that are all matrices, to be chained.
+
+    `decayed` is a tree of booleans: what weight decay pulls on.
+    """
+
+    def scale(updates: Any, params: Any) -> Any:
+        del params
+
+        def scaled(update: Array) -> Array:
+            rms = config.consistent_rms
+            shape = 1.0 if rms is None else rms * math.sqrt(max(update.shape[-2:]))
+            return update * (config.lr_scale * shape)
+
+        return jax.tree.map(scaled, updates)
+
     return (
         scale_by_muon(momentum=config.momentum, nesterov=config.nesterov, ns_steps=config.ns_steps),
-        optax.stateless(partial(_scale, config)),
-        optax.add_decayed_weights(
-            weight_decay * config.weight_decay_mult, mask=decayed_weights(param_groups)
-        ),
+        optax.stateless(scale),
+        optax.add_decayed_weights(weight_decay * config.weight_decay_mult, mask=decayed),
         optax.scale_by_learning_rate(schedule),
     )
 
@@ -110,57 +113,39 @@ def scale_by_muon(
     Weights of one shape are orthogonalised together, distributed over the devices of their mesh;
     axes before the last two count matrices.
     """
+    beta = momentum
 
     def init(params: Any) -> MuonState:
         return MuonState(jnp.zeros([], jnp.int32), jax.tree.map(jnp.zeros_like, params))
 
     def update(updates: Any, state: MuonState, params: Any = None) -> tuple[Any, MuonState]:
         del params
-        count = optax.safe_increment(state.num_updates)
-        moved = jax.tree.map(partial(_update_momentum, momentum), state.momentum, updates)
-        if nesterov:
-            ahead = partial(_look_ahead, momentum, count.astype(jnp.float32))
-            moments = jax.tree.map(ahead, moved, updates)
-        else:
-            moments = moved  # bias correction is a scale, which does not matter here
+        num_updates = optax.safe_increment(state.num_updates)
+        count = num_updates.astype(jnp.float32)
+
+        def moved(m: Array, g: Array) -> Array:
+            return (beta * m + (1.0 - beta) * g).astype(m.dtype)
+
+        def ahead(m: Array, g: Array) -> Array:
+            """Momentum that has seen this gradient twice, each part with its bias corrected."""
+            own = (1.0 - beta) / (1.0 - beta**count)
+            old = beta / (1.0 - beta ** (count + 1.0))
+            return old * m.astype(jnp.float32) + own * g.astype(jnp.float32)
+
+        kept = jax.tree.map(moved, state.momentum, updates)
+        # Without nesterov the bias correction is a scale, which does not matter here.
+        moments = jax.tree.map(ahead, kept, updates) if nesterov else kept
         leaves, structure = jax.tree.flatten(moments)
-        directions = map_matrices(
-            partial(orthogonalize, steps=ns_steps), leaves, dtype=_working_dtype(leaves)
-        )
-        found = jax.tree.unflatten(structure, directions)
-        found = jax.tree.map(lambda x, g: x.astype(g.dtype), found, updates)
-        return found, MuonState(count, moved)
+        # In bfloat16 products add up in float32, but on a CPU, which has no fast ones.
+        device = jax.typeof(leaves[0]).sharding.mesh.abstract_device
+        platform = jax.default_backend() if device is None else device.platform
+        dtype = jnp.float32 if platform == "cpu" else jnp.bfloat16
+        found = map_matrices(partial(orthogonalize, steps=ns_steps), leaves, dtype=dtype)
+        directions = jax.tree.unflatten(structure, found)
+        directions = jax.tree.map(lambda x, g: x.astype(g.dtype), directions, updates)
+        return directions, MuonState(num_updates, kept)
 
     return optax.GradientTransformation(init, update)
-
-
-def _update_momentum(beta: float, momentum: Array, gradient: Array) -> Array:
-    return (beta * momentum + (1.0 - beta) * gradient).astype(momentum.dtype)
-
-
-def _look_ahead(beta: float, count: Array, momentum: Array, gradient: Array) -> Array:
-    """Momentum that has seen this gradient twice, each part with its bias corrected."""
-    own = (1.0 - beta) / (1.0 - beta**count)
-    old = beta / (1.0 - beta ** (count + 1.0))
-    return old * momentum.astype(jnp.float32) + own * gradient.astype(jnp.float32)
-
-
-def _scale(config: MuonConfig, updates: Any, params: Any) -> Any:
-    del params
-
-    def scaled(update: Array) -> Array:
-        rms = config.consistent_rms
-        shape = 1.0 if rms is None else rms * math.sqrt(max(update.shape[-2:]))
-        return update * (config.lr_scale * shape)
-
-    return jax.tree.map(scaled, updates)
-
-
-def _working_dtype(leaves: list[Array]) -> DTypeLike:
-    """bfloat16, in which products add up in float32, but on a CPU, which has no fast ones."""
-    device = jax.typeof(leaves[0]).sharding.mesh.abstract_device
-    platform = jax.default_backend() if device is None else device.platform
-    return jnp.float32 if platform == "cpu" else jnp.bfloat16
 
 
 # ---- Stacks of matrices -----------------------------------------------------------------------
@@ -182,8 +167,8 @@ def map_matrices(
         alike.setdefault(shape, []).append(index)
     found: dict[int, Array] = {}
     for indices in alike.values():
-        members = [arrays[index] for index in indices]
-        found |= zip(indices, _map_stack(function, members, dtype), strict=True)
+        results = _map_stack(function, [arrays[index] for index in indices], dtype)
+        found |= zip(indices, results, strict=True)
     return [found[index] for index in range(len(arrays))]
 
 
@@ -193,7 +178,11 @@ def _map_stack(
     # The barrier keeps XLA from recomputing each piece inside the concatenation, for which it would
     # keep copies of the old momentum (0.2 ms of a step, 124M, H200, November 2026).
     members = jax.lax.optimization_barrier(list(members))
-    pieces = [_piece(member).astype(dtype) for member in members]
+    pieces = []
+    for member in members:
+        whole = _reshard(member, P(*(None,) * (member.ndim - 2), *_spec(member)[-2:]))
+        piece = whole.reshape(-1, *member.shape[-2:])
+        pieces.append((piece.mT if _is_transposed(member) else piece).astype(dtype))
     # The stack is first sharded like its first member, as most of the others are.
     spec = _spec(pieces[0])
     count = sum(len(piece) for piece in pieces)
@@ -209,23 +198,11 @@ def _map_stack(
         stack = _reshard(stack, each)
     results, start = [], 0
     for member, piece in zip(members, pieces, strict=False):
-        results.append(_place_like(member, stack[start : start + len(piece)]))
+        result = stack[start : start + len(piece)]
+        result = result.mT if _is_transposed(member) else result
+        results.append(_reshard(result.reshape(member.shape), _spec(member)))
         start += len(piece)
     return results
-
-
-def _piece(member: Array) -> Stack:
-    """The matrices of one array, as they are in the stack."""
-    spec = _spec(member)
-    whole = _reshard(member, P(*(None,) * (member.ndim - 2), *spec[-2:]))
-    piece = whole.reshape(-1, *member.shape[-2:])
-    return piece.mT if _is_transposed(member) else piece
-
-
-def _place_like(member: Array, piece: Stack) -> Array:
-    """The matrices of `piece` as the array they came from, cut as it is."""
-    piece = piece.mT if _is_transposed(member) else piece
-    return _reshard(piece.reshape(member.shape), _spec(member))
 
 
 def _is_transposed(member: Array) -> bool:
@@ -238,7 +215,7 @@ def _is_transposed(member: Array) -> bool:
         # Wide and tall ones in one stack, so that the part of one device is padded and not of two.
         return rows > columns
     # Projections in and out are sharded the other way round; transposed, square ones are alike.
-    return _spec(member)[-2] == "model" and _mesh_size(member, "model") > 1
+    return _spec(member)[-2] == "model" and _mesh_sizes(member)["model"] > 1
 
 
 def _specs_to_whole(spec: P) -> list[P]:
@@ -248,41 +225,35 @@ def _specs_to_whole(spec: P) -> list[P]:
     """
     parts, taken, path = list(spec), [], []
     for axis in (1, 2):
-        taken += [name for name in _names(parts[axis]) if name in STACK_AXES]
+        names = parts[axis] or ()
+        names = (names,) if isinstance(names, str) else names
+        taken += [name for name in names if name in STACK_AXES]
         parts[axis] = None
         path.append(P(tuple(taken) or None, *parts[1:]))
     taken += [name for name in STACK_AXES if name not in taken]
     return [*path, P(tuple(taken), None, None)]
 
 
-def _names(part: Any) -> tuple[str, ...]:
-    return () if part is None else (part,) if isinstance(part, str) else tuple(part)
-
-
-def _has_mesh(x: Array) -> bool:
+def _mesh_sizes(x: Array) -> Mapping[str, int]:
+    """The axes of an array's mesh; none unless all of them are explicit."""
     mesh = jax.typeof(x).sharding.mesh
-    return not mesh.empty and all(kind == AxisType.Explicit for kind in mesh.axis_types)
-
-
-def _mesh_size(x: Array, name: str) -> int:
-    return jax.typeof(x).sharding.mesh.shape.get(name, 1) if _has_mesh(x) else 1
+    is_explicit = all(kind == AxisType.Explicit for kind in mesh.axis_types)
+    return mesh.shape if is_explicit else {}
 
 
 def _num_devices(x: Array) -> int:
     """How many devices the matrices are distributed over."""
-    return math.prod(_mesh_size(x, name) for name in STACK_AXES)
+    return math.prod(_mesh_sizes(x).get(name, 1) for name in STACK_AXES)
 
 
 def _spec(x: Array) -> P:
     """The spec of an array with a part for each axis; all None without a mesh."""
-    if not _has_mesh(x):
-        return P(*(None,) * x.ndim)
-    spec = jax.typeof(x).sharding.spec
+    spec = jax.typeof(x).sharding.spec if _mesh_sizes(x) else ()
     return P(*spec, *(None,) * (x.ndim - len(spec)))
 
 
 def _reshard(x: Array, spec: P) -> Array:
-    return x if not _has_mesh(x) or _spec(x) == spec else jax.reshard(x, spec)
+    return x if not _mesh_sizes(x) or _spec(x) == spec else jax.reshard(x, spec)
 
 
 # ---- Newton-Schulz ----------------------------------------------------------------------------

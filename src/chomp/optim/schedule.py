@@ -69,24 +69,21 @@ class LearningRate:
             step = xp.maximum(step - self.start, 0)
         count = xp.asarray(step, xp.float32)
         warmup = (count + 1.0) / max(self.warmup_steps, 1)
-        after = self._after_warmup(xp, count)
-        return self.lr * xp.where(count < self.warmup_steps, warmup, after)
-
-    def _after_warmup(self, xp: ModuleType, count: Any) -> Any:
-        """What the rate is multiplied by when the warmup is over."""
         if self.shape == "constant":
-            return xp.ones_like(count)
-        if self.shape == "inverse_sqrt":
+            after = xp.ones_like(count)
+        elif self.shape == "inverse_sqrt":
             fallen = xp.sqrt(max(self.warmup_steps, 1) / (count + 1.0))
-            return xp.maximum(fallen, self.min_lr_ratio)
-        start = self._start_of_cycle(xp, count) + self.stable_steps
-        # A decay ends with its last step. One of a single step has no way to go, or a run of one
-        # step would change nothing.
-        ahead = 1.0 if self.decay_steps > 1 else 0.0
-        progress = xp.clip((count + ahead - start) / max(self.decay_steps, 1), 0.0, 1.0)
-        is_cosine = self.shape == "cosine"
-        fallen = 0.5 * (1.0 + xp.cos(xp.pi * progress)) if is_cosine else 1.0 - progress
-        return self.min_lr_ratio + (1.0 - self.min_lr_ratio) * fallen
+            after = xp.maximum(fallen, self.min_lr_ratio)
+        else:
+            # A decay ends with its last step. One of a single step has no way to go, or a run of
+            # one step would change nothing.
+            ahead = 1.0 if self.decay_steps > 1 else 0.0
+            begin = self._start_of_cycle(xp, count) + self.stable_steps
+            progress = xp.clip((count + ahead - begin) / max(self.decay_steps, 1), 0.0, 1.0)
+            is_cosine = self.shape == "cosine"
+            fallen = 0.5 * (1.0 + xp.cos(xp.pi * progress)) if is_cosine else 1.0 - progress
+            after = self.min_lr_ratio + (1.0 - self.min_lr_ratio) * fallen
+        return self.lr * xp.where(count < self.warmup_steps, warmup, after)
 
     def _start_of_cycle(self, xp: ModuleType, count: Any) -> Any:
         """Steps before the cycle that a step belongs to; its last step still does."""
