@@ -56,13 +56,6 @@ def test_one_size_is_a_schedule_without_changes():
     assert schedule.batch_size(7) == 32
 
 
-def test_a_size_holds_from_its_step_on():
-    schedule = BatchSchedule([(0, 8), (100, 16), (300, 8)])
-    assert [schedule.batch_size(step) for step in (99, 100, 299, 300)] == [8, 16, 16, 8]
-    assert schedule.examples_before(301) == 100 * 8 + 200 * 16 + 8
-    assert schedule.distinct_sizes == (8, 16)
-
-
 @pytest.mark.parametrize(
     ("sizes", "allowed"),
     [

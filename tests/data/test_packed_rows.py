@@ -270,10 +270,3 @@ def test_a_store_of_which_every_document_is_dropped_is_refused(tmp_path: Path):
     with pytest.raises(ConfigError) as caught:
         PackedRows(store, rule(row_len=1))
     assert "rows of 1 tokens" in caught.value.given
-
-
-def test_the_figures_are_on_disk_for_whoever_looks(tmp_path: Path):
-    store = write_store(tmp_path / "store", counted_documents([7, 30]))
-    PackedRows(store, rule())
-    (plan,) = (tmp_path / "store/packing").glob("*/plan.json")
-    assert json.loads(plan.read_text())["kept_tokens"] == 39

@@ -15,7 +15,6 @@ MANY = 100_000
 
 # Powers of two fill the network's domain; one row more leaves three quarters of it outside.
 EDGE_SIZES = [2**bits + more for bits in range(9, 17) for more in (-1, 0, 1)]
-HUGE_SIZES = [2**40, 2**40 - 1, 2**39, 2**38 + 1, 10**12]
 
 
 def shuffled(size: int, key: str = "key") -> np.ndarray:
@@ -44,7 +43,7 @@ def test_all_of_a_small_size_is_permuted_without_loss(sizes: Iterable[int]):
         np.testing.assert_array_equal(permutation(order, is_inverse=True), np.arange(size))
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(st.integers(2001, 2**40), st.integers(0, 2**32), st.text(max_size=5))
 def test_big_sizes_keep_distinct_indexes_distinct_and_inside(size: int, seed: int, key: str):
     indexes = np.unique(np.random.default_rng(seed).integers(0, size, 5000))
@@ -55,19 +54,6 @@ def test_big_sizes_keep_distinct_indexes_distinct_and_inside(size: int, seed: in
     assert len(np.unique(found)) == len(indexes)
     np.testing.assert_array_equal(permutation(found, is_inverse=True), indexes)
     np.testing.assert_array_equal(permutation(permutation(indexes, is_inverse=True)), indexes)
-
-
-@pytest.mark.parametrize("size", HUGE_SIZES)
-def test_windows_of_huge_sizes_go_out_and_come_back(size: int):
-    permutation = Permutation(size, "key")
-    inverse = partial(permutation, is_inverse=True)
-    for start in (0, size // 3, 2**32 - 2000, size - 4000):
-        window = np.arange(start, start + 4000)
-        for there, back in ((permutation, inverse), (inverse, permutation)):
-            found = there(window)
-            assert 0 <= found.min() <= found.max() < size
-            assert len(np.unique(found)) == len(window)
-            np.testing.assert_array_equal(back(found), window)
 
 
 @settings(deadline=None)
@@ -98,11 +84,6 @@ def test_the_order_is_the_same_on_every_machine():
 
 
 # A good one. Keys are fixed, so these pass or fail for ever; limits are about five deviations.
-
-
-def test_another_key_is_another_order():
-    orders = {tuple(shuffled(50, f"seed/name/{epoch}")) for epoch in range(100)}
-    assert len(orders) == 100
 
 
 def test_all_orders_of_a_few_rows_occur_about_equally_often():
@@ -186,9 +167,3 @@ def test_an_index_outside_is_refused(index: int):
             asked(np.array([0, index, 1]))
         assert f"row {index} " in caught.value.given
         assert "100 rows" in caught.value.given
-
-
-def test_no_indexes_go_nowhere():
-    nothing = np.zeros(0, np.int64)
-    assert Permutation(100, "key")(nothing).tolist() == []
-    assert Permutation(100, "key")(nothing, is_inverse=True).tolist() == []

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chomp.data import BlockShuffleConfig, Permutation, RowOrder
-from chomp.errors import ConfigError, DataError
+from chomp.errors import DataError
 
 Shuffle = bool | BlockShuffleConfig
 
@@ -154,10 +154,3 @@ def test_a_row_that_is_not_there_has_no_position():
         with pytest.raises(DataError) as caught:
             order_of(10, shuffle).positions(np.array([3, 10]), 0)
         assert "row 10 of component 'web' with 10 rows" in caught.value.given
-
-
-@pytest.mark.parametrize("field", ["block_rows", "window_blocks"])
-def test_blocks_of_nothing_are_refused(field: str):
-    with pytest.raises(ConfigError) as caught:
-        BlockShuffleConfig(**{field: 0})
-    assert caught.value.given == f"{field}=0"

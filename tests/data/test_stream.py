@@ -33,7 +33,7 @@ from chomp.data import (
     is_held_out,
 )
 from chomp.data import stream as stream_module
-from chomp.errors import ConfigError, DataError
+from chomp.errors import DataError
 from chomp.tokenize import ByteTokenizer
 
 T = 16
@@ -43,7 +43,7 @@ TEXTS = [f"{chr(65 + i)}{'-' * (i * 7 % 23)}{i}" for i in range(25)]
 WEIGHTED = PrebuiltFormat(ids_key="ids", loss_weights_key="weights")
 # Of fixtures that are the same for every example: files, and a network between failures.
 law = settings(
-    max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 
 
@@ -387,24 +387,6 @@ def test_a_stream_says_how_little_it_is_shuffled_and_what_to_use_instead(
     assert words in record.message
     assert "component 'web'" in record.message
     assert "token store" in record.message
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [{"window_documents": 0}, {"max_retries": -1}, {"retry_delay_s": float("nan")}],
-    ids=str,
-)
-def test_settings_that_cannot_be_right_are_refused(wrong):
-    with pytest.raises(ConfigError) as caught:
-        StreamConfig(**wrong)
-    assert caught.value.given.startswith(f"{next(iter(wrong))}=")
-
-
-def test_rows_in_which_nothing_can_be_predicted_are_refused(source):
-    with pytest.raises(ConfigError) as caught:
-        stream_of(source, "concat", seq_len=1)
-    assert "rows of 1 tokens" in caught.value.given
-    assert "2 tokens" in caught.value.allowed
 
 
 # A network whose connection breaks.

@@ -63,35 +63,15 @@ def assert_same(found: GrugLmExample, expected: GrugLmExample) -> None:
     jax.tree.map(np.testing.assert_array_equal, found, expected)
 
 
-def test_a_batch_has_micro_batches_rows_and_tokens(loader: TrainLoader):
-    batch = loader.batch(0)
-    assert loader.batches.examples(0) == 12
-    for leaf in (batch.tokens, batch.loss_weight, batch.attn_mask.segment_ids):
-        assert isinstance(leaf, jax.Array)
-        assert leaf.shape == (3, 4, SEQ_LEN)
-    assert (batch.tokens.dtype, batch.loss_weight.dtype) == (np.int32, np.float32)
-
-
-def test_the_batch_of_a_step_is_the_next_examples_of_the_run(loader: TrainLoader, dataset):
+def test_a_batch_is_the_next_examples_of_the_run_cut_into_micro_batches(loader, dataset):
     for step in (0, 1, 7):
-        rows = dataset.examples(12 * step, 12 * (step + 1))
-        tokens = np.asarray(loader.batch(step).tokens)
-        np.testing.assert_array_equal(tokens.reshape(12, SEQ_LEN), rows.tokens)
-
-
-def test_micro_batches_cut_a_step_and_not_the_data(dataset, one_device_mesh, loader):
-    whole = build_train_loader(dataset_of(dataset.config, batch_size=12), one_device_mesh)
-    np.testing.assert_array_equal(
-        whole.host_batch(5).tokens.reshape(3, 4, SEQ_LEN), loader.host_batch(5).tokens
-    )
-
-
-def test_rows_are_spread_over_the_mesh(dataset, eight_device_mesh):
-    accumulated = dataset_of(dataset.config, batch_size=8, grad_accum=2)
-    loader = build_train_loader(accumulated, eight_device_mesh)
-    batch = loader.batch(3)
-    assert {shard.data.shape for shard in batch.tokens.addressable_shards} == {(2, 2, SEQ_LEN)}
-    assert_same(batch, loader.host_batch(3))
+        rows, batch = dataset.examples(12 * step, 12 * (step + 1)), loader.batch(step)
+        for leaf in (batch.tokens, batch.loss_weight, batch.attn_mask.segment_ids):
+            assert isinstance(leaf, jax.Array)
+            assert leaf.shape == (3, 4, SEQ_LEN)
+        assert (batch.tokens.dtype, batch.loss_weight.dtype) == (np.int32, np.float32)
+        tokens = np.asarray(batch.tokens).reshape(12, SEQ_LEN)
+        np.testing.assert_array_equal(tokens, rows.tokens)
 
 
 def test_iterating_gives_the_batches_of_the_steps_from_anywhere(loader: TrainLoader):
@@ -100,11 +80,8 @@ def test_iterating_gives_the_batches_of_the_steps_from_anywhere(loader: TrainLoa
         assert len(found) == 4
         for offset, batch in enumerate(found):
             assert_same(batch, loader.batch(start + offset))
-    assert loader_threads() == []
-
-
-def test_no_steps_are_no_batches(loader: TrainLoader):
     assert list(iter_from_step(loader, 5, 5)) == []
+    assert loader_threads() == []
 
 
 def test_closing_early_stops_the_thread(loader: TrainLoader):
@@ -112,18 +89,6 @@ def test_closing_early_stops_the_thread(loader: TrainLoader):
     next(batches)
     assert loader_threads()
     batches.close()
-    assert loader_threads() == []
-
-
-def test_an_error_while_loading_ahead_reaches_the_loop(folder, tmp_path, one_device_mesh):
-    shutil.copytree(folder, tmp_path / "copy")
-    data = number_data(tmp_path / "copy", {"a": [200, 150], "b": [90]})
-    dataset = dataset_of(data)
-    shutil.rmtree(tmp_path / "copy/b/tokens/c")
-    loader = build_train_loader(dataset, one_device_mesh)
-    with pytest.raises(StorageError) as caught:
-        list(iter_from_step(loader, 0, 100))
-    assert "copy/b/tokens" in caught.value.given
     assert loader_threads() == []
 
 
@@ -139,6 +104,7 @@ def test_batches_made_before_an_error_are_served_first(folder, tmp_path, one_dev
     assert "copy/b/tokens" in caught.value.given
     # The first example of b is the 51st of the run.
     assert len(served) == 12
+    assert loader_threads() == []
 
 
 @pytest.mark.parametrize(("batch_size", "nearest"), [(6, 8), (1, 4), (13, 12)])
@@ -175,14 +141,20 @@ def test_hosts_that_read_only_their_rows_have_the_whole_batch_between_them(datas
     for step in (0, 3):
         parts = [loader.host_batch(step, rows) for rows in rows_of_hosts]
         together = jax.tree.map(lambda *leaves: np.concatenate(leaves, axis=1), *parts)
-        assert_same(together, loader.host_batch(step))
+        whole = loader.host_batch(step)
+        assert_same(together, whole)
+    some = loader.host_batch(3, np.asarray([3, 0, 2]))  # in the order asked for
+    np.testing.assert_array_equal(some.tokens, whole.tokens[:, [3, 0, 2]])
 
 
 @pytest.mark.parametrize("data_axis", [1, 2, 4, 8])
-def test_any_mesh_has_the_same_batch(dataset, data_axis):
+def test_any_mesh_has_the_same_batch_and_each_device_its_rows(dataset, data_axis):
     mesh = create_mesh(MeshConfig(data=data_axis), devices=jax.devices()[:data_axis])
-    loader = build_train_loader(dataset_of(dataset.config, batch_size=8), mesh)
-    assert_same(loader.batch(5), loader.host_batch(5))
+    loader = build_train_loader(dataset_of(dataset.config, batch_size=8, grad_accum=2), mesh)
+    batch = loader.batch(5)
+    assert_same(batch, loader.host_batch(5))
+    shards = {shard.data.shape for shard in batch.tokens.addressable_shards}
+    assert shards == {(2, 8 // data_axis, SEQ_LEN)}
 
 
 def test_only_the_rows_of_a_host_are_read(folder, tmp_path, one_device_mesh):
@@ -279,12 +251,6 @@ def test_a_state_of_a_stream_that_is_gone_is_an_error(one_device_mesh):
     assert "48" in caught.value.allowed
     assert loader.stream_states(12) == loader.dataset.stream_states()
     loader.close()
-
-
-def test_rows_come_in_the_order_they_are_asked_for(loader: TrainLoader):
-    rows = np.asarray([3, 0, 2])
-    some, whole = loader.host_batch(5, rows), loader.host_batch(5)
-    np.testing.assert_array_equal(some.tokens, whole.tokens[:, rows])
 
 
 def test_a_checkpoint_of_other_streams_is_refused(dataset, one_device_mesh):

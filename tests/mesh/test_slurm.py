@@ -104,17 +104,21 @@ def test_a_script_of_a_larger_job_that_srun_did_not_start_is_alone_and_says_so(
 
 
 @pytest.mark.parametrize(
-    ("nodes", "first"),
+    ("change", "address"),
     [
-        ("node001", "node001"),
-        ("node001,host2", "node001"),
-        ("node[001,007-015],host2", "node001"),
-        ("rack[3-4]n[01-16]-ib,x", "rack3n01-ib"),
+        ({"SLURM_STEP_NODELIST": "node001"}, "node001:62041"),
+        ({"SLURM_STEP_NODELIST": "node001,host2"}, "node001:62041"),
+        ({"SLURM_STEP_NODELIST": "node[001,007-015],host2"}, "node001:62041"),
+        ({"SLURM_STEP_NODELIST": "rack[3-4]n[01-16]-ib,x"}, "rack3n01-ib:62041"),
+        ({"JAX_COORDINATOR_PORT": "7777"}, "gpu07:7777"),
+        ({"JAX_COORDINATOR_ADDRESS": "gpu08:8888"}, "gpu08:8888"),
     ],
 )
-def test_processes_meet_at_the_first_node_of_their_step(asked_for, nodes, first):
-    assert join_processes({**STEP, "SLURM_STEP_NODELIST": nodes})
-    assert asked_for[0]["address"] == f"{first}:62041"
+def test_processes_meet_at_the_first_node_of_their_step_or_where_they_are_told(
+    asked_for, change, address
+):
+    assert join_processes({**STEP, **change})
+    assert asked_for[0]["address"] == address
 
 
 def test_steps_that_may_run_at_once_meet_at_ports_of_their_own(asked_for):
@@ -124,18 +128,6 @@ def test_steps_that_may_run_at_once_meet_at_ports_of_their_own(asked_for):
     ports = [int(str(given["address"]).rpartition(":")[2]) for given in asked_for]
     assert len(set(ports)) == len(ports) == 128
     assert all(61440 <= port < 65536 for port in ports)
-
-
-@pytest.mark.parametrize(
-    ("change", "address"),
-    [
-        ({"JAX_COORDINATOR_PORT": "7777"}, "gpu07:7777"),
-        ({"JAX_COORDINATOR_ADDRESS": "gpu08:8888"}, "gpu08:8888"),
-    ],
-)
-def test_where_to_meet_can_be_told(asked_for, change, address):
-    assert join_processes({**STEP, **change})
-    assert asked_for[0]["address"] == address
 
 
 def test_a_port_that_another_program_has_is_told_by_the_first_process(asked_for):

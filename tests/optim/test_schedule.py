@@ -49,6 +49,7 @@ def test_landmarks_of_each_shape_are_its_closed_form(shape, middle, last, after)
     assert found[WARMUP + 40 - 1] == pytest.approx(2.0 * middle, rel=1e-6)
     assert found[STEPS - 1] == pytest.approx(2.0 * last, rel=1e-6)
     assert found[STEPS + 4] == pytest.approx(2.0 * after, rel=1e-6)
+    assert all(a >= b for a, b in pairwise(found[WARMUP - 1 :]))
 
 
 def test_wsd_is_stable_until_its_decay_and_then_falls_in_a_line():
@@ -111,12 +112,6 @@ def test_no_step_is_above_the_rate_or_below_the_least_and_the_first_is_not_zero(
     assert least * (1 - 1e-6) <= rate <= 2.0 * (1 + 1e-6)
 
 
-def test_after_the_warmup_a_single_decay_never_rises():
-    for shape in SHAPES:
-        found = rates(config(shape))
-        assert all(a >= b for a, b in pairwise(found[WARMUP - 1 :])), shape
-
-
 def test_a_device_and_the_host_agree_to_rounding_and_the_host_uses_no_device():
     steps = jnp.arange(STEPS + 10)
     for given_config in (config("cosine", cycles=3), config("wsd"), config("inverse_sqrt")):
@@ -144,7 +139,15 @@ def test_the_only_step_of_a_run_changes_something(shape):
 
 @pytest.mark.parametrize(
     ("given_length", "num_steps", "expected"),
-    [(7, 100, 7), ("5%", 100, 5), ("2.5%", 200, 5), (" 10 % ", 50, 5), ("1%", 20, 1), ("0%", 9, 0)],
+    [
+        (1, 100, 1),
+        (7, 100, 7),
+        ("5%", 100, 5),
+        ("2.5%", 200, 5),
+        (" 10 % ", 50, 5),
+        ("1%", 20, 1),
+        ("0%", 9, 0),
+    ],
 )
 def test_an_integer_is_steps_and_a_percentage_is_a_share_of_the_run(
     given_length, num_steps, expected
@@ -152,11 +155,7 @@ def test_an_integer_is_steps_and_a_percentage_is_a_share_of_the_run(
     schedule = config("cosine", warmup_steps=given_length).schedule(num_steps)
     assert schedule.warmup_steps == expected
     assert schedule.decay_steps == num_steps - expected
-
-
-def test_a_warmup_of_one_is_one_step_and_decays_may_be_shares_too():
-    schedule = config("linear", warmup_steps=1, decay_steps="50%").schedule(STEPS)
-    assert (schedule.warmup_steps, schedule.decay_steps) == (1, 50)
+    assert config("linear", decay_steps="50%").schedule(STEPS).decay_steps == 50
 
 
 @pytest.mark.parametrize(
@@ -191,7 +190,6 @@ def test_an_override_gives_steps_or_a_share_and_both_are_read_back_from_a_file()
         {"decay_steps": "0%"},
         {"decay_steps": 0},
         {"decay_steps": 0.5},
-        {"cycles": 0},
         {"lr_schedule": "constant", "decay_steps": 5},
         {"lr_schedule": "constant", "min_lr_ratio": 0.1},
         {"lr_schedule": "constant", "cycles": 2},
@@ -250,6 +248,3 @@ def test_lengths_that_do_not_fit_the_steps_that_are_left_are_refused_with_those(
     wrong = GrugOptimizerConfig(schedule_start=95, warmup_steps=5)
     with pytest.raises(ConfigError, match=r"5 steps from optim\.schedule_start=95.*Fix: "):
         wrong.schedule(STEPS)
-    with pytest.raises(ConfigError) as caught:
-        GrugOptimizerConfig(schedule_start=-1)
-    assert caught.value.given == "schedule_start=-1"

@@ -48,8 +48,6 @@ class GrugLmExample:
         mask_boundary_loss: bool = True,
         train_on_eos: bool = True,
         loss_weights: Float[np.ndarray, "N T"] | None = None,
-        ignore_id: int | None = None,
-        sliding_window: int | None = None,
         isolate_documents: bool = True,
     ) -> "GrugLmExample":
         """Causal examples from rows whose positions carry the index of their document.
@@ -57,26 +55,18 @@ class GrugLmExample:
         `mask_boundary_loss`: the last token of a document does not predict the next document.
         `train_on_eos=False`: nobody is asked to predict the end of a document.
         `loss_weights`: of the documents themselves; they multiply what the rules leave.
-        `ignore_id`: nobody is asked to predict that token.
         `isolate_documents=False`: attention goes over the whole row, whatever document it is in.
         """
         here, following = segment_ids[:, :-1], segment_ids[:, 1:]
         counts = (here >= 0) & (following >= 0)
         if mask_boundary_loss:
             counts &= following == here
-        for unscored in (ignore_id, None if train_on_eos else eos_id):
-            if unscored is not None:
-                counts &= tokens[:, 1:] != unscored
+        if not train_on_eos:
+            counts &= tokens[:, 1:] != eos_id
         weight = np.zeros(tokens.shape, np.float32)
         weight[:, :-1] = counts if loss_weights is None else counts * loss_weights[:, :-1]
-        return GrugLmExample(
-            tokens=tokens,
-            loss_weight=weight,
-            attn_mask=AttentionMask.causal(
-                sliding_window=sliding_window,
-                segment_ids=segment_ids if isolate_documents else None,
-            ),
-        )
+        mask = AttentionMask.causal(segment_ids=segment_ids if isolate_documents else None)
+        return GrugLmExample(tokens=tokens, loss_weight=weight, attn_mask=mask)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -101,10 +91,10 @@ class RowLimits:
         vocab_size = self.vocab_size
         if vocab_size is None or tokens.view(np.uint32).max(initial=0) < vocab_size:
             return
-        row, column = np.argwhere((tokens < 0) | (tokens >= self.vocab_size))[0].tolist()
+        row, column = np.argwhere((tokens < 0) | (tokens >= vocab_size))[0].tolist()
         raise DataError(
             f"{where(row)}: the id {tokens[row, column]} at position {column}",
-            allowed=f"ids from 0 to {self.vocab_size - 1}, the model's vocabulary",
+            allowed=f"ids from 0 to {vocab_size - 1}, the model's vocabulary",
             fix="set model.vocab_size to the tokenizer's size or more, or build the store with "
             "the tokenizer of this run",
         )

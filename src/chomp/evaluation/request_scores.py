@@ -178,8 +178,8 @@ class RequestScorer:
 
     def _batches(self, requests: Sequence[Request]) -> Iterator[tuple[list[Place], GrugLmExample]]:
         lengths = np.asarray([len(item.tokens) for item in requests], np.int64)
-        plan = pack(lengths, self.row_len, self._max_requests)
-        rows = np.split(plan.order, plan.row_ends[:-1]) if len(requests) else []
+        order, counts = pack(lengths, self.row_len, self._max_requests)
+        rows = np.split(order, np.cumsum(counts)[:-1]) if len(requests) else []
         for first in range(0, len(rows), self._batch_size):
             yield self._batch(requests, rows[first : first + self._batch_size])
 
