@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from chomp.report.curves import bucket_means, downsampled, straight_pieces
+from chomp.report.curves import bucket_means, downsample, straight_pieces
 
 FINITE = st.floats(-1e6, 1e6)
 SERIES = arrays.arrays(np.float64, st.integers(0, 400), elements=FINITE | st.just(float("nan")))
@@ -21,7 +21,7 @@ def steps_of(values):
 @given(SERIES, LIMITS)
 def test_a_thinned_curve_keeps_its_ends_its_extremes_and_its_limit(values, limit):
     steps = steps_of(values)
-    curve = downsampled(steps, values, limit)
+    curve = downsample(steps, values, limit)
     assert curve.steps.size <= limit
     assert np.all(np.diff(curve.steps) > 0)
     if values.size <= limit:
@@ -43,7 +43,7 @@ def test_a_planted_spike_survives_at_its_own_step(place, height, limit, seed):
     values = np.random.default_rng(seed).normal(size=10_000)
     values[place] = height
     steps = np.arange(10_000)
-    curve = downsampled(steps, values, limit)
+    curve = downsample(steps, values, limit)
     assert curve.values[np.searchsorted(curve.steps, place)] == height
 
 
@@ -51,7 +51,7 @@ def test_a_planted_spike_survives_at_its_own_step(place, height, limit, seed):
 def test_a_single_gap_is_still_a_gap(place, limit):
     values = np.sin(np.arange(10_000) / 100)
     values[place] = np.nan
-    curve = downsampled(np.arange(10_000), values, limit)
+    curve = downsample(np.arange(10_000), values, limit)
     assert curve.steps[np.isnan(curve.values)].tolist() == [place]
 
 

@@ -6,7 +6,7 @@ import json
 import numpy as np
 import pytest
 
-from chomp.report.curves import LARGEST, packed_values
+from chomp.report.curves import LARGEST, pack_values
 from chomp.report.page import page_payload, render
 from chomp.report.record import read_record
 from chomp.report.run_payload import run_payload
@@ -37,7 +37,7 @@ def all_scaled(folder, factor):
 
 def test_arrays_of_a_page_are_finite_or_gaps():
     values = np.array([1.0, np.nan, 1e39, -1e300, np.inf, -np.inf])
-    found = np.frombuffer(base64.b64decode(packed_values(values)), "<f4")
+    found = np.frombuffer(base64.b64decode(pack_values(values)), "<f4")
     assert np.array_equal(
         found, np.array([1, np.nan, LARGEST, -LARGEST, LARGEST, -LARGEST], "<f4"), equal_nan=True
     )

@@ -191,7 +191,7 @@ def test_a_row_whose_step_is_no_whole_number_is_left_out_and_named(tmp_path, ste
     path.write_text(f'{{"step":0,"x":1}}\n{{"step":{step},"x":2}}\n{{"step":2,"x":3}}\n')
     record = read_record(str(path))
     assert by_step(record.series("x")) == {0: 1.0, 2: 3.0}
-    assert any("is none of a run: line 2" in told for told in record.problems)
+    assert any("is not a valid number: line 2" in told for told in record.problems)
 
 
 def test_lines_longer_than_a_block_are_read(tmp_path):

@@ -10,9 +10,9 @@ from chomp.report.run_facts import run_state
 from chomp.report.run_payload import run_payload
 from chomp.report.timeline import (
     axes,
+    duration_text,
     paused_seconds,
     resumes,
-    told_seconds,
     trained_seconds,
     waterfall,
 )
@@ -182,4 +182,4 @@ def test_long_runs_have_few_knots_and_keep_both_sides_of_a_resume(tmp_path):
     [(0.04, "0.0 s"), (59, "59 s"), (61, "1 min 01 s"), (7500, "2 h 05 min"), (1e6, "11 d 13 h")],
 )
 def test_lengths_of_time_are_told_in_two_units(seconds, told):
-    assert told_seconds(seconds) == told
+    assert duration_text(seconds) == told

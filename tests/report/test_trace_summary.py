@@ -221,8 +221,8 @@ def test_the_newest_trace_is_read_from_the_run_or_from_its_log_dir(tmp_path):
     made.write(tmp_path / "logs/r", moment="2026_01_02_00_00_00", host="b")
     config = {"run_id": "r", "trainer": {"log_dir": str(tmp_path / "logs")}}
 
-    assert newest_trace(tmp_path / "run[1]", config).path == str(logs)
-    assert "2026_01_01" in newest_trace(tmp_path / "run[1]", None).path
+    assert newest_trace(tmp_path / "run[1]", config)[0] == str(logs)
+    assert "2026_01_01" in newest_trace(tmp_path / "run[1]", None)[0]
     notes = summary_of_run(tmp_path / "run[1]", config).notes
     assert any("first of 2 hosts" in note for note in notes)
 

@@ -42,7 +42,7 @@ class Curve:
     values: Float[np.ndarray, " M"]
 
 
-def downsampled(steps: Int[np.ndarray, " N"], values: Float[np.ndarray, " N"], limit: int) -> Curve:
+def downsample(steps: Int[np.ndarray, " N"], values: Float[np.ndarray, " N"], limit: int) -> Curve:
     """At most `limit` of the points (8 or more), the ends, the lowest and the highest among them.
 
     A series within the limit comes back as it is.
@@ -133,12 +133,12 @@ def _first_of_buckets(
     return places[np.searchsorted(places, edges)]
 
 
-def packed_steps(steps: Int[np.ndarray, " N"]) -> str:
+def pack_steps(steps: Int[np.ndarray, " N"]) -> str:
     """The steps for a page's JSON: base64 of little-endian 32-bit integers."""
     return base64.b64encode(steps.astype("<i4").tobytes()).decode()
 
 
-def packed_values(values: Float[np.ndarray, " N"]) -> str:
+def pack_values(values: Float[np.ndarray, " N"]) -> str:
     """The values as 32-bit floats: seven digits, which is more than a screen can show.
 
     Each is finite, `LARGEST` at most, or NaN.

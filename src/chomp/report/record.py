@@ -127,7 +127,7 @@ class RecordFile:
         self.num_lines = 0  # whole ones
         self.is_torn = False  # the last line has no end: it is being written, or its writer is dead
         self.unreadable: list[int] = []  # numbers of the lines that are no JSON object, from 1
-        self.without_step: list[int] = []  # of rows whose step or attempt is none of a run
+        self.without_step: list[int] = []  # of rows whose step or attempt is not valid
         self.others: dict[int, Row] = {}  # lines that are not of a step, by number
         self._blocks: dict[_Layout, Block] = {}
         self._new: dict[_Layout, list[Block]] = defaultdict(list)
@@ -536,7 +536,7 @@ def damages_of(file: RecordFile) -> list[str]:
     problems = []
     for why, lines in (
         ("unreadable", file.unreadable),
-        ("the step or the attempt is none of a run", file.without_step),
+        ("the step or attempt is not a valid number", file.without_step),
     ):
         if lines:
             told = ", ".join(f"line {number}" for number in lines[:_MAX_LINES_NAMED])

@@ -15,7 +15,7 @@ from jaxtyping import Float, Int
 from chomp.errors import StorageError
 from chomp.executor.status import LOCK, read_status
 from chomp.report.record import Record, Series
-from chomp.report.timeline import paused_seconds, told_seconds, trained_seconds
+from chomp.report.timeline import duration_text, paused_seconds, trained_seconds
 from chomp.storage import join, killed_holder, lock_holder
 from chomp.tracking import metrics
 from chomp.tracking.metrics import name_from
@@ -189,9 +189,9 @@ def facts(
         ("device", record.summary.get(metrics.DEVICE_KIND)),
         ("started", started),
         ("evaluated", AVERAGED if is_of_averaged(prefix) else None),
-        ("time trained", None if trained is None else told_seconds(trained)),
+        ("time trained", None if trained is None else duration_text(trained)),
         ("attempts", len(record.attempts) if len(record.attempts) > 1 else None),
-        ("between attempts", told_seconds(paused) if paused else None),
+        ("between attempts", duration_text(paused) if paused else None),
         ("seed", trainer.get("seed")),
         ("folder", record.folder),
     ]

@@ -26,14 +26,14 @@ from chomp.report.curves import (
     LARGEST,
     Curve,
     bucket_means,
-    downsampled,
-    packed_steps,
-    packed_values,
+    downsample,
+    pack_steps,
+    pack_values,
     spikes,
     straight_pieces,
 )
 from chomp.report.record import Record, Series, read_record
-from chomp.report.timeline import axes, counted, resumes, waterfall
+from chomp.report.timeline import axes, count_text, resumes, waterfall
 from chomp.storage import exists, file_info, is_folder, is_local, join, name_of, read_text
 from chomp.storage.files import MAX_TEXT_BYTES
 from chomp.tokenize.worker import available_cores
@@ -225,7 +225,7 @@ def _curves(all_series: Mapping[str, Series], points: int) -> dict[str, dict[str
     for name, series in long.items():
         share = int(points * _WEIGHTS.get(name, 1.0) / weight)
         limit = min(max(share, MIN_POINTS), MAX_POINTS)
-        found[name] = _packed(series, downsampled(series.steps, series.values, limit), limit // 2)
+        found[name] = _packed(series, downsample(series.steps, series.values, limit), limit // 2)
     return found
 
 
@@ -248,13 +248,13 @@ def _corners(name: str, series: Series) -> Curve | None:
 def _packed(series: Series, curve: Curve, buckets: int = 0) -> dict[str, Any]:
     """The points of a curve; with the means of all rows for a smoothed one, if some are missing."""
     packed = {
-        "step": packed_steps(curve.steps),
-        "value": packed_values(curve.values),
+        "step": pack_steps(curve.steps),
+        "value": pack_values(curve.values),
         "count": int(series.steps.size),
     }
     if curve.steps.size < series.steps.size:
         means = bucket_means(series.steps, series.values, buckets)
-        packed |= {"mean_step": packed_steps(means.steps), "mean": packed_values(means.values)}
+        packed |= {"mean_step": pack_steps(means.steps), "mean": pack_values(means.values)}
     return packed
 
 
@@ -263,7 +263,7 @@ def _odd_values(losses: Series, all_series: Mapping[str, Series]) -> list[str]:
     told = []
     bad = losses.steps[~np.isfinite(losses.values)]
     if bad.size:
-        steps = counted(bad.size, "logged step", "logged steps")
+        steps = count_text(bad.size, "logged step", "logged steps")
         first = f": {bad[0]:,}" if bad.size == 1 else f", the first of them {bad[0]:,}"
         told.append(f"the loss was not finite at {steps}{first}")
     found = []
@@ -271,7 +271,7 @@ def _odd_values(losses: Series, all_series: Mapping[str, Series]) -> list[str]:
         is_beyond = np.abs(series.values) > LARGEST
         if is_beyond.any():
             at = int(np.argmax(is_beyond))
-            steps = counted(int(is_beyond.sum()), "logged step", "logged steps")
+            steps = count_text(int(is_beyond.sum()), "logged step", "logged steps")
             found.append(f"{name} at {steps} ({series.values[at]:g} at step {series.steps[at]:,})")
     if found:
         more = f" and {len(found) - _MAX_NAMED:,} more metrics" if len(found) > _MAX_NAMED else ""

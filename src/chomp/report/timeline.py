@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from chomp.report.curves import LARGEST, packed_steps, packed_values
+from chomp.report.curves import LARGEST, pack_steps, pack_values
 from chomp.report.record import Record, Series
 from chomp.tracking import metrics
 from chomp.tracking.run_files import EMA, FINISHED, PIECE_FINISHED, eval_prefix_in
@@ -35,7 +35,7 @@ def axes(record: Record) -> dict[str, Any]:
     reached = np.append(steps, last[last > steps[-1:]]) if steps.size else steps
     tokens, gflops = record.series(metrics.TOTAL_TOKENS), record.series(metrics.TOTAL_GFLOPS)
     return {
-        "step": packed_steps(reached),
+        "step": pack_steps(reached),
         "tokens": _on_axis(tokens.steps, tokens.values, reached, 1.0),
         "flops": _on_axis(gflops.steps, gflops.values, reached, 1e9),
         "seconds": _on_axis(steps, seconds[knots], reached, 1.0),
@@ -59,10 +59,10 @@ def resumes(record: Record) -> list[dict[str, Any]]:
         if np.isfinite(pause):
             told = {None: "was cut off", FINISHED: "finished", PIECE_FINISHED: "finished its piece"}
             ended = told.get(before.outcome, f"ended with {before.outcome}")
-            parts.append(f"{told_seconds(max(0.0, pause))} after attempt {before.number} {ended}")
+            parts.append(f"{duration_text(max(0.0, pause))} after attempt {before.number} {ended}")
         if before.last_step is not None and before.last_step >= after.first_step:
             repeated = before.last_step + 1 - after.first_step
-            parts.append(f"{counted(repeated, 'step is', 'steps are')} done again")
+            parts.append(f"{count_text(repeated, 'step is', 'steps are')} done again")
         note = ", ".join(parts)
         found.append({"step": after.first_step, "attempt": after.number, "note": note})
     return found
@@ -163,7 +163,7 @@ def _on_axis(
     if known.size > 1:
         pace = (spent[-1] - spent[-2]) / (known[-1] - known[-2])
         values += np.maximum(steps - known[-1], 0) * pace
-    return packed_values(values * unit)
+    return pack_values(values * unit)
 
 
 def _once_in_time(record: Record, name: str, *, is_within: bool = True) -> Series:
@@ -197,12 +197,12 @@ def _sum(values: Float[np.ndarray, " N"]) -> float:
         return float(np.nansum(values))
 
 
-def counted(number: int, one: str, more: str) -> str:
+def count_text(number: int, one: str, more: str) -> str:
     """A number with what it counts: `1 step`, `1,200 steps`."""
     return f"{number:,} {one if number == 1 else more}"
 
 
-def told_seconds(seconds: float) -> str:
+def duration_text(seconds: float) -> str:
     """A length of time for people: `45 s`, `12 min 30 s`, `3 h 05 min`, `2 d 4 h`."""
     whole = round(seconds)
     if seconds < 10:

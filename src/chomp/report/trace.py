@@ -160,14 +160,6 @@ class Operation(NamedTuple):
     span: Span
 
 
-@dataclass(frozen=True)
-class Device:
-    """A device, and what ran on it."""
-
-    name: str
-    operations: list[Operation]
-
-
 def category_of(name: str, instruction: Instruction | None, scope: str = "") -> Category:
     """What the operation that ran under `name` spends its time on.
 
@@ -202,18 +194,18 @@ def category_of(name: str, instruction: Instruction | None, scope: str = "") -> 
     return "copies" if computing and is_copy else "element-wise"
 
 
-def devices_of(space: Space) -> list[Device]:
-    """Every device of the trace that anything ran on; CPUs only where there is nothing else."""
-    found = []
+def operations_of(space: Space) -> dict[str, list[Operation]]:
+    """What ran on each device of the trace, by its name; on CPUs only if there is nothing else."""
+    found = {}
     for plane in space.planes:
         if _DEVICE.match(plane.name):
             kind = plane.stats.get("gpu_device_name") or plane.stats.get("device_type_string")
             number = plane.name.rpartition(":")[2]
             name = f"{kind} {number}" if kind else plane.name.removeprefix("/device:")
-            found.append(Device(name, list(_accelerator_operations(plane, space.programs))))
-    found = [device for device in found if device.operations]
+            if operations := list(_accelerator_operations(plane, space.programs)):
+                found[name] = operations
     host = space.plane("/host:CPU")
-    return found or ([] if host is None else _cpus(host, space.programs))
+    return found or ({} if host is None else _cpu_operations(host, space.programs))
 
 
 def _accelerator_operations(plane: Plane, programs: Programs) -> Iterator[Operation]:
@@ -232,8 +224,8 @@ def _accelerator_operations(plane: Plane, programs: Programs) -> Iterator[Operat
             yield _operation(event, line.name, instruction, scope=scope, is_in_graph=is_in_graph)
 
 
-def _cpus(host: Plane, programs: Programs) -> list[Device]:
-    """The devices whose operations ran on threads of the host.
+def _cpu_operations(host: Plane, programs: Programs) -> dict[str, list[Operation]]:
+    """The operations that ran on threads of the host, by device.
 
     A product may end long after its thread went on. Part of that it may have waited for other
     threads: which of their work is whose, no trace says.
@@ -245,7 +237,7 @@ def _cpus(host: Plane, programs: Programs) -> list[Device]:
         for _, event in events
         if event.name.startswith(_END)
     }
-    devices: dict[int, Device] = {}
+    devices: dict[int, list[Operation]] = {}
     for number, event in events:
         stats = event.stats
         if "hlo_op" not in stats:
@@ -258,9 +250,8 @@ def _cpus(host: Plane, programs: Programs) -> list[Device]:
             # It runs on other threads beside what its own does next: on no line with anything.
             event, line = replace(event, end=end), (number, stats.get("_p"))
         ordinal = int(stats.get("device_ordinal", 0))
-        device = devices.setdefault(ordinal, Device(f"CPU {ordinal}", []))
-        device.operations.append(_operation(event, line, instruction))
-    return [devices[ordinal] for ordinal in sorted(devices)]
+        devices.setdefault(ordinal, []).append(_operation(event, line, instruction))
+    return {f"CPU {ordinal}": devices[ordinal] for ordinal in sorted(devices)}
 
 
 def _operation(
@@ -390,16 +381,8 @@ class TraceSummary:
         }
 
 
-@dataclass(frozen=True)
-class TraceFile:
-    """The file that is read, and how many there are of the same moment, one for each host."""
-
-    path: str
-    num_hosts: int
-
-
-def newest_trace(run: StrPath, config: Mapping[str, Any] | None) -> TraceFile:
-    """The newest trace of the run with this resolved config, of its first host."""
+def newest_trace(run: StrPath, config: Mapping[str, Any] | None) -> list[str]:
+    """The files of a run's newest trace, one for each host; the resolved config may say where."""
     places = trace_places(run, config)
     found = []
     for moments in (join(place, "plugins", "profile") for place in places):
@@ -417,8 +400,7 @@ def newest_trace(run: StrPath, config: Mapping[str, Any] | None) -> TraceFile:
         )
     # Named after the moment: 2026_11_16_08_45_36.
     moment = max(name_of(parent_of(path)) for path in found)
-    hosts = sorted(path for path in found if name_of(parent_of(path)) == moment)
-    return TraceFile(hosts[0], len(hosts))
+    return sorted(path for path in found if name_of(parent_of(path)) == moment)
 
 
 def trace_places(run: StrPath, config: Mapping[str, Any] | None) -> list[str]:
@@ -432,17 +414,17 @@ def trace_places(run: StrPath, config: Mapping[str, Any] | None) -> list[str]:
 
 
 def summary_of_run(run: StrPath, config: Mapping[str, Any] | None) -> TraceSummary:
-    """The summary of the newest trace of a run, whose resolved config may say where it is."""
-    file = newest_trace(run, config)
-    space = read_space(file.path)
-    steps, devices = steps_of(space), devices_of(space)
-    spans = [operation.span for device in devices for operation in device.operations]
+    """The summary of the newest trace of a run, of its first host."""
+    path, *other_hosts = newest_trace(run, config)
+    space = read_space(path)
+    steps, devices = steps_of(space), operations_of(space)
+    spans = [operation.span for operations in devices.values() for operation in operations]
     # From the first step to the end of the last one, on the host and on every device.
     end = max((span.end for span in spans), default=0)
     start = min((span.start for span in spans), default=0) if steps is None else steps.start
     if start >= end:
         raise StorageError(
-            f"{file.path} has no operation that ran on a device",
+            f"{path} has no operation that ran on a device",
             allowed="the trace of steps that ran on a CPU, a GPU or a TPU",
             fix="trace again with train.profiler.num_steps=2 or more; a trace that was cut off can "
             "also look like this",
@@ -453,9 +435,9 @@ def summary_of_run(run: StrPath, config: Mapping[str, Any] | None) -> TraceSumma
     by_operation: dict[tuple[str, Category, str], list[float]] = {}
     by_program: dict[str, float] = {}
     by_gap: dict[str, list[float]] = {}
-    for device in devices:
+    for operations in devices.values():
         # The profiler may have begun in the middle of an earlier step.
-        operations = [operation for operation in device.operations if operation.span.end > start]
+        operations = [operation for operation in operations if operation.span.end > start]
         time = timeline([operation.span for operation in operations], start, end)
         busy_ms += time.busy / scale
         for operation, ps in zip(operations, time.own, strict=True):
@@ -483,10 +465,10 @@ def summary_of_run(run: StrPath, config: Mapping[str, Any] | None) -> TraceSumma
         named = sorted(times.items(), key=lambda item: -item[1]) if is_sorted else times.items()
         return tuple(Share(name, ms, ms / total_ms) for name, ms in named)
 
-    names = ", ".join(device.name for device in devices)
-    has_graphs = any(operation.is_in_graph for each in devices for operation in each.operations)
+    names = ", ".join(devices)
+    has_graphs = any(each.is_in_graph for operations in devices.values() for each in operations)
     summary = TraceSummary(
-        path=file.path,
+        path=path,
         steps=() if steps is None else steps.numbers,
         device=names if len(devices) == 1 else f"{len(devices)} devices: {names}",
         total_ms=total_ms,
@@ -498,7 +480,7 @@ def summary_of_run(run: StrPath, config: Mapping[str, Any] | None) -> TraceSumma
         phases=shares(phases),
         notes=(),
     )
-    notes = _notes(summary, space, num_hosts=file.num_hosts, has_graphs=has_graphs)
+    notes = _notes(summary, space, num_hosts=1 + len(other_hosts), has_graphs=has_graphs)
     return replace(summary, notes=tuple(notes))
 
 

@@ -39,7 +39,7 @@ from chomp.report.text_chart import (
     signs_for,
     spark,
 )
-from chomp.report.timeline import told_seconds
+from chomp.report.timeline import duration_text
 from chomp.storage import exists, join, name_of, read_text
 from chomp.storage.files import MAX_TEXT_BYTES
 from chomp.storage.printable import PlainConsole, printable
@@ -377,7 +377,7 @@ class View:
         if run.is_killed:
             return "killed: its process is gone", "bold red"
         if run.is_quiet(self.now_s):
-            return f"no line for {told_seconds(run.silent_s(self.now_s) or 0.0)}", "bold yellow"
+            return f"no line for {duration_text(run.silent_s(self.now_s) or 0.0)}", "bold yellow"
         return "running", "green"
 
     def _head(self, width: int) -> list[Text]:
@@ -390,7 +390,7 @@ class View:
             facts.append(Text(f"attempt {run.attempt}", STYLES["resume"]))
         silent_s = run.silent_s(self.now_s)
         if silent_s is not None and not run.is_quiet(self.now_s):
-            facts.append(Text(f"last line {told_seconds(silent_s)} ago", "dim"))
+            facts.append(Text(f"last line {duration_text(silent_s)} ago", "dim"))
         head = Text(f" {self.signs.gap} ").join(facts)
         done, total = run.completed_steps or 0, run.total_steps
         if total is None:
