@@ -14,7 +14,7 @@ from chomp.cli.load_config import GivenConfig
 from chomp.config import config_to_mapping
 from chomp.errors import ConfigError
 from chomp.tracking import JsonlTracker
-from tests.cli.conftest import Chomp
+from tests.cli.conftest import Chomp, assert_refused
 
 ROOT = Path(__file__).parents[2]
 TRAINER = {"steps": 40, "batch_size": [[0, 3], [10, 5]], "seq_len": 16, "grad_accum": 2, "seed": 4}
@@ -97,45 +97,30 @@ def test_a_yaml_file_without_an_end_is_refused(folder: Path, chomp: Chomp, kind:
     assert "it is a pipe, a device or a socket" in told.err
 
 
-def test_a_yaml_file_without_its_template_says_how_to_pass_one(folder: Path, chomp: Chomp):
-    (folder / "run.yaml").write_text("train: {steps: 50}\n")
-    told = chomp("data", "forecast", "run.yaml")
-    assert told.code == 2
-    assert "there is no experiments/grug here: this is no checkout" in told.err
-    assert "pass --template FOLDER, or write template: NAME into the file" in told.err
-
-
-def test_an_unknown_key_of_a_yaml_file_is_named_with_its_file(folder: Path, chomp: Chomp):
+def test_what_a_yaml_file_lacks_or_has_too_much_is_named(folder: Path, chomp: Chomp):
     (folder / "run.yaml").write_text("train: {step: 50}\n")
+    told = chomp("data", "forecast", "run.yaml")
+    assert_refused(told, "there is no experiments/grug here: this is no checkout")
+    assert "pass --template FOLDER, or write template: NAME into the file" in told.err
     told = chomp("data", "forecast", "run.yaml", "--template", ".")
-    assert told.code == 2
-    assert "run.yaml" in told.err
-    assert "did you mean steps?" in told.err
+    assert_refused(told, "run.yaml", "did you mean steps?")
+
+
+A, B = (f"import dataclasses\n@dataclasses.dataclass\nclass {x}LaunchConfig: pass\n" for x in "AB")
+NO_STEPS = "def steps(launch): return []\n"
+NO_DATA = """from chomp.executor import ExecutorStep
+def steps(launch): return [ExecutorStep('a', print, {})]
+"""
 
 
 @pytest.mark.parametrize(
     ("source", "fault"),
     [
-        ("class AConfig: pass\ndef steps(launch): return []\n", "named *LaunchConfig: none"),
-        (
-            "class ALaunchConfig: pass\nclass BLaunchConfig: pass\ndef steps(launch): return []\n",
-            "named *LaunchConfig: ALaunchConfig, BLaunchConfig",
-        ),
-        (
-            "import dataclasses\n@dataclasses.dataclass\nclass ALaunchConfig: pass\n",
-            "without a function steps",
-        ),
-        (
-            "import dataclasses\n@dataclasses.dataclass\nclass ALaunchConfig: pass\n"
-            "def steps(launch): return []\n",
-            "whose steps gives no step",
-        ),
-        (
-            "import dataclasses\n@dataclasses.dataclass\nclass ALaunchConfig: pass\n"
-            "from chomp.executor import ExecutorStep\n"
-            "def steps(launch): return [ExecutorStep('a', print, {})]\n",
-            "whose last step 'a' has no data and trainer",
-        ),
+        ("class AConfig: pass\n" + NO_STEPS, "named *LaunchConfig: none"),
+        (A + B + NO_STEPS, "named *LaunchConfig: ALaunchConfig, BLaunchConfig"),
+        (A, "without a function steps"),
+        (A + NO_STEPS, "whose steps gives no step"),
+        (A + NO_DATA, "whose last step 'a' has no data and trainer"),
     ],
     ids=["no class", "two classes", "no function", "no steps", "no data"],
 )

@@ -1,8 +1,6 @@
 """Files of the first chomp, as people have them, converted and read by `chomp train`."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +9,7 @@ import yaml
 
 from chomp.cli.load_config import config_of_file
 from experiments.grug.megalodon.launch import GrugMegalodonLaunchConfig
-from scripts.convert_chomp_yaml import converted
-
-SCRIPT = Path(__file__).parents[2] / "scripts/convert_chomp_yaml.py"
+from scripts.convert_chomp_yaml import converted, main
 
 # A run on web text, with most of its defaults written out.
 WEB = """
@@ -118,21 +114,13 @@ def read(text: str) -> Any:
 def test_a_run_on_web_text_is_the_same_run():
     config = read(WEB)
     assert (config.model.vocab_size, config.model.remat) == (32000, "block")
-    assert (config.trainer.precision, config.trainer.data_seed) == (
-        "params=float32,compute=bfloat16",
-        7,
-    )
-    assert (config.trainer.nonfinite_policy, config.trainer.profiler.enabled) == ("raise", False)
-    (name, component), *others = config.data.components.items()
-    assert (name, others) == ("text", [])
-    source = component.source
-    assert (source.path, source.name, source.split, source.streaming) == (
-        "Zyphra/Zyda-2",
-        "sample-100BT",
-        "train",
-        True,
-    )
-    stream = component.stream
+    trainer = config.trainer
+    assert (trainer.precision, trainer.data_seed) == ("params=float32,compute=bfloat16", 7)
+    assert (trainer.nonfinite_policy, trainer.profiler.enabled) == ("raise", False)
+    [(name, component)] = config.data.components.items()
+    source, stream = component.source, component.stream
+    assert (name, source.path, source.name) == ("text", "Zyphra/Zyda-2", "sample-100BT")
+    assert (source.split, source.streaming) == ("train", True)
     assert (stream.window_documents, stream.max_retries, stream.retry_delay_s) == (5000, 5, 2.0)
     assert (component.format.text_key, stream.max_validation_documents) == ("body", 500)
     assert (config.data.packing_mode, config.data.packing.max_documents_per_row) == ("packed", 12)
@@ -176,13 +164,9 @@ def test_a_tokenizer_in_a_folder_is_its_file_with_its_own_special_tokens(tmp_pat
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(own))
     tokenizer = {"kind": "hf", "hf_name_or_path": str(tmp_path), "add_bos": True}
     content, problems = converted({"data": {"tokenizer": tokenizer}})
+    own = {"eos": "<end>", "bos": "<s>"}
     file = str(tmp_path / "tokenizer.json")
-    assert content["data"]["tokenizer"] == {
-        "kind": "json",
-        "file": file,
-        "eos": "<end>",
-        "bos": "<s>",
-    }
+    assert content["data"]["tokenizer"] == {"kind": "json", "file": file, **own}
     assert problems == []
 
 
@@ -210,16 +194,14 @@ def test_what_cannot_be_converted_is_listed_with_what_to_use(content: dict[str, 
     assert words in problems[0]
 
 
-def test_the_script_prints_a_file_that_can_be_shown(tmp_path: Path):
-    (tmp_path / "old.yaml").write_text(TEXT)
-    done = subprocess.run(
-        [sys.executable, str(SCRIPT), str(tmp_path / "old.yaml")], capture_output=True, text=True
-    )
-    assert (done.returncode, done.stderr) == (0, "")
-    assert yaml.safe_load(done.stdout)["template"] == "megalodon"
-    (tmp_path / "old.yaml").write_text("train: {jit: false}")
-    done = subprocess.run(
-        [sys.executable, str(SCRIPT), str(tmp_path / "old.yaml")], capture_output=True, text=True
-    )
-    assert done.returncode == 1
-    assert done.stderr.startswith("not converted: train.jit: ")
+def test_the_script_prints_a_file_that_can_be_shown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    old = tmp_path / "old.yaml"
+    old.write_text(TEXT)
+    assert main([str(old)]) == 0
+    printed = capsys.readouterr()
+    assert (yaml.safe_load(printed.out)["template"], printed.err) == ("megalodon", "")
+    old.write_text("train: {jit: false}")
+    assert main([str(old)]) == 1
+    assert capsys.readouterr().err.startswith("not converted: train.jit: ")

@@ -86,6 +86,13 @@ def stdin_of(content: bytes, kind: str) -> Iterator[None]:
         yield
 
 
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An empty current folder."""
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.usefixtures("here")
 @pytest.mark.parametrize("kind", ["file", "pipe", "socket"])
 @pytest.mark.parametrize(
     ("content", "prompt"),
@@ -96,14 +103,8 @@ def stdin_of(content: bytes, kind: str) -> Iterator[None]:
     ],
 )
 def test_what_is_on_standard_input_is_one_prompt_where_no_other_is_given(
-    capsys: pytest.CaptureFixture[str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    kind: str,
-    content: bytes,
-    prompt: str,
+    capsys: pytest.CaptureFixture[str], kind: str, content: bytes, prompt: str
 ):
-    monkeypatch.chdir(tmp_path)
     with stdin_of(content, kind):
         assert given_texts([], None) == [prompt]
     assert "The prompt is read from standard input, to its end" in capsys.readouterr().err
@@ -112,16 +113,12 @@ def test_what_is_on_standard_input_is_one_prompt_where_no_other_is_given(
     assert capsys.readouterr().err == ""
 
 
+@pytest.mark.usefixtures("here")
 @pytest.mark.parametrize("kind", ["file", "pipe"])
 @pytest.mark.parametrize("content", [b"", b"\n"])
 def test_an_empty_standard_input_is_no_prompt_and_that_is_said(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-    kind: str,
-    content: bytes,
+    caplog: pytest.LogCaptureFixture, kind: str, content: bytes
 ):
-    monkeypatch.chdir(tmp_path)
     with stdin_of(content, kind):
         assert given_texts([], None) is None
     assert "standard input is empty" in caplog.text
@@ -136,10 +133,8 @@ def test_a_standard_input_that_nobody_gave_is_no_prompt(
     assert capsys.readouterr().err == ""
 
 
-def test_a_standard_input_that_cannot_be_read_is_assert_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.chdir(tmp_path)
+@pytest.mark.usefixtures("here")
+def test_a_standard_input_that_cannot_be_read_is_refused():
     with stdin_of(b"", "none"), pytest.raises(ConfigError, match=r"closed\. Allowed: .*--prompt"):
         given_texts(["-"], None)
     with stdin_of(b"\xff\xfe", "file"), pytest.raises(ConfigError, match=r"no text: .*utf-8"):
@@ -213,13 +208,13 @@ def test_a_terminal_is_shown_what_it_would_obey_and_a_file_has_it_as_it_is(
         (["a", "--seed", str(2**32)], ["--seed", "4294967295"]),
     ],
 )
-def test_what_cannot_be_written_is_assert_refused(
+def test_what_cannot_be_written_is_refused(
     chomp: Chomp, trained: Path, arguments: list[str], faults: list[str]
 ):
     assert_refused(chomp("generate", "run", *arguments), *faults)
 
 
-def test_a_file_without_prompts_is_assert_refused(chomp: Chomp, trained: Path):
+def test_a_file_without_prompts_is_refused(chomp: Chomp, trained: Path):
     Path("empty.txt").write_text("\n\n")
     assert_refused(chomp("generate", "run", "--file", "empty.txt"), "empty.txt without a prompt")
 

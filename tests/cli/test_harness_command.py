@@ -110,7 +110,7 @@ def test_the_tasks_of_the_runs_own_config_need_not_be_named(chomp: Chomp, traine
     assert_refused(off, "eval.harness=None, which has no effect")
 
 
-def test_what_cannot_be_run_is_assert_refused(
+def test_what_cannot_be_run_is_refused(
     chomp: Chomp, trained: Path, monkeypatch: pytest.MonkeyPatch
 ):
     tasks = str(write_task(trained.parent / "tasks"))

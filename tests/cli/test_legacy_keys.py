@@ -78,14 +78,9 @@ def at(mapping: Any, path: str) -> Any:
 
 
 @pytest.mark.parametrize("key", TAKEN)
-def test_a_key_is_taken_for_the_field_that_means_the_same(key: str):
+def test_a_key_means_its_field_in_a_file_and_in_an_override(key: str):
     value, field, meant, around = TAKEN[key]
     assert at(parsed(merged(key, value, around)), field) == meant
-
-
-@pytest.mark.parametrize("key", TAKEN)
-def test_an_override_means_the_same_as_in_a_file(key: str):
-    value, field, meant, around = TAKEN[key]
     config = config_from_mapping(GrugBaseLaunchConfig, around)
     text = f"{key}={'null' if value is None else str(value).lower()}"
     assert at(config_to_mapping(with_overrides(config, [text])), field) == meant

@@ -209,19 +209,20 @@ class _Trial:
         # The verdict on a run without a fault, and how much it is worth.
         arrays = len(reference.receipt)
         verdict = (
-            f"Equal: killed {kill} times, the run logged the same losses in all of its "
+            f"Equal: killed {_times(kill)}, the run logged the same losses in all of its "
             f"{self.steps} steps and ended with the same {arrays} arrays, bit for bit."
         )
         if allowed is not None:
             verdict = (
-                f"Equal: killed and moved {kill} times, the run was the same bit for bit until it "
-                f"was first moved, and within the bound in all of its {self.steps} steps and "
+                f"Equal: killed and moved {_times(kill)}, the run was the same bit for bit until "
+                f"it was first moved, and within the bound in all of its {self.steps} steps and "
                 f"{arrays} arrays."
             )
         resumed = sum(0 < life.began_at < self.steps for life in lives)
         inside = sum(life.was_killed and life.saving is not None for life in lives)
         worth = (
-            f"It continued from the middle {resumed} times; {inside} of the kills fell into a save."
+            f"It continued from the middle {_times(resumed)}; {inside} of the kills fell into a "
+            "save."
             if resumed
             else "But it never continued from the middle: each life began at its start or at its "
             "end, so this says little about resuming. Give it more --steps, or another --seed."
@@ -302,6 +303,10 @@ class _Trial:
                 fix=f"make `chomp train {self.given.path}` run first",
             )
         return life
+
+
+def _times(count: int) -> str:
+    return "once" if count == 1 else f"{count} times"
 
 
 def _become(words: Sequence[str], log: str, environment: Mapping[str, str]) -> None:
