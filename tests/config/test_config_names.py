@@ -211,11 +211,11 @@ def test_a_name_of_a_field_in_a_section_that_is_null_is_refused():
 
 
 def test_a_near_miss_of_a_name_is_offered_in_files_and_overrides():
-    text = "generate_evry is not a known key (did you mean generate_every?)"
-    assert f"train.{text}" in refused({"train": {"generate_evry": 2}})
-    with pytest.raises(ConfigError) as caught:
+    text = r"train\.generate_evry is not a known key \(did you mean generate_every\?\)"
+    with pytest.raises(ConfigError, match=text):
+        config_from_mapping(Run, {"train": {"generate_evry": 2}})
+    with pytest.raises(ConfigError, match=text):
         apply_overrides(Run(), ["train.generate_evry=2"])
-    assert f"train.{text}" in str(caught.value)
 
 
 def test_a_whole_section_on_the_command_line_takes_its_own_fields_alone():

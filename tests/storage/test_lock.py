@@ -32,12 +32,15 @@ print("held", flush=True)
 sys.stdin.read()
 """
 
-# Holds a lock and has a child that lives on: started by exec, forked by Python, or forked by C.
+# Holds a lock and has a child that lives on: started by exec, forked by Python, or forked by C. Or
+# becomes another program itself.
 PARENT = """
 import ctypes, os, subprocess, sys, time
 from chomp.storage import FileLock
 
 lock = FileLock.acquire(sys.argv[1], timeout_s=5)
+if sys.argv[2] == "become":
+    os.execvp("sh", ["sh", "-c", "echo became; exec sleep 600"])
 if sys.argv[2] == "exec":
     print(subprocess.Popen(["sleep", "600"], close_fds=False).pid, flush=True)
 else:
@@ -50,15 +53,6 @@ else:
 for command in sys.stdin:
     lock.release()
     print("released", flush=True)
-"""
-
-# Becomes another program while it holds a lock.
-BECOME = """
-import os, sys
-from chomp.storage import FileLock
-
-lock = FileLock.acquire(sys.argv[1], timeout_s=5)
-os.execvp("sh", ["sh", "-c", "echo became; exec sleep 600"])
 """
 
 # Tries each lock once, keeps what it wins, and lives on until its input ends.
@@ -231,58 +225,44 @@ def test_a_stopped_holder_keeps_the_lock_until_it_ends(tmp_path: Path, start: St
     FileLock.acquire(path, timeout_s=LONG_S, poll_s=0.01).release()
 
 
-@pytest.mark.parametrize("child", ["exec", "fork"])
-def test_a_child_does_not_keep_the_lock_of_a_killed_holder(
-    tmp_path: Path, start: Start, child: str
-):
+@pytest.mark.parametrize("child", ["exec", "fork", "c fork"])
+def test_a_child_does_not_keep_the_lock_of_its_parent(tmp_path: Path, start: Start, child: str):
     path = tmp_path / "lock"
     process = start(PARENT, path, child)
     pid = int(line_from(process))
     try:
         assert FileLock.try_acquire(path) is None, "the parent still holds it"
-        process.kill()
-        process.wait()
+        if child == "c fork":  # which leaves the lock to the child where the parent is killed
+            assert process.stdin is not None
+            process.stdin.write("release\n")
+            process.stdin.flush()
+            assert line_from(process) == "released"
+        else:
+            process.kill()
+            process.wait()
         # A fork of Python closes its copy as its first act, which may take a moment.
         FileLock.acquire(path, timeout_s=LONG_S, poll_s=0.01).release()
     finally:
         os.kill(pid, signal.SIGKILL)
 
 
-def test_what_the_holder_releases_is_free_though_a_child_of_c_code_lives(
-    tmp_path: Path, start: Start
-):
-    process = start(PARENT, tmp_path / "lock", "c fork")
-    pid = int(line_from(process))
-    try:
-        assert process.stdin is not None
-        process.stdin.write("release\n")
-        process.stdin.flush()
-        assert line_from(process) == "released"
-        FileLock.acquire(tmp_path / "lock", timeout_s=0).release()
-    finally:
-        os.kill(pid, signal.SIGKILL)
-
-
 def test_a_holder_that_becomes_another_program_lets_go(tmp_path: Path, start: Start):
-    process = start(BECOME, tmp_path / "lock")
+    process = start(PARENT, tmp_path / "lock", "become")
     assert line_from(process) == "became"
     FileLock.acquire(tmp_path / "lock", timeout_s=0).release()
 
 
-def test_a_holder_keeps_its_lock_on_a_full_disk(tmp_path: Path, start: Start):
-    process = start(FULL, tmp_path / "lock", "after")
+def test_a_full_disk_takes_no_new_lock_and_frees_none(tmp_path: Path, start: Start):
+    path = tmp_path / "lock"
+    told = line_from(start(FULL, path, "before"))
+    assert told.startswith(f"{errno.EFBIG} cannot lock {path}: the disk is full")
+    FileLock.acquire(path, timeout_s=0).release()
+    process = start(FULL, path, "after")
     assert line_from(process) == "held"
-    assert FileLock.try_acquire(tmp_path / "lock") is None
+    assert FileLock.try_acquire(path) is None
     process.communicate("", timeout=LONG_S)
     assert process.returncode == 0, "it is released there, too"
     assert os.listdir(tmp_path) == []
-
-
-def test_a_full_disk_that_takes_no_lock_says_so_and_leaves_it_free(tmp_path: Path, start: Start):
-    process = start(FULL, tmp_path / "lock", "before")
-    told = line_from(process)
-    assert told.startswith(f"{errno.EFBIG} cannot lock {tmp_path / 'lock'}: the disk is full")
-    FileLock.acquire(tmp_path / "lock", timeout_s=0).release()
 
 
 def test_of_many_threads_exactly_one_gets_the_lock(tmp_path: Path):
