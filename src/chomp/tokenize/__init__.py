@@ -20,18 +20,7 @@ from chomp.tokenize.tokenizer import (
 )
 
 __all__ = [
-    "DESCRIPTION",
-    "MIN_BPE_VOCAB_SIZE",
-    "BpeTokenizer",
-    "ByteTokenizer",
-    "JsonTokenizer",
-    "Tokenizer",
-    "UnencodableText",
-    "bytes_per_token",
-    "load_hub_tokenizer",
-    "load_tokenizer",
-    "save_tokenizer",
-    "show_hub_warnings_once",
-    "tokenizer_from_json_file",
-    "train_bpe",
-]
+    "DESCRIPTION", "MIN_BPE_VOCAB_SIZE", "BpeTokenizer", "ByteTokenizer", "JsonTokenizer",
+    "Tokenizer", "UnencodableText", "bytes_per_token", "load_hub_tokenizer", "load_tokenizer",
+    "save_tokenizer", "show_hub_warnings_once", "tokenizer_from_json_file", "train_bpe",
+]  # fmt: skip
