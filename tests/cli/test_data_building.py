@@ -43,6 +43,17 @@ def test_building_makes_every_store_and_lists_it_and_again_changes_nothing(
     assert not list((folder / "outputs").glob("small-*"))  # the training step
 
 
+def test_building_packed_data_writes_the_plans_that_a_run_opens(folder: Path, chomp: Chomp):
+    packed = ("-o", "data.packing_mode=packed")
+    assert chomp("data", "build", "launch.py", *packed).code == 0
+    for name, split in STORES:
+        plans = list(store_folder(folder, name, split).glob("packing/*/plan.json"))
+        assert len(plans) == (split == "train")
+    before = times(folder / "outputs/tokens")
+    assert chomp("data", "forecast", "launch.py", *packed).code == 0
+    assert times(folder / "outputs/tokens") == before
+
+
 def test_only_the_named_components_are_built(folder: Path, chomp: Chomp):
     told = chomp("data", "build", "launch.py", "--only", "notes")
     assert told.code == 0

@@ -37,6 +37,7 @@ from chomp.data import (
     read_manifest,
     verify_store,
 )
+from chomp.data.packing import plan_folder
 from chomp.errors import ChompError, ConfigError, DataError, require
 from chomp.executor import ExecutorStep, plan_steps
 from chomp.executor.identity import dependencies_of
@@ -285,6 +286,11 @@ def build_data(asked: DataBuild) -> int:
             print_differences(planned)
             if code := run_planned(planned, prefix=given.outputs):
                 return code
+            for place in store_places(run.data, ["train"]):
+                is_asked = not only or place.component in only
+                if is_asked and run.data.packing_mode == "packed":
+                    # Beside the tokens: a store that is read-only later has its plan.
+                    plan_folder(TokenStore.open(place.path), run.data.packing_rule(run.seq_len))
     rows: list[dict[str, Any]] = []
     for place in store_places(run.data):
         if not only or place.component in only:

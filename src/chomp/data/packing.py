@@ -197,8 +197,8 @@ def plan_folder(store: TokenStore, rule: PackingRule) -> str:
             return folder  # the other process was first
         log.warning(
             "the plan of packed rows cannot be kept in the store %s (%s). It is made at every "
-            "start and kept in a temporary folder until the end. To keep it, open the store once "
-            "where it may be written (chomp data forecast CONFIG).",
+            "start and kept in a temporary folder until the end. To keep it, run `chomp data build "
+            "CONFIG` where the store may be written.",
             *(store.path, error),
         )
         folder = tempfile.mkdtemp(prefix="chomp-packing-")
