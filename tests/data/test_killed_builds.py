@@ -36,7 +36,6 @@ from chomp.data.contamination import CONTAMINATION, ValidationSet, sets_fingerpr
 from chomp.data.store import build
 from chomp.data.store.array import FlatArrayWriter
 from chomp.errors import DataError
-from chomp.storage import atomic
 from chomp.storage.paths import is_temporary
 from chomp.tokenize import ByteTokenizer, save_tokenizer
 
@@ -69,7 +68,7 @@ def arm(kill_at: int | None, events: mmap.mmap) -> None:
     for module, name in (
         (build, "write_json_atomic"),
         (build, "remove_tree"),
-        (atomic.os, "replace"),
+        (os, "replace"),
     ):
         setattr(module, name, counted(getattr(module, name)))
 
