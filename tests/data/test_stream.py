@@ -224,16 +224,6 @@ def test_rows_do_not_depend_on_how_many_are_read_at_once(source, counts, mode):
         assert_same_rows(found, other.read(sum(counts)))
 
 
-def test_a_stream_can_be_restored_in_place_to_any_earlier_state(source):
-    stream = stream_of(source, "concat")
-    stream.read(3)
-    state = stream.state()
-    expected = stream.read(30)
-    assert stream.epoch > 0
-    stream.restore(state)
-    assert_same_rows(stream.read(30), expected)
-
-
 def test_a_state_between_two_windows_does_not_read_the_first_of_them_again(source):
     stream = stream_of(source, "packed")
     places = []

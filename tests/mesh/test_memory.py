@@ -86,15 +86,23 @@ def test_arrays_of_all_blocks_are_one_line_and_the_largest_come_first():
     assert (lines[3].shape, lines[3].dtype, lines[3].total_bytes) == ((), "bfloat16", 2 * 8)
 
 
-def test_numbers_that_do_not_differ_stay_in_the_path():
-    tree = {"1": [{"w2": jnp.zeros(4)}, {"w2": jnp.zeros(4)}], "2": jnp.zeros((2, 2))}
-    assert [line.path for line in memory_lines(tree, MESH)] == ["1/*/w2", "2"]
-
-
-def test_arrays_of_another_kind_at_the_same_place_have_a_line_of_their_own():
-    tree = [{"w": jnp.zeros(4)}, {"w": jnp.zeros(8)}, {"w": jnp.zeros(4)}]
-    lines = memory_lines(tree, MESH)
-    assert [(line.path, line.count) for line in lines] == [("*/w", 2), ("1/w", 1)]
+@pytest.mark.parametrize(
+    ("tree", "lines"),
+    [
+        # Numbers that do not differ stay in the path.
+        (
+            {"1": [{"w2": jnp.zeros(4)}, {"w2": jnp.zeros(4)}], "2": jnp.zeros((2, 2))},
+            [("1/*/w2", 2), ("2", 1)],
+        ),
+        # Arrays of another kind at the same place have a line of their own.
+        (
+            [{"w": jnp.zeros(4)}, {"w": jnp.zeros(8)}, {"w": jnp.zeros(4)}],
+            [("*/w", 2), ("1/w", 1)],
+        ),
+    ],
+)
+def test_arrays_that_differ_in_a_number_of_their_path_are_one_line(tree, lines):
+    assert [(line.path, line.count) for line in memory_lines(tree, MESH)] == lines
 
 
 @given(
@@ -127,9 +135,6 @@ def test_the_table_has_sums_for_every_part_and_is_at_most_a_hundred_columns_wide
     assert lines[-1].startswith("all ")
     assert format_bytes(2 * bytes_per_device(model, MESH)) in lines[-1]
     assert "…" in table
-
-
-def test_one_device_is_told_as_one():
     assert memory_table({}, abstract_mesh()).splitlines()[0].endswith("1 device")
 
 
