@@ -30,7 +30,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from checkpoint_samples import about
+from restore_samples import about, run
 
 from chomp.checkpoint import (
     CheckpointConfig,
@@ -154,6 +154,7 @@ def go_back(folder: Path) -> None:
             str(folder),
             lambda: state_at(0),
             about=about(attempt=2),
+            config=run(),
             mesh=mesh,
             options=options,
         )
@@ -311,7 +312,8 @@ def report(folder: Path, numbers: list[int]) -> dict[str, dict[str, Any]]:
     outcomes = {"kill": killed(places("kill"), prepared, chosen())}
     for how in ("EIO", "ENOSPC"):
         outcomes[how] = _in_a_good_fork(partial(failing, how))
-    ticks = count(1, 5 if numbers else 1)
+    # A few, at longer and longer intervals: nobody knows how fast this machine is.
+    ticks = (round(1.4**n) for n in count(5)) if numbers else count(1)
     outcomes["timer"] = killed(places("timer"), prepared, ticks, tick_s=0.02)
     outcomes["sync"] = _in_a_good_fork(failing_syncs)
     outcomes["fork"] = killed(places("fork"), prepared_fork, count(1), go_back)

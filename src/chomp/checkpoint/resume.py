@@ -137,9 +137,9 @@ def restore_latest_or_initialize(
     initialize: Callable[[], State],
     *,
     about: CheckpointMetadata,
+    config: Any,
     mesh: Mesh,
     options: LoadOptions,
-    config: Any = None,
     data_offset_at: Callable[[int], int] | None = None,
     past_fingerprint: Callable[[CheckpointMetadata], str] | None = None,
     proof: Callable[[StepFolder], None] | None = None,
@@ -147,10 +147,10 @@ def restore_latest_or_initialize(
     """The newest whole state in `folder`, or where `options` point, or else a fresh one.
 
     `about` is the run as it is now and `config` its typed config, whose marks decide what may
-    differ (without it, nothing may). `data_offset_at` gives the examples before a step by the
-    present batch sizes; `past_fingerprint` that of the present data by the mixture a checkpoint was
-    saved with, as stages may have changed since. `proof` raises for a state that was restored and
-    may not be gone on from. Every process calls this, and all get the same or raise.
+    differ. `data_offset_at` gives the examples before a step by the present batch sizes;
+    `past_fingerprint` that of the present data by the mixture a checkpoint was saved with, as
+    stages may have changed since. `proof` raises for a state that was restored and may not be gone
+    on from. Every process calls this, and all get the same or raise.
     """
     allowed = allowed_changes(config, options.allow_changes)
     abstract = jax.eval_shape(initialize)
@@ -162,13 +162,9 @@ def restore_latest_or_initialize(
 
     def check(found: StepFolder) -> None:
         saved, now = found.metadata, about
-        # Without a typed config nobody knows which fields matter, so their hash has to say it.
-        if config is None and about.config_hash == saved.config_hash:
-            now = replace(about, config=saved.config)
         if past_fingerprint is not None:
-            now = replace(now, data_fingerprint=past_fingerprint(saved))
-        marked = about.config if config is None else config
-        require_same_run(found, now, config=marked, allowed=allowed, data_offset_at=data_offset_at)
+            now = replace(about, data_fingerprint=past_fingerprint(saved))
+        require_same_run(found, now, config=config, allowed=allowed, data_offset_at=data_offset_at)
         # The same arrays, but for an average that is kept only then or only now.
         is_left_out = within(saved.arrays, AVERAGE) and not within(targets, AVERAGE)
         arrays = without(saved.arrays, AVERAGE) if is_left_out else saved.arrays
