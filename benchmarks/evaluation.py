@@ -33,8 +33,7 @@ from chomp.kernels.precision import Precision
 from chomp.mesh import compiler_options, create_mesh, prepare_devices
 from chomp.tokenize import bytes_per_token
 from chomp.training import open_data, row_limits
-from chomp.training.dry_run import compile_step
-from chomp.training.setup import OpenData
+from chomp.training.setup import OpenData, compile_step
 from experiments.grug.base import launch, train
 from experiments.grug.base.launch import GrugBaseLaunchConfig
 from experiments.grug.base.train import GrugRunConfig

@@ -29,7 +29,7 @@ from chomp.launch.run import run_planned
 from chomp.tokenize import BpeTokenizer, train_bpe
 from chomp.tracking.logging_config import LoggingConfig, TensorBoardConfig, WandbConfig
 from chomp.training import TRAINED_TOKENS, HarnessConfig, check_run, dry_run
-from chomp.training.dry_run import compile_step, require_step_memory
+from chomp.training.setup import compile_step, require_step_memory
 from experiments.grug.base import launch as base
 from experiments.grug.base.train import GrugRunConfig, fresh_state, train_step_of
 from tests import tiny

@@ -69,10 +69,10 @@ def test_what_was_asked_for_is_kept_or_refused_and_the_rest_is_cut(
         return
     found = config.lengths_for(model(max_seq_len, chunk_size=chunk), seq_len=seq_len)
     wanted = seq_len // 2, (chunk or 128) + 16
-    assert found.prompt_tokens == prompt or prompt is None
-    assert found.max_tokens == following or following is None
-    assert 0 < found.prompt_tokens <= max(prompt or 0, wanted[0])
-    assert 0 < found.max_tokens <= max(following or 0, wanted[1])
+    assert found[0] == prompt or prompt is None
+    assert found[1] == following or following is None
+    assert 0 < found[0] <= max(prompt or 0, wanted[0])
+    assert 0 < found[1] <= max(following or 0, wanted[1])
     # Nothing is cut that had room.
     is_full = sum(found) == max_seq_len
     assert is_full or found == (prompt or wanted[0], following or wanted[1])

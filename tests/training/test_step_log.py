@@ -78,14 +78,17 @@ class Loop:
         if "device_kind" in given:  # hardware that no test has
             device = SimpleNamespace(device_kind=given["device_kind"])
             loader.mesh = SimpleNamespace(devices=np.full((1, DEVICES, 1, 1), device))
-        self.log = StepLog(
-            config,
-            loader,
-            self.tracker,
+        run = SimpleNamespace(
+            config=config,
+            loader=loader,
+            tracker=self.tracker,
             clock=self.clock,
+            state=SimpleNamespace(params=jnp.zeros(12)),
+        )
+        self.log = StepLog(
+            run,
             guard=self.guard,
             steps=range(given["start_step"], given["total_steps"]),
-            parameter_count=12,
             tokens_seen=given.get("tokens_seen", 0),
         )
 

@@ -10,11 +10,11 @@ Three kinds of step: a tokenizer, one token store per component and split, the t
 
 from __future__ import annotations  # a launch config may hold markers until the executor runs it
 
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 
 from chomp import training
 from chomp.checkpoint import CheckpointConfig
-from chomp.config import Config, setting, validated
+from chomp.config import setting
 from chomp.data import (
     EmbeddedSource,
     LmComponentConfig,
@@ -22,14 +22,10 @@ from chomp.data import (
     TokenizerConfig,
     with_data_steps,
 )
-from chomp.errors import require
 from chomp.executor import ExecutorStep, Resources, this_output_path, versioned
 from chomp.launch import executor_main
-from chomp.mesh import MeshConfig
 from chomp.optim import AdamConfig, GrugOptimizerConfig
 from chomp.report.run_table import print_run_table
-from chomp.tracking import LoggingConfig
-from chomp.training import GrugEvalConfig, SamplesConfig
 from experiments.grug.base.model import GrugModelConfig
 from experiments.grug.base.train import (
     GrugRunConfig,
@@ -55,7 +51,7 @@ def embedded_mixture() -> LmDataConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class GrugBaseLaunchConfig(Config):
+class GrugBaseLaunchConfig(GrugRunConfig):
     """The knobs of a base run; the defaults train on two CPU cores in about two minutes."""
 
     run_id: str = field(default_factory=lambda: training.default_run_id(VARIANT))
@@ -94,23 +90,20 @@ class GrugBaseLaunchConfig(Config):
         ),
         aliases=("train",),
     )
-    eval: GrugEvalConfig | None = setting(default_factory=GrugEvalConfig, mark="cosmetic")
-    samples: SamplesConfig = setting(default_factory=SamplesConfig, mark="cosmetic")
     # A save takes a fraction of a second here, so a kill costs at most these seconds.
     checkpoint: CheckpointConfig = setting(
         default_factory=lambda: CheckpointConfig(save_interval_s=15.0), mark="cosmetic"
     )
-    logging: LoggingConfig = setting(default_factory=LoggingConfig, mark="cosmetic")
-    mesh: MeshConfig = setting(default_factory=MeshConfig, mark="cosmetic")
     resources: Resources = setting(default_factory=Resources, mark="cosmetic")
     output_path: str = ""  # filled in by the executor
+
+    def __post_init__(self) -> None:
+        """Check nothing yet: sections may be the executor's markers. `run_config` checks them."""
 
 
 def run_config(launch: GrugBaseLaunchConfig) -> GrugRunConfig:
     """The config of the training run: all of the launch config but its resources."""
-    training.require_vocabulary(launch.data.tokenizer.known_vocab_size, launch.model)
-    config = {each.name: getattr(launch, each.name) for each in fields(GrugRunConfig)}
-    return validated(GrugRunConfig(**config))
+    return training.run_config(GrugRunConfig, launch)
 
 
 def train_base(launch: GrugBaseLaunchConfig) -> None:
@@ -130,12 +123,7 @@ def dry_run(launch: GrugBaseLaunchConfig, is_data_ready: bool = False) -> None:
 
 def steps(launch: GrugBaseLaunchConfig) -> list[ExecutorStep]:
     """All steps of the run. `versioned` marks what would make it another run."""
-    require(
-        not launch.output_path,
-        f"output_path={launch.output_path}",
-        allowed="nothing: the executor names the folder of a run by what it is made of",
-        fix="use --prefix to say where outputs go",
-    )
+    training.require_no_output_path(launch)
     run_config(launch)  # a bad config is refused here, before anything is built
     config = replace(
         launch,

@@ -94,11 +94,10 @@ def evaluate(asked: Evaluate) -> int:
     step, has_average = read.found.metadata.step, "ema" in read.models
     evaluators = build_evaluators(
         config,
-        datasets,
+        run,
         run.from_template("losses_of"),
-        mesh=run.mesh,
-        tokenizer=run.tokenizer,
         has_average=has_average,
+        datasets=datasets,
     )
     metrics: dict[str, dict[str, float]] = {}
     # Both models by one `losses_of`, so that it is compiled once.

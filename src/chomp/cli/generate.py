@@ -74,8 +74,8 @@ def generate(asked: Generate) -> int:
     # Where the run writes no samples, they are as long as those it would write by default.
     settings = run.config.samples
     settings = replace(settings, max_tokens=settings.max_tokens or None)
-    usual = settings.lengths_for(run.config.model, seq_len=run.config.trainer.seq_len)
-    writer = _Writer(run, asked, choice, usual.max_tokens)
+    num_tokens, usual = settings.lengths_for(run.config.model, seq_len=run.config.trainer.seq_len)
+    writer = _Writer(run, asked, choice, usual)
     encoded = [] if texts is None else _encoded_prompts(run, texts)
     writer.length_for(encoded)  # what cannot fit shows before weights are read
     read = run.one_model(asked.weights)
@@ -96,7 +96,7 @@ def generate(asked: Generate) -> int:
         ids = prompt_of_step(
             held_out[0] if held_out else TrainedTexts(run.config.data, run.tokenizer),
             read.found.metadata.step,
-            num_tokens=usual.prompt_tokens,
+            num_tokens=num_tokens,
             every=run.config.samples.every,
         )
         encoded = [Prompt(text=run.tokenizer.decode(ids), ids=ids)]

@@ -62,9 +62,6 @@ def about_checkpoint(run: LoadedRun, found: StepFolder, weights: str) -> dict[st
     `weights` is `params`, `ema` or `both`.
     """
     metadata = found.metadata
-    header = result_header(
-        metadata.step, weights, tokenizer=run.tokenizer, mesh=run.mesh, mp=run.mp
-    )
     return {
         "run_id": metadata.run_id,
         "checkpoint": found.path,
@@ -72,7 +69,7 @@ def about_checkpoint(run: LoadedRun, found: StepFolder, weights: str) -> dict[st
         "receipt_hash": fingerprint(metadata.receipt),
         "template_hash": run.template.digest,
         "changed": dict(run.changed),
-        **header,
+        **result_header(run, metadata.step, weights),
     }
 
 

@@ -9,7 +9,6 @@ from chomp.training.evaluation import (
     build_evaluators,
     build_tagged_eval_callback,
 )
-from chomp.training.nonfinite import NonFiniteGuard, NonFinitePolicy, are_finite, new_if_finite
 from chomp.training.profiler import ProfilerConfig
 from chomp.training.run import Hook, Run, open_run
 from chomp.training.run_folder import RunFolder, default_run_id, derived_values, environment
@@ -18,11 +17,19 @@ from chomp.training.setup import (
     is_stochastic,
     open_data,
     require_consistent,
-    require_vocabulary,
+    require_no_output_path,
     row_limits,
+    run_config,
 )
 from chomp.training.step_log import TRAINED_TOKENS, LoopClock, StepLog
-from chomp.training.stopping import SaveStopSync, StopSignal
+from chomp.training.stopping import (
+    NonFiniteGuard,
+    NonFinitePolicy,
+    SaveStopSync,
+    StopSignal,
+    are_finite,
+    new_if_finite,
+)
 from chomp.training.watch import WatchConfig, watch_metrics
 
 __all__ = [
@@ -56,7 +63,8 @@ __all__ = [
     "open_data",
     "open_run",
     "require_consistent",
-    "require_vocabulary",
+    "require_no_output_path",
     "row_limits",
+    "run_config",
     "watch_metrics",
 ]

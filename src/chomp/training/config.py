@@ -6,8 +6,8 @@ from typing import Literal
 from chomp.config import Config, setting
 from chomp.data import BatchSchedule
 from chomp.kernels.precision import Precision
-from chomp.training.nonfinite import NonFinitePolicy
 from chomp.training.profiler import ProfilerConfig
+from chomp.training.stopping import NonFinitePolicy
 from chomp.training.watch import WatchConfig
 
 

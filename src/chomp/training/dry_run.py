@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack, closing
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import jax
 import numpy as np
@@ -55,40 +55,27 @@ from chomp.tracking import require_installed
 from chomp.tracking.run_files import CHECKPOINTS
 from chomp.training.resume import require_not_past
 from chomp.training.setup import (
+    compile_step,
     kernel_report,
     open_data,
-    parameter_count,
+    require_step_memory,
     require_vocabulary,
     row_limits,
     state_parts,
+    step_memory,
 )
-from chomp.training.step_log import require_metrics
 
 # Where along the run the learning rate is shown.
 _LANDMARKS = (0.0, 0.1, 0.25, 0.5, 0.75, 1.0)
 
+FreshState = Callable[[Any], Any]
+TrainStepOf = Callable[[Any], Any]
+
 log = logging.getLogger(__name__)
 
 
-class DiskNeed(NamedTuple):
-    """Bytes of a checkpoint, and how many of each kind are on disk at once, at most."""
-
-    one: int
-    permanent: int
-    temporary: int
-
-    @property
-    def total(self) -> int:
-        """Bytes of all of them."""
-        return self.one * (self.permanent + self.temporary)
-
-
 def check_run(
-    config: Any,
-    fresh_state: Callable[[Any], Any],
-    train_step_of: Callable[[Any], Any],
-    *,
-    is_here: bool,
+    config: Any, fresh_state: FreshState, train_step_of: TrainStepOf, *, is_here: bool
 ) -> None:
     """Raise what would end a run later: packages, tokenizer, tasks, documents, mesh, memory.
 
@@ -104,27 +91,25 @@ def check_run(
     _check_state(config, state, mesh)
     held = _check_room(config, state, mesh)
     row_limits(config, mesh)
-    trainer = config.trainer
     # Compiling takes seconds, so only where the step may not fit: what it takes beside the state,
     # to a factor of ten. Activations are about a byte for every thousand operations of a forward
     # pass (124M and 1B on an H200), and the loader makes a few batches ahead.
+    trainer = config.trainer
     batches = BatchSchedule(trainer.batch_size, trainer.grad_accum)
     tokens = batches.batch_size(0) * trainer.seq_len / batch_shards(mesh)
     activations = tokens * config.model.flops_per_token(trainer.seq_len) / 1000
     memory, rough = device_memory(), held + activations + 100 * tokens * trainer.grad_accum
     if memory is not None and 2 * int(rough) > memory.total:
         with jax.set_mesh(mesh):
-            state = jax.eval_shape(partial(fresh_state, config))  # on the mesh of the run
-            options = compiler_options(mesh, is_reproducible=trainer.reproducible)
             batch = _first_batch(config, mesh)
-            compiled = compile_step(train_step_of(config), state, batch, options)
+            compiled = _compile(config, fresh_state, train_step_of, batch, mesh)
             require_step_memory(compiled, is_state_held=False)
 
 
 def dry_run(
     config: Any,
-    fresh_state: Callable[[Any], Any],
-    train_step_of: Callable[[Any], Any],
+    fresh_state: FreshState,
+    train_step_of: TrainStepOf,
     *,
     is_data_ready: bool,
     console: Console | None = None,
@@ -145,7 +130,15 @@ def dry_run(
     show(memory_table(state_parts(state), planned, listed=("params",)))
     show(group_table(state.params, state.params.param_groups(), config.optimizer))
     console.print(_fact_table(config, state, bytes_per_device(state, planned)))
-    console.print(_learning_rate_table(config))
+
+    start, end = config.optimizer.schedule_start, config.trainer.steps
+    rates = config.optimizer.hyperparameters(end)
+    steps = dict.fromkeys(min(start + round(part * (end - start)), end - 1) for part in _LANDMARKS)
+    table = Table("step", *(f"{step:,}" for step in steps), title="learning rate")
+    for name in (name for name in rates(start) if name.endswith("learning_rate")):
+        table.add_row(name.removeprefix("optim/"), *(f"{rates(step)[name]:.3g}" for step in steps))
+    console.print(table)
+
     if not (is_data_ready or untried):
         show("The first document of each component can be read.")
     for what in untried:
@@ -156,7 +149,6 @@ def dry_run(
         show(f"The step is not compiled: {error}")
         return
     _check_room(config, state, mesh)
-
     with ExitStack() as stack:
         stack.enter_context(jax.set_mesh(mesh))
         if is_data_ready:
@@ -172,57 +164,27 @@ def dry_run(
             show("The data is not built yet, so epochs are not known, and kernels are not checked.")
             batch = _first_batch(config, mesh)
         started = time.perf_counter()
-        state = jax.eval_shape(partial(fresh_state, config))  # on the mesh of the run
-        options = compiler_options(mesh, is_reproducible=config.trainer.reproducible)
-        compiled = compile_step(train_step_of(config), state, batch, options)
+        compiled = _compile(config, fresh_state, train_step_of, batch, mesh)
         text = f"The step compiles in {time.perf_counter() - started:.1f} s"
-        if (needed := _step_memory(compiled)) is not None:
-            text += (
-                f" and takes {format_bytes(needed)} of each device, state, batch and activations "
-                "together"
-            )
+        if (needed := step_memory(compiled)) is not None:
+            text += f" and takes {format_bytes(needed)} of each device, "
+            text += "state, batch and activations together"
         show(f"{text}.")
         require_step_memory(compiled, is_state_held=False)
 
 
-def compile_step(train_step: Any, state: Any, batch: Any, options: Any) -> Any:
-    """The jitted step, compiled for a state and a batch (arrays or shapes).
-
-    Raises `ConfigError` for metrics that cannot be logged, before anything is compiled.
-    """
-    lowered = train_step.lower(state, batch)
-    require_metrics(lowered.out_info[1])
-    return lowered.compile(compiler_options=options)
-
-
-def require_step_memory(compiled: Any, *, is_state_held: bool) -> None:
-    """Raise `ConfigError` if a device has less memory than a compiled step takes of it.
-
-    `is_state_held`: the state and the batch are allocated already.
-    """
-    needed = _step_memory(compiled)
-    if needed is not None:
-        require_memory(
-            "a training step with its state, batch and activations",
-            needed,
-            held=int(compiled.memory_analysis().argument_size_in_bytes) if is_state_held else 0,
-            fix="lower train.batch_size and raise train.grad_accum by as much, use more devices "
-            "(mesh.data), set model.remat=block, or make the model smaller",
-        )
-
-
-def disk_need(config: Any, state: Any) -> DiskNeed:
-    """The disk that the checkpoints of a run with this state (shapes) take."""
+def disk_need(config: Any, state: Any) -> tuple[int, int]:
+    """Bytes of one checkpoint of this state (shapes), and of all that are on disk at once."""
     one = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
-    return DiskNeed(one, *config.checkpoint.most_on_disk(config.trainer.steps))
+    return one, one * sum(config.checkpoint.most_on_disk(config.trainer.steps))
 
 
 def check_disk(config: Any, state: Any) -> None:
     """Raise `StorageError` if no checkpoint fits on the disk; warn if not all of them do."""
-    folder, need = join(config.output_path, CHECKPOINTS), disk_need(config, state)
-    free = require_space(folder, need.one)
+    folder, (one, total) = join(config.output_path, CHECKPOINTS), disk_need(config, state)
+    free = require_space(folder, one)
     # An earlier attempt may have written some of them.
-    missing = need.total - need.one * len(list_checkpoints(folder))
+    missing = total - one * len(list_checkpoints(folder))
     if free is not None and missing > free:
         log.warning(
             "%s has %s free, and the checkpoints of this run need up to %s more: raise "
@@ -303,47 +265,38 @@ def _first_batch(config: Any, mesh: Mesh) -> GrugLmExample:
     shape = (trainer.grad_accum, batches.batch_size(0), trainer.seq_len)
     sharding = NamedSharding(mesh, batch_spec(3, batch_axis=1))
     rows = jax.ShapeDtypeStruct(shape, np.int32, sharding=sharding)
-    return GrugLmExample(
-        tokens=rows,
-        loss_weight=jax.ShapeDtypeStruct(shape, np.float32, sharding=sharding),
-        attn_mask=AttentionMask.causal(segment_ids=None if config.data.stream_semantics else rows),
-    )
+    weights = jax.ShapeDtypeStruct(shape, np.float32, sharding=sharding)
+    mask = AttentionMask.causal(segment_ids=None if config.data.stream_semantics else rows)
+    return GrugLmExample(tokens=rows, loss_weight=weights, attn_mask=mask)
 
 
-def _step_memory(compiled: Any) -> int | None:
-    """Bytes that a compiled step takes of each device; None where the compiler does not tell."""
-    used = compiled.memory_analysis()
-    if used is None:
-        return None
-    # The state is donated: the new one is written where the old one was.
-    outputs = max(used.output_size_in_bytes - used.alias_size_in_bytes, 0)
-    return int(used.argument_size_in_bytes + used.temp_size_in_bytes + outputs)
+def _compile(
+    config: Any, fresh_state: FreshState, train_step_of: TrainStepOf, batch: Any, mesh: Mesh
+) -> Any:
+    state = jax.eval_shape(partial(fresh_state, config))  # on the mesh of the run
+    options = compiler_options(mesh, is_reproducible=config.trainer.reproducible)
+    return compile_step(train_step_of(config), state, batch, options)
 
 
 def _fact_table(config: Any, state: Any, state_bytes: int) -> Table:
     trainer, checkpoint = config.trainer, config.checkpoint
     batches = BatchSchedule(trainer.batch_size, trainer.grad_accum)
-    examples = batches.examples_before(trainer.steps)
-    flops = 3.0 * trainer.seq_len * config.model.flops_per_token(trainer.seq_len)
-    disk, staged = disk_need(config, state), checkpoint.max_staged_bytes
+    tokens = batches.examples_before(trainer.steps) * trainer.seq_len
+    flops = 3.0 * config.model.flops_per_token(trainer.seq_len)
+    one, disk = disk_need(config, state)
+    permanent, temporary = checkpoint.most_on_disk(trainer.steps)
+    kinds = f"{permanent} permanent, {temporary} temporary"
+    staged = min(one, checkpoint.max_staged_bytes or one)
     table = Table(show_header=False, box=None)
-    table.add_row("parameters", f"{parameter_count(state.params):,}")
-    table.add_row("state per device", format_bytes(state_bytes))
-    table.add_row("tokens of a step", f"{batches.examples(0) * trainer.seq_len:,}")
-    table.add_row("tokens of the run", f"{examples * trainer.seq_len:,} in {trainer.steps:,} steps")
-    table.add_row("FLOPs of a token", f"{flops / trainer.seq_len:.4g}, forward and backward")
-    table.add_row("FLOPs of the run", f"{flops * examples:.4g}")
-    kinds = f"{disk.permanent} permanent, {disk.temporary} temporary"
-    table.add_row("disk for checkpoints", f"{format_bytes(disk.total)} at most: {kinds} at once")
-    table.add_row("host memory to save", format_bytes(min(disk.one, staged or disk.one)))
-    return table
-
-
-def _learning_rate_table(config: Any) -> Table:
-    start, end = config.optimizer.schedule_start, config.trainer.steps
-    rates = config.optimizer.hyperparameters(end)
-    steps = dict.fromkeys(min(start + round(part * (end - start)), end - 1) for part in _LANDMARKS)
-    table = Table("step", *(f"{step:,}" for step in steps), title="learning rate")
-    for name in (name for name in rates(start) if name.endswith("learning_rate")):
-        table.add_row(name.removeprefix("optim/"), *(f"{rates(step)[name]:.3g}" for step in steps))
+    for name, value in {
+        "parameters": f"{sum(leaf.size for leaf in jax.tree.leaves(state.params)):,}",
+        "state per device": format_bytes(state_bytes),
+        "tokens of a step": f"{batches.examples(0) * trainer.seq_len:,}",
+        "tokens of the run": f"{tokens:,} in {trainer.steps:,} steps",
+        "FLOPs of a token": f"{flops:.4g}, forward and backward",
+        "FLOPs of the run": f"{flops * tokens:.4g}",
+        "disk for checkpoints": f"{format_bytes(disk)} at most: {kinds} at once",
+        "host memory to save": format_bytes(staged),
+    }.items():
+        table.add_row(name, value)
     return table

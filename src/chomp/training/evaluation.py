@@ -4,13 +4,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from jax.sharding import Mesh
-
 from chomp.config import Config, setting
 from chomp.data import EvalDataset
 from chomp.errors import require
 from chomp.evaluation import TaggedEvaluator
-from chomp.tokenize import Tokenizer, bytes_per_token
+from chomp.tokenize import bytes_per_token
 from chomp.tracking import METRICS, Tracker, with_short_keys
 
 EvalCallback = Callable[[Mapping[str, Any], int], dict[str, float]]
@@ -92,23 +90,23 @@ class GrugEvalConfig(Config):
 
 def build_evaluators(
     config: GrugEvalConfig,
-    datasets: Sequence[EvalDataset],
+    run: Any,
     losses_of: Callable[[Any, Any], Any],
     *,
-    mesh: Mesh,
-    tokenizer: Tokenizer,
     has_average: bool,
+    datasets: Sequence[EvalDataset] | None = None,
 ) -> dict[str, TaggedEvaluator]:
     """An evaluator for each model that the config asks for, by the model's name.
 
+    `run` has a mesh, a tokenizer and, unless they are given, `eval_datasets`.
     `losses_of(params, batch)` is the template's loss of every position.
     """
-    sizes = bytes_per_token(tokenizer) if config.compute_bpb else None
+    sizes = bytes_per_token(run.tokenizer) if config.compute_bpb else None
     return {
         name: TaggedEvaluator(
-            datasets,
+            run.eval_datasets if datasets is None else datasets,
             losses_of,
-            mesh=mesh,
+            mesh=run.mesh,
             batch_size=config.eval_batch_size,
             max_batches=config.max_eval_batches,
             bytes_per_token=sizes,

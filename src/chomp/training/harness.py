@@ -3,7 +3,8 @@
 Needs the extra `harness`, so it is imported only where a config names tasks.
 """
 
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable
 from importlib.metadata import version
 from typing import Any
 
@@ -59,14 +60,13 @@ class Harness:
         """
         self._config, self._run = config, run
         row_len = _row_len(config, run.config.model, run.config.trainer.seq_len)
-        limits = row_limits(run.config, run.mesh, seq_len=row_len)
         self._scorer = RequestScorer(
             scores_of,
             mesh=run.mesh,
             batch_size=config.batch_size,
             row_len=row_len,
             pad_id=run.tokenizer.eos_id,
-            counts_documents=limits.counts_documents,
+            counts_documents=row_limits(run.config, run.mesh, seq_len=row_len).counts_documents,
         )
         self._tasks = None
         with raise_together("loading the tasks of the harness"):
@@ -79,6 +79,20 @@ class Harness:
                     limit=config.limit,
                     allow_code=config.allow_code,
                 )
+
+    def run(self, weights: Any, name: str, completed_steps: int) -> None:
+        """Run the tasks in the loop: write their results into the run's folder, and log them."""
+        start = time.perf_counter()
+        results = self.results(weights)
+        seconds = time.perf_counter() - start
+        content = {**self.header(completed_steps, name), "seconds": seconds, **results.as_json()}
+        run_folder = self._run.folder.path
+        folder = join(run_folder, ARTIFACTS)
+        path = join(folder, f"{results_name(completed_steps)}.json")
+        if is_first():
+            make_folder(folder, inside=run_folder)
+            write_json_atomic(path, strict_json(content))
+        log_results(results, seconds, self._run.tracker, path, completed_steps=completed_steps)
 
     def results(self, weights: Any) -> HarnessResults:
         """The tasks' results on these weights. Every process calls it, and gets the same."""
@@ -94,21 +108,11 @@ class Harness:
 
     def header(self, step: int, weights: str) -> dict[str, Any]:
         """What a file of results begins with: `weights` (`params` or `ema`) after `step` steps."""
-        run = self._run
         return {
-            **result_header(step, weights, tokenizer=run.tokenizer, mesh=run.mesh, mp=run.mp),
+            **result_header(self._run, step, weights),
             "harness": config_to_mapping(self._config),
             "lm_eval": version("lm_eval"),
         }
-
-
-def write_results(header: Mapping[str, Any], results: HarnessResults, folder: str) -> str:
-    """Write the results of a step into a run folder; returns the file's path."""
-    path = join(folder, ARTIFACTS, f"{results_name(header['step'])}.json")
-    if is_first():
-        make_folder(join(folder, ARTIFACTS), inside=folder)
-        write_json_atomic(path, strict_json({**header, **results.as_json()}))
-    return path
 
 
 def log_results(
@@ -120,8 +124,7 @@ def log_results(
     completed_steps: int,
 ) -> None:
     """Log the results at the last completed step, and their file where they have one."""
-    metrics = {**results.metrics(), LM_EVAL_TOTAL_TIME: seconds}
-    tracker.log(metrics, step=completed_steps - 1)
+    tracker.log({**results.metrics(), LM_EVAL_TOTAL_TIME: seconds}, step=completed_steps - 1)
     if path is not None:
         tracker.log_artifact(path, name=results_name(completed_steps), kind=ARTIFACT_KIND)
 

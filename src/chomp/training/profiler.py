@@ -56,26 +56,31 @@ def traced_steps(config: Any, clock: LoopClock, *, start_step: int) -> Generator
     or written is a warning, and the run goes on. `clock` is the loop's own: starting and writing a
     trace is no step's time.
     """
-    trainer = config.trainer
+    trainer, profiler = config.trainer, config.trainer.profiler
     folder = profiler_folder(config.output_path, run_id=config.run_id, log_dir=trainer.log_dir)
-    window = trainer.profiler.window(start_step, trainer.steps)
-    if trainer.profiler.enabled and not window:
+    window, is_tracing = profiler.window(start_step, trainer.steps), False
+    if profiler.enabled and not window:
         log.warning(
             "no step will be traced: steps %d to %d are to be done, and profiler.start_step=%d "
             "with num_steps=%d. Fix: choose a start_step among them",
-            start_step,
-            trainer.steps - 1,
-            trainer.profiler.start_step,
-            trainer.profiler.num_steps,
+            *(start_step, trainer.steps - 1, profiler.start_step, profiler.num_steps),
         )
-    is_tracing = False
+    # Tracing every Python call would write megabytes a step and slow the loop down.
+    options = jax.profiler.ProfileOptions()
+    options.python_tracer_level = 0
     try:
         for step in range(start_step, trainer.steps):
             if step not in window:
                 yield step
                 continue
             if step == window.start:
-                is_tracing = _start_trace(folder, clock)
+                try:
+                    with clock.phase("hook"):
+                        make_folder(folder)  # first: JAX would fail only at the end, for good
+                        jax.profiler.start_trace(folder, profiler_options=options)
+                    is_tracing = True
+                except Exception:
+                    log.exception("no trace: the profiler did not start")
             with jax.profiler.StepTraceAnnotation("train", step_num=step):
                 yield step
             if step == window[-1] and is_tracing:
@@ -84,20 +89,6 @@ def traced_steps(config: Any, clock: LoopClock, *, start_step: int) -> Generator
     finally:
         if is_tracing:
             _write_trace(folder, clock)
-
-
-def _start_trace(folder: str, clock: LoopClock) -> bool:
-    options = jax.profiler.ProfileOptions()
-    # Tracing every Python call would write megabytes a step and slow the loop down.
-    options.python_tracer_level = 0
-    try:
-        with clock.phase("hook"):
-            make_folder(folder)  # first: JAX would fail only at the end, and never trace again
-            jax.profiler.start_trace(folder, profiler_options=options)
-    except Exception:
-        log.exception("no trace: the profiler did not start")
-        return False
-    return True
 
 
 def _write_trace(folder: str, clock: LoopClock) -> None:
@@ -109,7 +100,6 @@ def _write_trace(folder: str, clock: LoopClock) -> None:
     try:
         with clock.phase("hook"):
             jax.profiler.stop_trace()
+        log.info("the trace is in %s; look at it with TensorBoard or ui.perfetto.dev", folder)
     except Exception:
         log.exception("no trace: it could not be written to %s", folder)
-        return
-    log.info("the trace is in %s; look at it with TensorBoard or ui.perfetto.dev", folder)

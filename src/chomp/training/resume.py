@@ -94,18 +94,17 @@ def require_same_batches(loader: TrainLoader, found: StepFolder, *, total_steps:
     the next batches are those that the checkpoint expects, up to a step from which the stages
     differ. The loader's streams must be restored by then.
     """
-    saved, mixture = found.metadata, loader.dataset.mixture
-    step, past = saved.step, _past_mixture(saved.config)
-    same_until = step + _HASHED_BATCHES
-    differing = first_difference(past, mixture, loader.batches.examples_before(same_until))
+    saved, step = found.metadata, found.metadata.step
+    same_until, examples_before = step + _HASHED_BATCHES, loader.batches.examples_before
+    past = _past_mixture(saved.config)
+    differing = first_difference(past, loader.dataset.mixture, examples_before(same_until))
     if differing is not None:
         same_until = loader.batches.step_of(differing)
     if same_until < step:
         raise CheckpointError(
             f"{found.path} with data.stages that differ from its own at step {same_until}",
             allowed=f"stages that give the {step} completed steps the same examples",
-            fix=f"keep its stages before step {step}, and let new ones start at step {step} or "
-            "later",
+            fix=f"keep its stages before step {step}; new ones may start at step {step} or later",
         )
     # What the loader says now: the checkpoint's own states would agree with themselves. A stream
     # that only the old or only the new stages have was not read yet.
@@ -132,17 +131,17 @@ def require_not_past(steps: int, found: StepFolder) -> None:
 
     The run would save and evaluate that state as the state of step `steps`.
     """
-    if found.metadata.step <= steps:
-        return
-    saved_steps = [each.metadata.step for each in list_checkpoints(parent_of(found.path))]
-    earlier = [step for step in saved_steps if step <= steps]
-    go_back = f"go back with --resume {earlier[-1]}" if earlier else "start a new run elsewhere"
-    raise CheckpointError(
-        f"train.steps={steps} with {found.path}, whose state has trained for longer; "
-        f"there are checkpoints of steps {', '.join(map(str, saved_steps))}",
-        allowed=f"train.steps of at least {found.metadata.step}, or an earlier checkpoint",
-        fix=f"set train.steps={found.metadata.step} or more, or {go_back}",
-    )
+    step = found.metadata.step
+    if step > steps:
+        saved = [each.metadata.step for each in list_checkpoints(parent_of(found.path))]
+        earlier = [each for each in saved if each <= steps]
+        go_back = f"go back with --resume {earlier[-1]}" if earlier else "start a new run elsewhere"
+        raise CheckpointError(
+            f"train.steps={steps} with {found.path}, whose state has trained for longer; "
+            f"there are checkpoints of steps {', '.join(map(str, saved))}",
+            allowed=f"train.steps of at least {step}, or an earlier checkpoint",
+            fix=f"set train.steps={step} or more, or {go_back}",
+        )
 
 
 def require_schedule_start(schedule_start: int, found: StepFolder | None) -> None:
@@ -154,8 +153,7 @@ def require_schedule_start(schedule_start: int, found: StepFolder | None) -> Non
             f"optim.schedule_start={schedule_start} with {begins}: the steps before it "
             "would have no learning rate",
             allowed=f"a schedule that starts at step {step} or earlier",
-            fix=f"set optim.schedule_start={step}, or continue from a checkpoint of step "
-            f"{schedule_start} or later",
+            fix=f"set optim.schedule_start={step}, or continue from step {schedule_start} or later",
         )
 
 
@@ -163,8 +161,6 @@ def _past_mixture(config: Mapping[str, Any]) -> Mixture:
     """The mixture of a run config that was read from a checkpoint."""
     data, sizes = config["data"], config["trainer"]["batch_size"]
     pairs = sizes if isinstance(sizes, int) else [(start, size) for start, size in sizes]
-    batches = BatchSchedule(pairs, config["trainer"]["grad_accum"])
-    stages = [
-        (batches.examples_before(stage["start_step"]), stage["weights"]) for stage in data["stages"]
-    ]
+    start_of = BatchSchedule(pairs, config["trainer"]["grad_accum"]).examples_before
+    stages = [(start_of(stage["start_step"]), stage["weights"]) for stage in data["stages"]]
     return Mixture(stages or {name: part["weight"] for name, part in data["components"].items()})

@@ -4,7 +4,6 @@ A template keeps its state, its step and its loop. What is here would be a bug t
 """
 
 import logging
-import time
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
@@ -28,20 +27,19 @@ from chomp.kernels.precision import Precision
 from chomp.mesh import compiler_options, create_mesh, prepare_devices, require_fits_mesh
 from chomp.storage.secrets import without_secrets
 from chomp.training import resume
-from chomp.training.dry_run import compile_step, require_step_memory
 from chomp.training.evaluation import build_evaluators, build_tagged_eval_callback
-from chomp.training.nonfinite import NonFiniteGuard
 from chomp.training.profiler import traced_steps
 from chomp.training.run_folder import RunFolder, derived_values, environment
 from chomp.training.samples import Samples
 from chomp.training.setup import (
+    compile_step,
     open_data,
-    parameter_count,
+    require_step_memory,
     start_report,
     with_reproducible_attention,
 )
 from chomp.training.step_log import LoopClock, StepLog, require_metrics
-from chomp.training.stopping import SaveStopSync, StopSignal
+from chomp.training.stopping import NonFiniteGuard, SaveStopSync, StopSignal
 
 log = logging.getLogger(__name__)
 
@@ -139,12 +137,10 @@ class Run:
             path, attempt = folder.checkpoints, folder.attempt
             log.warning("%s has no checkpoint: attempt %d starts at step 0", path, attempt)
         else:
-            place = "step 0" if found is None else found.path
-            log.info("starting from %s (%s)", place, beginning.reason)
+            log.info("starting from %s (%s)", found.path if found else "step 0", beginning.reason)
 
         # Only now: a config that was refused must not describe what the folder holds.
-        derived = derived_values(config)
-        folder.describe(config, template=template, tokenizer=self.tokenizer, derived=derived)
+        folder.describe(config, template, self.tokenizer, derived_values(config))
         self._signals.raise_if_received()  # before minutes of compiling
 
         # What watches the loop and keeps its results.
@@ -169,13 +165,9 @@ class Run:
         stack.enter_context(self._checkpointer)
         self.tracker.log_summary(report)
         self._step_log = StepLog(
-            config,
-            loader,
-            self.tracker,
-            clock=self.clock,
+            self,
             guard=self._guard,
             steps=steps,
-            parameter_count=parameter_count(self.state.params),
             tokens_seen=before.tokens_seen,
             saves=self._checkpointer.take_reports,
         )
@@ -202,12 +194,7 @@ class Run:
         `losses_of(params, batch)` gives the unweighted loss of every position.
         """
         evaluators = build_evaluators(
-            self.config.eval,
-            self.eval_datasets,
-            losses_of,
-            mesh=self.mesh,
-            tokenizer=self.tokenizer,
-            has_average=self.config.trainer.ema_beta is not None,
+            self.config.eval, self, losses_of, has_average=self.config.trainer.ema_beta is not None
         )
         evaluate = build_tagged_eval_callback(evaluators, self.tracker, self._step_log.unlogged)
 
@@ -223,26 +210,18 @@ class Run:
         On the averaged weights, where there are any. `scores_of(params, batch)` gives losses, and
         whether each next token was the likeliest one.
         """
-        from chomp.training import harness as room  # noqa: PLC0415  # needs lm-eval
+        from chomp.training.harness import Harness  # noqa: PLC0415  # needs lm-eval
 
-        tasks = room.Harness(self.config.eval.harness, scores_of, self)
+        tasks = Harness(self.config.eval.harness, scores_of, self)
 
         def harness(state: Any, completed: int) -> None:
-            start = time.perf_counter()
-            results = tasks.results(_best_weights(state))
-            seconds = time.perf_counter() - start
-            weights = "params" if state.ema_params is None else "ema"
-            header = {**tasks.header(completed, weights), "seconds": seconds}
-            path = room.write_results(header, results, self.folder.path)
-            room.log_results(results, seconds, self.tracker, path, completed_steps=completed)
+            name = "params" if state.ema_params is None else "ema"
+            tasks.run(_best_weights(state), name, completed)
 
         return harness
 
     def sampling(self) -> Hook:
-        """A hook that writes samples as `config.samples` says, into the run folder.
-
-        By the averaged weights, where there are any.
-        """
+        """A hook that writes samples as `config.samples` says, by the averaged weights if any."""
         samples = Samples(self)
 
         def sampling(state: Any, completed: int) -> None:

@@ -19,14 +19,12 @@ from pathlib import Path
 from typing import Any
 
 import jax
-from jax.sharding import Mesh
 
 import chomp
 from chomp import storage, tracking
 from chomp.config import config_to_mapping, config_to_yaml
 from chomp.data import BatchSchedule, read_manifest
 from chomp.errors import ConfigError, RunInterrupted, StorageError, require
-from chomp.kernels.precision import Precision
 from chomp.mesh import broadcast, is_first, leave_on_error, raise_together
 from chomp.report.page import page_of_run, remove_run_page, write_run_page
 from chomp.storage import join
@@ -75,33 +73,28 @@ def environment_summary() -> dict[str, Any]:
     return {metrics.name_from(metrics.ENVIRONMENT, name): known[name] for name in known}
 
 
-def result_header(
-    step: int, weights: str, *, tokenizer: Tokenizer, mesh: Mesh, mp: Precision
-) -> dict[str, Any]:
+def result_header(run: Any, step: int, weights: str) -> dict[str, Any]:
     """What every file of results begins with: which weights, and what computed the results.
 
-    `step` counts completed steps; `weights` is `params`, `ema` or `both`. The loop and the commands
-    write it alike.
+    `run` has tokenizer, mp and mesh; `step` counts completed steps; `weights` is `params`, `ema` or
+    `both`. The loop and the commands write it alike.
     """
     return {
         "step": step,
         "weights": weights,
-        "tokenizer_hash": tokenizer.content_hash,
-        "precision": asdict(mp),  # bfloat16 gives other digits than float32
-        "mesh": dict(mesh.shape),  # sums over more devices round differently, in the last digits
+        "tokenizer_hash": run.tokenizer.content_hash,
+        "precision": asdict(run.mp),  # bfloat16 gives other digits than float32
+        "mesh": dict(run.mesh.shape),  # sums over more devices round otherwise
         "time": time.time(),
         "versions": environment(),
     }
 
 
 def derived_values(config: Any) -> dict[str, Any]:
-    """What follows from a run's config, for `config_resolved.json`, by section.
-
-    The stores of the config must be built.
-    """
-    trainer, components = config.trainer, config.data.components
-    schedule = config.optimizer.schedule(trainer.steps)
+    """What follows from a run's config, for `config_resolved.json`; its stores must be built."""
+    trainer, schedule = config.trainer, config.optimizer.schedule(config.trainer.steps)
     batches = BatchSchedule(trainer.batch_size, trainer.grad_accum)
+    stores = {name: part.validation_store for name, part in sorted(config.data.components.items())}
     return {
         "optim": {
             "warmup_steps_effective": schedule.warmup_steps,
@@ -115,9 +108,9 @@ def derived_values(config: Any) -> dict[str, Any]:
         # A path may hold other data by the time somebody evaluates the run again.
         "data": {
             "held_out_hashes": {
-                name: read_manifest(part.validation_store).fingerprint()
-                for name, part in sorted(components.items())
-                if part.validation_store is not None
+                name: read_manifest(path).fingerprint()
+                for name, path in stores.items()
+                if path is not None
             }
         },
     }
@@ -145,7 +138,7 @@ class RunFolder:
         with leave_on_error():
             with raise_together("opening the run folder"):
                 if is_first():
-                    _make(path, config)
+                    _make_folder(path, config)
             has_log = is_first() and config.log_file is not None
             log_file = join(path, str(config.log_file)) if has_log else None
             with tracking.logged_to(log_file, config.level):
@@ -163,7 +156,6 @@ class RunFolder:
     def describe(
         self,
         config: Any,
-        *,
         template: Path,
         tokenizer: Tokenizer,
         derived: Mapping[str, Any] | None = None,
@@ -180,12 +172,11 @@ class RunFolder:
         text = tracking.redacted(config.logging.original_config or config_to_yaml(config)).encode()
         path = join(self.path, run_files.ORIGINAL_CONFIG)
         aside = join(self.path, f"config_original.before-{self.attempt}.yaml")
-        before = text
-        if storage.exists(path):
-            before = storage.read_bytes(path, max_bytes=MAX_TEXT_BYTES)
         # A start that failed before its first row had this same number, and trained nothing.
-        if before != text and not storage.exists(aside):
-            storage.write_bytes_atomic(aside, before)
+        if storage.exists(path) and not storage.exists(aside):
+            before = storage.read_bytes(path, max_bytes=MAX_TEXT_BYTES)
+            if before != text:
+                storage.write_bytes_atomic(aside, before)
         storage.write_bytes_atomic(path, text)
 
         resolved = config_to_mapping(config)
@@ -234,16 +225,16 @@ class RunFolder:
             remove_run_page(self.path)
         except (OSError, StorageError) as error:
             _logger.warning("%s is of an earlier attempt and could not be removed: %s", page, error)
-        path = join(self.path, config.metrics_file)
-        record = tracking.JsonlTracker(path, attempt=self.attempt)
-        sidecar = self._start_sidecar(config, record)
+        record = tracking.JsonlTracker(join(self.path, config.metrics_file), attempt=self.attempt)
+        settings = run_files.resolved_config(self.path)
+        sidecar = self._start_sidecar(config, record, settings)
         sinks = []
         if config.console:  # making one draws its bar on a terminal
             console = tracking.ConsoleTracker(
                 total_steps,
                 start_step=start_step,
                 has_bar=config.console_use_rich,
-                eval_prefix=run_files.eval_prefix_in(run_files.resolved_config(self.path)),
+                eval_prefix=run_files.eval_prefix_in(settings),
             )
             sinks.append(console)
         tracker = tracking.CompositeTracker(record, sinks)
@@ -267,22 +258,18 @@ class RunFolder:
                 try:
                     write_run_page(self.path)
                 except Exception:  # the run is done: its page must not make it fail
-                    _logger.warning(
-                        "the run is done, but its page could not be written to %s; `chomp report "
-                        "%s` tries again",
-                        page,
-                        self.path,
-                        exc_info=True,
-                    )
+                    text = "the run is done, but its page could not be written to %s; `chomp "
+                    text += "report %s` tries again"
+                    _logger.warning(text, page, self.path, exc_info=True)
 
-    def _start_sidecar(self, config: LoggingConfig, record: Tracker) -> tracking.Sidecar | None:
+    def _start_sidecar(
+        self, config: LoggingConfig, record: Tracker, settings: Mapping[str, Any]
+    ) -> tracking.Sidecar | None:
         """The process that sends the record to W&B and TensorBoard, where they are asked for."""
-        settings = run_files.resolved_config(self.path)
-        run_id = settings.get("run_id")
-        name = run_id if isinstance(run_id, str) and run_id else storage.name_of(self.path)
-        path = join(self.path, config.metrics_file)
-        wandb = None
+        path, wandb = join(self.path, config.metrics_file), None
         if tracking.wants_wandb(config.wandb):
+            run_id = settings.get("run_id")
+            name = run_id if isinstance(run_id, str) and run_id else storage.name_of(self.path)
             wandb_id = tracking.recorded_summary(path).get(metrics.WANDB_RUN_ID)
             if wandb_id is None:  # into the record, so that the next attempt continues the same
                 wandb_id = tracking.new_wandb_id(name)
@@ -318,7 +305,7 @@ class RunFolder:
         return path
 
 
-def _make(path: str, config: LoggingConfig) -> None:
+def _make_folder(path: str, config: LoggingConfig) -> None:
     require(
         storage.is_local(path),
         f"output_path={path}",

@@ -3,7 +3,7 @@
 import hashlib
 import logging
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 
@@ -19,13 +19,6 @@ log = logging.getLogger(__name__)
 # much as one with chunks of 128.
 _TOKENS_AFTER_CHUNK = 16
 _DEFAULT_CHUNK = 128
-
-
-class SampleLengths(NamedTuple):
-    """How long samples are, in tokens; `max_tokens=0`: there are none."""
-
-    prompt_tokens: int
-    max_tokens: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,8 +53,8 @@ class SamplesConfig(Config):
             fix="set samples.every=null, or samples.max_tokens=null",
         )
 
-    def lengths_for(self, model: Any, *, seq_len: int) -> SampleLengths:
-        """The lengths for a template's model config and rows of `seq_len` in training.
+    def lengths_for(self, model: Any, *, seq_len: int) -> tuple[int, int]:
+        """Tokens of a prompt and of what follows, for a model config and rows of `seq_len`.
 
         A null is cut to what the other length leaves of `model.max_seq_len`, down to one token.
         Raises `ConfigError` for lengths that were asked for and do not fit.
@@ -76,10 +69,10 @@ class SamplesConfig(Config):
         )
         if prompt is None:
             prompt = max(1, min(seq_len // 2, model.max_seq_len - (max_tokens or 1)))
+        room = max(model.max_seq_len - prompt, 0)
         if max_tokens is None:
             chunk_size = getattr(model, "chunk_size", None) or _DEFAULT_CHUNK
-            max_tokens = max(1, min(chunk_size + _TOKENS_AFTER_CHUNK, model.max_seq_len - prompt))
-        room = max(model.max_seq_len - prompt, 0)
+            max_tokens = max(1, min(chunk_size + _TOKENS_AFTER_CHUNK, room))
         require(
             max_tokens <= room,
             f"samples.prompt_tokens={prompt} and samples.max_tokens={max_tokens} with "
@@ -87,7 +80,7 @@ class SamplesConfig(Config):
             allowed="prompts and their continuations within the rows of the model",
             fix=f"set samples.max_tokens={room}, or fewer samples.prompt_tokens",
         )
-        return SampleLengths(prompt, max_tokens)
+        return prompt, max_tokens
 
 
 def prompt_of_step(texts: Any, step: int, *, num_tokens: int, every: int | None) -> list[int]:
@@ -113,9 +106,8 @@ class Samples:
     """
 
     def __init__(self, run: Any) -> None:
-        self._run, config = run, run.config
+        self._run, config, self._failures = run, run.config, 0
         self._lengths = config.samples.lengths_for(config.model, seq_len=config.trainer.seq_len)
-        self._failures = 0
         held_out = [dataset for dataset in run.eval_datasets if dataset.num_rows > 0]
         self._texts = held_out[0] if held_out else TrainedTexts(config.data, run.tokenizer)
         if not held_out:
@@ -140,26 +132,23 @@ class Samples:
                 "no sample of step %d (the run goes on without it; %d so far): %s: %s. Fix what it "
                 "says, ask for less (samples.max_tokens, samples.prompt_tokens), or turn samples "
                 "off: samples.max_tokens=0",
-                completed_steps,
-                self._failures,
-                type(error).__name__,
-                error,
+                *(completed_steps, self._failures, type(error).__name__, error),
                 exc_info=self._failures == 1,  # the next ones will most often be the same
             )
 
     def _generate(self, model: Any, completed_steps: int) -> str:
-        config, tokenizer, lengths = self._run.config.samples, self._run.tokenizer, self._lengths
+        run, config, (num_tokens, max_tokens) = self._run, self._run.config.samples, self._lengths
         prompt = prompt_of_step(
-            self._texts, completed_steps, num_tokens=lengths.prompt_tokens, every=config.every
+            self._texts, completed_steps, num_tokens=num_tokens, every=config.every
         )
         ids = generate(
             model,
             prompt,
-            mesh=self._run.mesh,
-            max_tokens=lengths.max_tokens,
-            eos_id=tokenizer.eos_id,
+            mesh=run.mesh,
+            max_tokens=max_tokens,
+            eos_id=run.tokenizer.eos_id,
             temperature=config.temperature,
             top_k=config.top_k,
             top_p=config.top_p,
         )
-        return f"{tokenizer.decode(prompt)}{SAMPLE_MARK}{tokenizer.decode(ids)}"
+        return f"{run.tokenizer.decode(prompt)}{SAMPLE_MARK}{run.tokenizer.decode(ids)}"

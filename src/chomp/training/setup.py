@@ -1,14 +1,15 @@
-"""What a run reads and how it computes: data, kernels, determinism; and its report at the start."""
+"""What a run reads and how it computes: its config as a whole, data, kernels, the compiled step."""
 
 import dataclasses
 import logging
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
-import jax
 import numpy as np
 from jax.sharding import Mesh
 
 from chomp import data
+from chomp.config import validated
+from chomp.config.fields import settings_of
 from chomp.data import BatchSchedule, EvalDataset, RowLimits, TrainLoader, require_row_len
 from chomp.errors import require, require_at_most
 from chomp.kernels.attention import AttentionMask
@@ -21,67 +22,48 @@ from chomp.mesh import (
     is_first,
     memory_table,
     raise_together,
+    require_memory,
 )
 from chomp.optim import group_table
 from chomp.storage.printable import PlainConsole
 from chomp.tokenize import Tokenizer
 from chomp.tracking import metrics
 from chomp.training.run_folder import environment_summary
-
-log = logging.getLogger(__name__)
+from chomp.training.step_log import require_metrics
 
 _PACKING_TIMEOUT_S = 6 * 3600.0  # that processes wait for the packing plan of a large store
 # On a GPU, the attention backends whose sums do not depend on which thread comes first.
 _REPRODUCIBLE_ATTENTION = ("chunked", "reference")
 
+C = TypeVar("C")
 
-class OpenData(NamedTuple):
-    """A run's tokenizer, its batches and its held-out rows."""
-
-    tokenizer: Tokenizer
-    loader: TrainLoader
-    eval_datasets: list[EvalDataset]
+log = logging.getLogger(__name__)
 
 
-def open_data(config: Any, mesh: Mesh) -> OpenData:
-    """The data of a run config on this mesh. Every store is opened, so a missing one shows at once.
+# ---- The config as a whole -------------------------------------------------------------------
 
-    Refuses a tokenizer or rows that the model cannot take, an attention kernel that cannot run
-    here, and a run that the data does not last for. If one process fails, all do.
-    """
 
-    def opened() -> OpenData:
-        trainer, tokenizer = config.trainer, config.data.tokenizer.load()
-        require_vocabulary(tokenizer.vocab_size, config.model)
-        limits = row_limits(config, mesh)
-        dataset = data.build_train_dataset(
-            config.data,
-            tokenizer,
-            seq_len=trainer.seq_len,
-            seed=trainer.seed if trainer.data_seed is None else trainer.data_seed,
-            batches=BatchSchedule(trainer.batch_size, trainer.grad_accum),
-            total_steps=trainer.steps,
-        )
-        loader = data.build_train_loader(dataset, mesh, limits)
-        held_out = data.build_eval_datasets(
-            config.data, tokenizer, seq_len=trainer.seq_len, limits=limits
-        )
-        return OpenData(tokenizer, loader, held_out)
+def run_config(run_class: type[C], launch: Any) -> C:
+    """The run's part of a launch config, checked: the fields of the template's run config."""
+    require_vocabulary(launch.data.tokenizer.known_vocab_size, launch.model)
+    cls: Any = run_class  # to mypy a type variable is not hashable
+    config = cls(**{each.name: getattr(launch, each.name) for each in settings_of(cls)})
+    checked: C = validated(config)
+    return checked
 
-    of_first: OpenData | None = None
-    if config.data.packing_mode == "packed":
-        # Process 0 alone writes the plans of packed rows; the others find them.
-        with raise_together("packing the documents", timeout_s=_PACKING_TIMEOUT_S):
-            of_first = opened() if is_first() else None
-    with raise_together("opening the data"):
-        return of_first or opened()
+
+def require_no_output_path(launch: Any) -> None:
+    """Raise `ConfigError` if a launch config that is to be planned names its own folder."""
+    require(
+        not launch.output_path,
+        f"output_path={launch.output_path}",
+        allowed="nothing: the executor names the folder of a run by what it is made of",
+        fix="use --prefix to say where outputs go",
+    )
 
 
 def require_consistent(config: Any) -> None:
-    """Raise `ConfigError` for sections of a template's run config that do not fit together.
-
-    Rows, documents, samples, schedule and mixture.
-    """
+    """Raise `ConfigError` for sections of a template's run config that do not fit together."""
     model, trainer = config.model, config.trainer
     require_row_len(trainer.seq_len)
     require_at_most("train.seq_len", trainer.seq_len, "model.max_seq_len", model.max_seq_len)
@@ -109,34 +91,13 @@ def require_vocabulary(vocab_size: int | None, model: Any) -> None:
     )
 
 
-def row_limits(config: Any, mesh: Mesh, *, seq_len: int | None = None) -> RowLimits:
-    """What the model of a run config and its attention kernel take of rows.
-
-    `seq_len` is that of training unless it is given. Raises `ConfigError` for a kernel that cannot
-    run here, and for heads or a vocabulary that the mesh cannot cut.
-    """
-    trainer, model = config.trainer, config.model
-    segments = None if config.data.stream_semantics else np.zeros((1, 1), np.int32)
-    mask = AttentionMask.causal(segment_ids=segments)
-    shapes = KernelShapes.of(model, seq_len=seq_len or trainer.seq_len)
-    dtype = Precision.parse(trainer.precision).compute
-    choice = attention_choice(shapes, mask, dtype=dtype, mesh=mesh)
-    return RowLimits(
-        vocab_size=model.vocab_size,
-        # The other kernels have no tables: they take any number of documents.
-        counts_documents=choice.name == "cudnn_packed",
-        shards=batch_shards(mesh),
-    )
-
-
 def with_reproducible_attention(config: Any, mesh: Mesh) -> Any:
     """The run config, with attention that `train.reproducible` allows on these devices.
 
     cuDNN's attention adds gradients up as threads arrive, and does not run at all under XLA's
     deterministic mode (JAX 0.11.2 on an H200: an IndexError out of the compiled step).
     """
-    attention = config.model.attention
-    is_gpu = mesh.devices.flat[0].platform == "gpu"
+    attention, is_gpu = config.model.attention, mesh.devices.flat[0].platform == "gpu"
     if not (config.trainer.reproducible and is_gpu) or attention in _REPRODUCIBLE_ATTENTION:
         return config
     require(
@@ -163,6 +124,74 @@ def is_stochastic(deterministic: bool | None, model: Any) -> bool:
     if deterministic and any(rates.values()):
         log.warning("train.deterministic=true: the dropout of the model is off (%s)", rates)
     return any(rates.values()) if deterministic is None else not deterministic
+
+
+# ---- Data ------------------------------------------------------------------------------------
+
+
+class OpenData(NamedTuple):
+    """A run's tokenizer, its batches and its held-out rows."""
+
+    tokenizer: Tokenizer
+    loader: TrainLoader
+    eval_datasets: list[EvalDataset]
+
+
+def open_data(config: Any, mesh: Mesh) -> OpenData:
+    """The data of a run config on this mesh. Every store is opened, so a missing one shows at once.
+
+    Refuses a tokenizer or rows that the model cannot take, an attention kernel that cannot run
+    here, and a run that the data does not last for. If one process fails, all do.
+    """
+
+    def opened() -> OpenData:
+        trainer, tokenizer = config.trainer, config.data.tokenizer.load()
+        require_vocabulary(tokenizer.vocab_size, config.model)
+        limits, seq_len = row_limits(config, mesh), trainer.seq_len
+        dataset = data.build_train_dataset(
+            config.data,
+            tokenizer,
+            seq_len=seq_len,
+            seed=trainer.seed if trainer.data_seed is None else trainer.data_seed,
+            batches=BatchSchedule(trainer.batch_size, trainer.grad_accum),
+            total_steps=trainer.steps,
+        )
+        loader = data.build_train_loader(dataset, mesh, limits)
+        held_out = data.build_eval_datasets(config.data, tokenizer, seq_len=seq_len, limits=limits)
+        return OpenData(tokenizer, loader, held_out)
+
+    of_first: OpenData | None = None
+    if config.data.packing_mode == "packed":
+        # Process 0 alone writes the plans of packed rows; the others find them.
+        with raise_together("packing the documents", timeout_s=_PACKING_TIMEOUT_S):
+            of_first = opened() if is_first() else None
+    with raise_together("opening the data"):
+        return of_first or opened()
+
+
+def row_limits(config: Any, mesh: Mesh, *, seq_len: int | None = None) -> RowLimits:
+    """What the model of a run config and its attention kernel take of rows.
+
+    `seq_len` is that of training unless it is given. Raises `ConfigError` for a kernel that cannot
+    run here, and for heads or a vocabulary that the mesh cannot cut.
+    """
+    trainer, model = config.trainer, config.model
+    segments = None if config.data.stream_semantics else np.zeros((1, 1), np.int32)
+    choice = attention_choice(
+        KernelShapes.of(model, seq_len=seq_len or trainer.seq_len),
+        AttentionMask.causal(segment_ids=segments),
+        dtype=Precision.parse(trainer.precision).compute,
+        mesh=mesh,
+    )
+    return RowLimits(
+        vocab_size=model.vocab_size,
+        # The other kernels have no tables: they take any number of documents.
+        counts_documents=choice.name == "cudnn_packed",
+        shards=batch_shards(mesh),
+    )
+
+
+# ---- State and step --------------------------------------------------------------------------
 
 
 def start_report(config: Any, loader: TrainLoader, state: Any, *, steps: range) -> dict[str, Any]:
@@ -207,11 +236,39 @@ def kernel_report(config: Any, loader: TrainLoader, *, step: int) -> KernelRepor
 def state_parts(state: Any) -> dict[str, Any]:
     """A train state by what its parts are for."""
     parts = {"params": state.params, "optimizer state": state.opt_state}
-    if state.ema_params is not None:
-        parts["averaged weights"] = state.ema_params
-    return parts
+    return parts if state.ema_params is None else {**parts, "averaged weights": state.ema_params}
 
 
-def parameter_count(params: Any) -> int:
-    """How many numbers the weights are."""
-    return sum(leaf.size for leaf in jax.tree.leaves(params))
+def compile_step(train_step: Any, state: Any, batch: Any, options: Any) -> Any:
+    """The jitted step, compiled for a state and a batch (arrays or shapes).
+
+    Raises `ConfigError` for metrics that cannot be logged, before anything is compiled.
+    """
+    lowered = train_step.lower(state, batch)
+    require_metrics(lowered.out_info[1])
+    return lowered.compile(compiler_options=options)
+
+
+def step_memory(compiled: Any) -> int | None:
+    """Bytes that a compiled step takes of each device; None where the compiler does not tell."""
+    used = compiled.memory_analysis()
+    if used is None:
+        return None
+    # The state is donated: the new one is written where the old one was.
+    outputs = max(used.output_size_in_bytes - used.alias_size_in_bytes, 0)
+    return int(used.argument_size_in_bytes + used.temp_size_in_bytes + outputs)
+
+
+def require_step_memory(compiled: Any, *, is_state_held: bool) -> None:
+    """Raise `ConfigError` if a device has less memory than a compiled step takes of it.
+
+    `is_state_held`: the state and the batch are allocated already.
+    """
+    if (needed := step_memory(compiled)) is not None:
+        require_memory(
+            "a training step with its state, batch and activations",
+            needed,
+            held=int(compiled.memory_analysis().argument_size_in_bytes) if is_state_held else 0,
+            fix="lower train.batch_size and raise train.grad_accum by as much, use more devices "
+            "(mesh.data), set model.remat=block, or make the model smaller",
+        )

@@ -24,9 +24,9 @@ from chomp.data import TrainLoader
 from chomp.errors import ConfigError, require
 from chomp.kernels.precision import Precision
 from chomp.mesh import peak_memory_gb
-from chomp.tracking import Tracker, metrics, with_short_keys
+from chomp.tracking import metrics, with_short_keys
 from chomp.training.device_flops import measured_flops_per_device, peak_flops
-from chomp.training.nonfinite import NonFiniteGuard
+from chomp.training.stopping import NonFiniteGuard
 from chomp.training.watch import is_watched, watched_row
 
 # What a step returns beside what is logged: the weight that its loss was divided by.
@@ -82,24 +82,21 @@ class StepLog:
 
     def __init__(
         self,
-        config: Any,
-        loader: TrainLoader,
-        tracker: Tracker,
+        run: Any,
         *,
-        clock: LoopClock,
         guard: NonFiniteGuard,
         steps: range,
-        parameter_count: int,
         tokens_seen: int,
         saves: Callable[[], Sequence[SaveReport]] = tuple,
     ) -> None:
-        """`config` is a template's run config and `steps` are those to be done.
+        """`run` has config, loader, tracker, clock and state; `steps` are those to be done.
 
         `saves` returns the reports of checkpoints that were completed since its last call.
         """
+        config, loader, tracker = run.config, run.loader, run.tracker
         self.tokens_seen = self._tokens_at_start = self._tokens_at_row = tokens_seen
         self._trainer, self._loader, self._tracker = config.trainer, loader, tracker
-        self._clock, self._guard, self._steps, self._saves = clock, guard, steps, saves
+        self._clock, self._guard, self._steps, self._saves = run.clock, guard, steps, saves
         self._hyperparameters = config.optimizer.hyperparameters(config.trainer.steps)
         self._started = time.perf_counter()
         self._counters = TensorStoreCounters()
@@ -129,7 +126,7 @@ class StepLog:
             metrics.THEORETICAL_FLOPS_PER_DEVICE: peak,
             metrics.THEORETICAL_FLOPS: self._peak,
             metrics.MEASURED_FLOPS_PER_DEVICE: measured,
-            metrics.PARAMETER_COUNT: parameter_count,
+            metrics.PARAMETER_COUNT: sum(leaf.size for leaf in jax.tree.leaves(run.state.params)),
         }
         tracker.log_summary({key: value for key, value in summary.items() if value is not None})
 
@@ -186,27 +183,24 @@ class StepLog:
             self.tokens_seen += round(trained_tokens)
         watched = watched_row(self._trainer.watch, step, step_metrics)
         values |= self._hyperparameters(update)
-        if (step + 1) % self._trainer.log_every == 0 or step + 1 == self._steps.stop:
-            self._unlogged = {}
-            self._log_row(step + 1, {**values, **watched})
+        if (step + 1) % self._trainer.log_every and step + 1 != self._steps.stop:
+            row = {**values, metrics.TOKENS_SEEN: self.tokens_seen}
+            self._unlogged = {name: row[name] for name in _STEP_KEYS if name in row}
+            if watched:
+                with self._clock.phase("hook"):
+                    self._tracker.log(watched, step=step)
             return
-        row = {**values, metrics.TOKENS_SEEN: self.tokens_seen}
-        self._unlogged = {name: row[name] for name in _STEP_KEYS if name in row}
-        if watched:
-            with self._clock.phase("hook"):
-                self._tracker.log(watched, step=step)
-
-    def _log_row(self, completed: int, values: Mapping[str, float | str]) -> None:
-        row = {**values, **self._throughput(completed, self._clock.read())}
+        self._unlogged = {}
+        logged = {**values, **watched, **self._throughput(step + 1, self._clock.read())}
         with self._clock.phase("hook"):
-            row[metrics.RUN_PROGRESS] = completed / self._steps.stop
-            row[metrics.TOKENS_SEEN] = self.tokens_seen
-            row[metrics.SKIPPED_STEPS] = self._guard.skipped_steps
+            logged[metrics.RUN_PROGRESS] = (step + 1) / self._steps.stop
+            logged[metrics.TOKENS_SEEN] = self.tokens_seen
+            logged[metrics.SKIPPED_STEPS] = self._guard.skipped_steps
             if (peak := peak_memory_gb()) is not None:
-                row[metrics.PEAK_MEMORY_GB] = peak
-            row |= data_metrics(self._loader, completed - 1)
-            row |= self._counters.metrics(completed - 1) | _saves_row(self._saves())
-            self._tracker.log(with_short_keys(row), step=completed - 1)
+                logged[metrics.PEAK_MEMORY_GB] = peak
+            logged |= data_metrics(self._loader, step)
+            logged |= self._counters.metrics(step) | _saves_row(self._saves())
+            self._tracker.log(with_short_keys(logged), step=step)
 
     def _throughput(self, completed: int, seconds: Mapping[Phase, float]) -> dict[str, float]:
         """Speed since the last row, which is `seconds` ago."""

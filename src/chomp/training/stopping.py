@@ -1,22 +1,34 @@
-"""When a run saves and stops: by clock, by step, by signal, in all processes alike.
+"""When a run saves and stops: by clock, by step, by signal, or at a step that is not finite.
 
-Ctrl-C and SIGTERM are noted and honoured after the step.
+On the device a step without a finite loss and gradient leaves weights, optimizer and average as
+they were, whatever the policy. The host learns of it a step later, and decides.
 """
 
 import itertools
 import logging
+import math
 import signal
 import threading
 import time
+from collections.abc import Mapping
 from types import FrameType
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import jax
+import jax.numpy as jnp
 from jax.experimental import multihost_utils
+from jaxtyping import Array, Bool, Float
 
-from chomp.errors import RunInterrupted
+from chomp.errors import NonFiniteError, RunInterrupted
 from chomp.mesh import broadcast, post, read_posts
+from chomp.tracking import metrics
 
+# raise: the run ends with an error. skip: it goes on with the next batch. stop: it saves the last
+# good state, then ends with the error.
+NonFinitePolicy = Literal["raise", "skip", "stop"]
+
+# A spike passes in a few steps. After this many in a row the weights themselves are wrong.
+MAX_SKIPS_IN_A_ROW = 50
 # Ctrl-C as shells report it; for SIGTERM, the code that means "preempted, run me again".
 EXIT_CODES = {signal.SIGINT: 130, signal.SIGTERM: 75}
 # A terminal or a scheduler may signal a group and each of its members: that is one request.
@@ -26,6 +38,73 @@ _MAX_STEPS_BETWEEN_SYNCS = 1000
 _syncs = itertools.count()
 
 _log = logging.getLogger(__name__)
+
+Tree = TypeVar("Tree")
+
+
+# ---- Steps that are not finite ---------------------------------------------------------------
+
+
+def are_finite(*numbers: Float[Array, ""]) -> Bool[Array, ""]:
+    """Whether none of them is NaN or infinite."""
+    return jnp.isfinite(jnp.stack(numbers)).all()
+
+
+def new_if_finite(is_finite: Bool[Array, ""], new: Tree, old: Tree) -> Tree:
+    """`new` after a good step, `old` after a bad one; to be called inside the step's jit.
+
+    Costs nothing measurable: whoever writes the new number has just read the old one.
+    """
+    kept: Tree = jax.tree.map(lambda n, o: jnp.where(is_finite, n, o), new, old)
+    return kept
+
+
+class NonFiniteGuard:
+    """The host's side: counts bad steps, and raises or asks to stop as the policy says."""
+
+    def __init__(self, policy: NonFinitePolicy, skipped_steps: int = 0) -> None:
+        self.skipped_steps = skipped_steps  # of the whole run, earlier attempts included
+        self.stopped_by: str | None = None  # the bad step that ends the run under `stop`
+        self._policy = policy
+        self._in_a_row = 0
+
+    def is_good(self, step: int, values: Mapping[str, float]) -> bool:
+        """Whether a step was applied; raises `NonFiniteError` where the run is to end.
+
+        Judges the loss and the gradient norm, as the device does, and no other metric.
+        """
+        judged = {k: values[k] for k in (metrics.TRAIN_LOSS, metrics.GRAD_NORM) if k in values}
+        if all(map(math.isfinite, judged.values())):
+            self._in_a_row = 0
+            return True
+        self.skipped_steps += 1
+        self._in_a_row += 1
+        bad = f"step {step} gave {', '.join(f'{name}={value}' for name, value in judged.items())}"
+        if self._policy == "raise":
+            raise _non_finite(bad, "; no checkpoint holds that step")
+        if self._in_a_row >= MAX_SKIPS_IN_A_ROW:
+            raise _non_finite(f"{bad}, as did the {MAX_SKIPS_IN_A_ROW - 1} steps before it")
+        if self._policy == "stop":
+            self.stopped_by = self.stopped_by or bad
+        _log.warning("%s: the update was skipped (%d so far)", bad, self.skipped_steps)
+        return False
+
+    def raise_if_stopped(self, saved_at: str) -> None:
+        """Raise `NonFiniteError` after a bad step under `stop`; the last good state is saved."""
+        if self.stopped_by is not None:
+            saved = f"; the state without that step is saved at {saved_at}"
+            raise _non_finite(self.stopped_by, saved)
+
+
+def _non_finite(given: str, saved: str = "") -> NonFiniteError:
+    return NonFiniteError(
+        given,
+        allowed="a finite loss and gradient, or train.nonfinite_policy=skip to skip such steps",
+        fix=f"lower optim.lr or raise optim.warmup_steps{saved}",
+    )
+
+
+# ---- Signals ---------------------------------------------------------------------------------
 
 
 class StopSignal:
@@ -84,6 +163,9 @@ class StopSignal:
             signal.raise_signal(number)
 
 
+# ---- All processes alike ---------------------------------------------------------------------
+
+
 class Decision(NamedTuple):
     """What all processes do after a step."""
 
@@ -99,8 +181,7 @@ class SaveStopSync:
     names. They talk about once a second, over the key-value store: no device waits.
     """
 
-    def __init__(self, *, sync_every_s: float = _SYNC_EVERY_S) -> None:
-        self._sync_every_s = sync_every_s
+    def __init__(self) -> None:
         self._name = f"save-stop-{next(_syncs)}"
         self._has_posted = False
         self._next_sync = 0
@@ -115,7 +196,14 @@ class SaveStopSync:
         From this process's `wants_save` (by the clock; only process 0's counts), `must_save` (by
         the step, alike in all) and `stop` (a signal this process received).
         """
-        preempted = signal.SIGTERM if _is_preempted(step) else None
+        # `jax.distributed` takes SIGTERM over until `StopSignal` is entered, names a step to save
+        # at that no process has reached yet, and has to be asked after each one. Without its
+        # service, asking is an error.
+        preempted = None
+        if jax.distributed.is_initialized():
+            is_on: bool = jax.config.jax_enable_preemption_service  # type: ignore[attr-defined]
+            if is_on and multihost_utils.reached_preemption_sync_point(step):
+                preempted = signal.SIGTERM
         if jax.process_count() == 1:
             cause = stop or preempted
             return Decision(wants_save or must_save or cause is not None, cause)
@@ -127,31 +215,18 @@ class SaveStopSync:
         agreed: dict[str, Any] = {}
         if jax.process_index() == 0:
             signals = read_posts(self._name)
-            first = signals[min(signals)] if signals else None
-            next_sync = step + self._steps_until_sync(step)
-            agreed = {"save": wants_save, "stop": first, "next_sync": next_sync}
+            (last_step, last_time), now = self._last_sync, time.monotonic()
+            self._last_sync = (step, now)
+            seconds_per_step = max(now - last_time, 1e-6) / max(step - last_step, 1)
+            fitting = int(min(_SYNC_EVERY_S / seconds_per_step, _MAX_STEPS_BETWEEN_SYNCS))
+            # At most doubled: the steps so far may be unlike those to come.
+            self._span = max(1, min(fitting, 2 * self._span))
+            agreed = {
+                "save": wants_save,
+                "stop": signals[min(signals)] if signals else None,
+                "next_sync": step + self._span,
+            }
         agreed = broadcast(self._name, agreed)
         self._next_sync = agreed["next_sync"]
         cause = preempted if agreed["stop"] is None else signal.Signals(agreed["stop"])
         return Decision(must_save or agreed["save"] or cause is not None, cause)
-
-    def _steps_until_sync(self, step: int) -> int:
-        (last_step, last_time), now = self._last_sync, time.monotonic()
-        self._last_sync = (step, now)
-        seconds_per_step = max(now - last_time, 1e-6) / max(step - last_step, 1)
-        fitting = int(min(self._sync_every_s / seconds_per_step, _MAX_STEPS_BETWEEN_SYNCS))
-        # At most doubled: the steps so far may be unlike those to come.
-        self._span = max(1, min(fitting, 2 * self._span))
-        return self._span
-
-
-def _is_preempted(step: int) -> bool:
-    """Whether `jax.distributed` names this step as the one to save at after a SIGTERM.
-
-    It takes the signal over until `StopSignal` is entered, names a step that no process has reached
-    yet, and has to be asked after each one. Without its service, asking is an error.
-    """
-    if not jax.distributed.is_initialized():
-        return False
-    is_service_on: bool = jax.config.jax_enable_preemption_service  # type: ignore[attr-defined]
-    return is_service_on and bool(multihost_utils.reached_preemption_sync_point(step))

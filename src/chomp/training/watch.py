@@ -53,10 +53,6 @@ class WatchConfig(Config):
             fix="turn one on, or set watch to null",
         )
 
-    def is_due(self, step: int) -> bool:
-        """Whether the step with this 0-based index is watched: after 10, 20, … completed ones."""
-        return (step + 1) % self.interval == 0
-
 
 def watch_metrics(
     config: WatchConfig | None,
@@ -82,15 +78,21 @@ def watch_metrics(
         for target in config.targets:
             prefix = "grad" if target == "grads" else target  # as seed 000 names the keys
             name, total = f"{_TRACED}{prefix}", jnp.float32(0)
-            for path, x in _named_floats(trees[target]).items():
+            for path, leaf in jax.tree_util.tree_leaves_with_path(trees[target]):
+                # A norm means something for real floating-point numbers that are there.
+                is_array = isinstance(leaf, jax.Array) and leaf.size
+                if not (is_array and jnp.issubdtype(leaf.dtype, jnp.floating)):
+                    continue
+                key = jax.tree_util.keystr(path, simple=True, separator=".")
+                x = leaf.astype(jnp.float32)
                 square = jnp.sum(jnp.square(x))
                 total = total + square
                 if config.include_per_parameter_norms:
-                    found[f"{name}/norm/{path}"] = jnp.sqrt(square)
+                    found[f"{name}/norm/{key}"] = jnp.sqrt(square)
                 if config.include_histograms:
                     low, high, rms = jnp.min(x), jnp.max(x), jnp.sqrt(square / x.size)
-                    found[f"{name}/moments/{path}"] = jnp.stack([low, high, jnp.mean(x), rms])
-                    found[f"{name}/hist/{path}"] = _bin_counts(x, low, high)
+                    found[f"{name}/moments/{key}"] = jnp.stack([low, high, jnp.mean(x), rms])
+                    found[f"{name}/hist/{key}"] = _bin_counts(x, low, high)
             if config.include_norms:
                 found[f"{name}/norm/total"] = jnp.sqrt(total)
         return found
@@ -116,7 +118,7 @@ def watched_row(
     `<key>/max` in equal widths, as `chomp.tracking.record` reads it for W&B and TensorBoard:
     thirty-one keys for each tensor would drown their charts, which have a line for every key.
     """
-    if config is None or not config.is_due(step):
+    if config is None or (step + 1) % config.interval:
         return {}
     # At once: the copies of single numbers would wait for each other.
     arrays = jax.device_get({key: value for key, value in fetched.items() if is_watched(key)})
@@ -131,16 +133,6 @@ def watched_row(
         else:
             row |= {f"{key}/{name}": float(x) for name, x in zip(MOMENTS, array, strict=True)}
     return row
-
-
-def _named_floats(tree: Any) -> dict[str, Array]:
-    """Dotted path -> float32 array, of the leaves that a norm means something for."""
-    flat, _ = jax.tree_util.tree_flatten_with_path(tree)
-    return {
-        jax.tree_util.keystr(path, simple=True, separator="."): leaf.astype(jnp.float32)
-        for path, leaf in flat
-        if isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jnp.floating) and leaf.size
-    }
 
 
 def _bin_counts(
