@@ -130,7 +130,7 @@ def test_a_new_variant_is_a_renamed_copy_with_an_entry_a_page_and_its_contracts_
     }
     launch = (folder / "launch.py").read_text()
     assert 'VARIANT = "wide_mlp"' in launch
-    assert "class GrugWideMlpLaunchConfig(Config)" in launch
+    assert "class GrugWideMlpLaunchConfig(GrugRunConfig)" in launch
     assert "experiments.grug.base" not in launch
     head = checkout.git("rev-parse", "--short=7", "HEAD~")
     page = (folder / "README.md").read_text()
