@@ -11,7 +11,7 @@ Other templates name their layers so too: weights that base would not have are r
 import argparse
 import re
 import sys
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Literal
 
@@ -45,63 +45,63 @@ from experiments.grug.array_stacked.model import GrugModelConfig, Transformer
 
 Leaves = Mapping[str, np.ndarray]  # arrays of a state, or of its weights, by name
 Form = Literal["stacked", "base"]
-Shapes = dict[str, tuple[int, ...]]
 
 # Anywhere in a name: in a state the weights' own names stand behind those of its fields.
 _APART = re.compile(r"((?:.*?/)?blocks)/(\d+)/(.+)")
 _STACKED = re.compile(r"((?:.*?/)?blocks)/(?!\d+/)(.+)")
-_ROWS_TOLD = 6
+_SHOWN_ROWS = 6
 
 
 def stacked_from_base(leaves: Leaves) -> dict[str, np.ndarray]:
     """The leaves under this variant's names: of all layers, each weight as one array."""
     layers: dict[str, dict[int, np.ndarray]] = {}
-    found: dict[str, np.ndarray] = {}
+    stacked: dict[str, np.ndarray] = {}
     for name, value in leaves.items():
         if (match := _APART.fullmatch(name)) is None:
-            found[name] = value
+            stacked[name] = value
         else:
             before, index, after = match.groups()
             layers.setdefault(f"{before}/{after}", {})[int(index)] = value
     num_layers = max((len(own) for own in layers.values()), default=0)
     for name, own in layers.items():
-        _require_alike(name, own, num_layers)
-        found[name] = np.stack([own[index] for index in range(num_layers)])
-    return found
+        if sorted(own) != list(range(num_layers)):
+            raise _not_alike(f"{name} in the layers {sorted(own)} of {num_layers}")
+        if len(kinds := {(value.shape, str(value.dtype)) for value in own.values()}) > 1:
+            raise _not_alike(f"{name} as {sorted(kinds)}")
+        stacked[name] = np.stack([own[index] for index in range(num_layers)])
+    return stacked
 
 
 def base_from_stacked(leaves: Leaves) -> dict[str, np.ndarray]:
     """The leaves under base's names: an array for each layer."""
-    found: dict[str, np.ndarray] = {}
+    apart: dict[str, np.ndarray] = {}
     lengths: dict[str, int] = {}
     for name, value in leaves.items():
         if (match := _STACKED.fullmatch(name)) is None:
-            found[name] = value
+            apart[name] = value
         else:
             lengths[name] = len(value) if value.ndim else 0
             before, after = match.groups()
-            found |= {f"{before}/{index}/{after}": own for index, own in enumerate(value)}
+            apart |= {f"{before}/{index}/{after}": own for index, own in enumerate(value)}
     if len(set(lengths.values())) > 1:
         raise _not_alike(f"stacks of different lengths, {lengths}")
-    return found
+    return apart
 
 
-_CONVERTED: dict[Form, Callable[[Leaves], dict[str, np.ndarray]]] = {
-    "stacked": stacked_from_base,
-    "base": base_from_stacked,
-}
+def _not_alike(given: str) -> CheckpointError:
+    return CheckpointError(
+        given,
+        allowed="layers that are all alike: only such can be stacked",
+        fix="convert checkpoints of base or of array_stacked, as their templates saved them",
+    )
 
 
 def form_of(names: Collection[str]) -> Form | None:
     """How a state with these names keeps its layers; None if in neither way, or in both."""
-    ways = {"base" for name in names if _APART.fullmatch(name)}
-    ways |= {"stacked" for name in names if _STACKED.fullmatch(name)}
-    match sorted(ways):
-        case ["base"]:
-            return "base"
-        case ["stacked"]:
-            return "stacked"
-    return None
+    is_apart, is_stacked = (any(map(form.fullmatch, names)) for form in (_APART, _STACKED))
+    if is_apart == is_stacked:
+        return None
+    return "base" if is_apart else "stacked"
 
 
 def convert(place: str, out: str, *, to: Form | None = None) -> str:
@@ -115,7 +115,14 @@ def convert(place: str, out: str, *, to: Form | None = None) -> str:
     form = form_of(found.metadata.arrays)
     wanted: Form = to or ("stacked" if form == "base" else "base")
     if form is None or form == wanted:
-        raise _nothing_to_do(found.path, form, wanted)
+        kept = {"base": "apart, as base does", "stacked": "stacked", None: "in no known way"}[form]
+        choose = "choose a checkpoint of the other template"
+        raise CheckpointError(
+            f"--to {wanted} with {found.path}, which keeps its layers {kept}",
+            allowed="layers under blocks/0, blocks/1, … for --to stacked, stacked ones for "
+            "--to base",
+            fix=choose if form is None else "use it as it is, or leave out --to",
+        )
     target = normalise(out)
     if exists(target):
         raise StorageError(
@@ -126,21 +133,11 @@ def convert(place: str, out: str, *, to: Form | None = None) -> str:
     _require_weights_of_base(found, form)
     if (problem := problem_with_files(found)) is not None:
         raise DamagedCheckpoint(found.path, problem)
-    leaves = _CONVERTED[wanted](dict(checked_arrays(found)))
-    state = {name: jnp.asarray(value) for name, value in leaves.items()}
+    leaves = dict(checked_arrays(found))
+    converted = stacked_from_base(leaves) if wanted == "stacked" else base_from_stacked(leaves)
+    state = {name: jnp.asarray(value) for name, value in converted.items()}
     about = replace(found.metadata, continues=described(found))  # where it comes from
     return save_step_checkpoint(join(target, CHECKPOINTS), state, about)
-
-
-def weight_shapes(config: GrugModelConfig, form: Form) -> Shapes:
-    """The shape of every weight of a model, by the name it has in that form."""
-    model = abstract_arrays(lambda: Transformer.init(config, key=jax.random.key(0)))
-    # One number seen as a whole array: the conversion itself then says what comes out, for nothing.
-    stacked = {
-        n: np.broadcast_to(np.int8(0), leaf.shape) for n, leaf in named_leaves(model).items()
-    }
-    weights = stacked if form == "stacked" else base_from_stacked(stacked)
-    return {name: value.shape for name, value in weights.items()}
 
 
 def _require_weights_of_base(found: StepFolder, form: Form) -> None:
@@ -150,62 +147,32 @@ def _require_weights_of_base(found: StepFolder, form: Form) -> None:
     """
     model, fields = found.metadata.config.get("model", {}), GrugModelConfig.__dataclass_fields__
     # A field of another template's does no harm by itself: its weights say what it has done.
-    known = {name: value for name, value in model.items() if name in fields}
-    wanted = weight_shapes(config_from_mapping(GrugModelConfig, known), form)
+    config = config_from_mapping(GrugModelConfig, {n: x for n, x in model.items() if n in fields})
+    # Of one number each, seen as a whole array: the conversion says what comes out, for nothing.
+    abstract = abstract_arrays(lambda: Transformer.init(config, key=jax.random.key(0)))
+    one, leaves = np.int8(0), named_leaves(abstract)
+    weights = {name: np.broadcast_to(one, leaf.shape) for name, leaf in leaves.items()}
+    weights = weights if form == "stacked" else base_from_stacked(weights)
+    wanted = {name: value.shape for name, value in weights.items()}
     for field in (WEIGHTS, AVERAGE):
         saved = {
             name.removeprefix(field): tuple(array["shape"])
             for name, array in within(found.metadata.arrays, field).items()
         }
-        if saved != wanted and (saved or field == WEIGHTS):  # an average need not be there
-            raise _of_another_template(found.path, _differing(field, saved, wanted))
-
-
-def _differing(field: str, saved: Shapes, wanted: Shapes) -> str:
-    """A table of the first few weights that are there and should not be, or the other way round."""
-    rows = [
-        (field + name, saved.get(name, "(missing)"), wanted.get(name, "(missing)"))
-        for name in sorted(saved | wanted)
-        if saved.get(name) != wanted.get(name)
-    ]
-    more = f"  and {len(rows) - _ROWS_TOLD} more\n" if len(rows) > _ROWS_TOLD else ""
-    table = in_columns(("array", "saved", "in base"), rows[:_ROWS_TOLD])
-    return table + more
-
-
-def _of_another_template(path: str, differing: str) -> CheckpointError:
-    return CheckpointError(
-        f"{path} holds other arrays than base would:\n{differing}",
-        allowed="a checkpoint of base or of array_stacked, with the weights of their models",
-        fix="choose such a checkpoint; for a variant of your own, copy this file and its model",
-    )
-
-
-def _require_alike(name: str, own: Mapping[int, np.ndarray], num_layers: int) -> None:
-    """Raise `CheckpointError` unless layers 0 to `num_layers` all have this weight, alike."""
-    if sorted(own) != list(range(num_layers)):
-        raise _not_alike(f"{name} in the layers {sorted(own)} of {num_layers}")
-    if len(kinds := {(value.shape, str(value.dtype)) for value in own.values()}) > 1:
-        raise _not_alike(f"{name} as {sorted(kinds)}")
-
-
-def _not_alike(given: str) -> CheckpointError:
-    return CheckpointError(
-        given,
-        allowed="layers that are all alike: only such can be stacked",
-        fix="convert checkpoints of base or of array_stacked, as their templates saved them",
-    )
-
-
-def _nothing_to_do(path: str, form: Form | None, wanted: Form) -> CheckpointError:
-    kept = {"base": "apart, as base does", "stacked": "stacked", None: "in no known way"}[form]
-    return CheckpointError(
-        f"--to {wanted} with {path}, which keeps its layers {kept}",
-        allowed="layers under blocks/0, blocks/1, … for --to stacked, stacked ones for --to base",
-        fix="choose a checkpoint of the other template"
-        if form is None
-        else "use it as it is, or leave out --to",
-    )
+        if saved == wanted or (not saved and field == AVERAGE):  # which need not be there
+            continue
+        rows = [
+            (field + name, saved.get(name, "(missing)"), wanted.get(name, "(missing)"))
+            for name in sorted(saved | wanted)
+            if saved.get(name) != wanted.get(name)
+        ]
+        more = f"  and {len(rows) - _SHOWN_ROWS} more\n" if len(rows) > _SHOWN_ROWS else ""
+        table = in_columns(("array", "saved", "in base"), rows[:_SHOWN_ROWS])
+        raise CheckpointError(
+            f"{found.path} holds other arrays than base would:\n{table}{more}",
+            allowed="a checkpoint of base or of array_stacked, with the weights of their models",
+            fix="choose such a checkpoint; for a variant of your own, copy this file and its model",
+        )
 
 
 def main() -> None:
