@@ -130,29 +130,23 @@ TRACKS: dict[str, Callable[[], SpeedrunConfig]] = {"cpu": cpu_track, "h200": h20
 
 def rules_of(config: SpeedrunConfig) -> dict[str, Any]:
     """What every run of a track has in common. The rest is what the race is about."""
-    trainer, evaluation = config.trainer, config.eval
+    default = GrugEvalConfig()
+    asked = config.eval or default
+    # Where all rows are evaluated, how many at once is a matter of speed: any is the default.
+    sized = default if asked.max_eval_batches is None else asked
     return {
         "target_loss": config.target_loss,
         "model": config.model,
         "data": config.data,
-        "eval": _evaluated_rows(evaluation),
-        "train": {
-            "seq_len": trainer.seq_len,  # more context, lower loss
-            "initialize_from": trainer.initialize_from,  # a run starts from nothing
-            "load_checkpoint_path": trainer.load_checkpoint_path,
+        "eval": {
+            "max_eval_batches": asked.max_eval_batches,
+            "eval_batch_size": sized.eval_batch_size,
         },
-    }
-
-
-def _evaluated_rows(evaluation: GrugEvalConfig | None) -> dict[str, int | None]:
-    """What decides which held-out rows the loss is of."""
-    default = GrugEvalConfig()
-    asked = evaluation or default
-    # Where all rows are evaluated, how many at once is a matter of speed: any is the default.
-    sized = default if asked.max_eval_batches is None else asked
-    return {
-        "max_eval_batches": asked.max_eval_batches,
-        "eval_batch_size": sized.eval_batch_size,
+        "train": {
+            "seq_len": config.trainer.seq_len,  # more context, lower loss
+            "initialize_from": config.trainer.initialize_from,  # a run starts from nothing
+            "load_checkpoint_path": config.trainer.load_checkpoint_path,
+        },
     }
 
 
@@ -180,12 +174,16 @@ def steps(config: SpeedrunConfig) -> list[ExecutorStep]:
         allowed="nothing: it is filled in when the run is planned",
         fix="leave it out",
     )
+    root = Path(__file__).parents[3]
+    commit = head_commit(root)
+    if commit and (uncommitted(root, "src") or uncommitted(root, "experiments")):
+        commit += "-dirty"
     changed = config_difference(rules_of(TRACKS[track]()), rules_of(config))
     entry = Entry(
         track=track,
         # Of a model's schedule are its kernel and what is made again: it is the same model.
         changed_rules=tuple(each.path for each in changed if each.mark != "schedule"),
-        commit=_commit(),
+        commit=commit,
         template=source_hashes(Path(base.__file__).parent),
     )
     (step,) = base.steps(config)
@@ -272,13 +270,6 @@ def wall_seconds(rows: Sequence[Row], end: Row) -> float:
     return seconds
 
 
-def _commit() -> str | None:
-    root = Path(__file__).parents[3]
-    is_changed = uncommitted(root, "src") or uncommitted(root, "experiments")
-    commit = head_commit(root)
-    return f"{commit}-dirty" if commit and is_changed else commit
-
-
 # ---- What is shown --------------------------------------------------------------------------
 
 
@@ -295,29 +286,28 @@ def results_table(path: str) -> Table:
     files = {name: join(folder, name, RESULT) for name in list_folder(folder)}
     found = {name: read_json(file) for name, file in files.items() if exists(file)}
     table = Table("", *_COLUMNS, title=f"speedrun, track {this['track']}")
-    for name in sorted(found, key=lambda each: _place(found[each])):
+    for name in sorted(found, key=lambda name: _order(found[name])):
         result = found[name]
         # Every Python brings another standard library: a loss on other text says nothing.
-        if all(result[key] == this[key] for key in ("track", "held_out_hashes")):
-            mark = ">" if name == name_of(path) else ""
-            table.add_row(mark, name, *_cells(result))
+        if any(result[key] != this[key] for key in ("track", "held_out_hashes")):
+            continue
+        changed = len(result["changed_rules"])
+        table.add_row(
+            ">" if name == name_of(path) else "",
+            name,
+            str(result["target_loss"]),
+            "yes" if result["is_reached"] else "no",
+            f"{result['loss']:.4f}",
+            f"{result['steps']:,}",
+            f"{result['tokens']:,}",
+            f"{result['training_seconds']:,.1f}",
+            f"{result['wall_seconds']:,.1f}",
+            f"{changed} changed" if changed else "kept",
+        )
     return table
 
 
-def _cells(result: dict[str, Any]) -> list[str]:
-    return [
-        str(result["target_loss"]),
-        "yes" if result["is_reached"] else "no",
-        f"{result['loss']:.4f}",
-        f"{result['steps']:,}",
-        f"{result['tokens']:,}",
-        f"{result['training_seconds']:,.1f}",
-        f"{result['wall_seconds']:,.1f}",
-        f"{len(result['changed_rules'])} changed" if result["changed_rules"] else "kept",
-    ]
-
-
-def _place(result: dict[str, Any]) -> tuple[bool, bool, float]:
+def _order(result: dict[str, Any]) -> tuple[bool, bool, float]:
     """Runs by the rules come first, then those that got there, then the fast."""
     return bool(result["changed_rules"]), not result["is_reached"], result["training_seconds"]
 
