@@ -127,7 +127,7 @@ BREACHES = {
     ),
     "two launch configs": Breach(
         contracts.launches_under_its_own_name,
-        ("launch.py", "def run_config(", "class OddLaunchConfig(GrugRunConfig): ...\ndef run_config("),
+        ("launch.py", "def run_config(", "class OddLaunchConfig: ...\ndef run_config("),
         ("launch.py: config classes ['GrugBaseLaunchConfig', 'OddLaunchConfig']",),
     ),
     "a training step of somebody else's": Breach(

@@ -62,34 +62,13 @@ def rows_of(run_folder: Path) -> list[dict[str, object]]:
 
 
 def test_the_loss_falls_on_real_text(straight_run):
-    found = tiny.losses(straight_run)
+    found, rows = tiny.losses(straight_run), rows_of(straight_run)
     assert sorted(found) == list(range(12))
     assert found[0] == pytest.approx(math.log(257), abs=0.05)  # knows nothing: uniform
     assert found[11] < found[0] - 1.5
-
-
-def test_a_run_logs_the_promised_keys(straight_run):
-    rows = rows_of(straight_run)
-    trained = [row for row in rows if "train/loss" in row]
-    promised = {
-        "train/loss", "global_step", "run_progress", "optim/learning_rate", "throughput/duration",
-        "throughput/examples_per_second", "throughput/tokens_per_second", "throughput/total_tokens",
-        "throughput/gflops_per_second", "throughput/total_gflops", "throughput/hook_time",
-        "throughput/loading_time", "throughput/checkpoint_time", "throughput/compile_time",
-        "loss", "grad_norm", "lr", "tokens_seen", "tokens_per_sec", "step", "attempt", "time",
-    }  # fmt: skip
-    assert all(promised <= set(row) for row in trained)
-    assert trained[-1]["run_progress"] == 1.0
-    assert [row["step"] for row in trained] == list(range(12))
-    evaluated = [row for row in rows if "eval/loss" in row]
-    assert [row["step"] for row in evaluated] == [5, 11]
-    wanted = {
-        "eval/loss", "eval/macro_loss", "eval/bpb", "eval/macro_bpb", "eval/loading_time",
-        "eval/total_time", "eval/sums/loss", "eval/words/bpb", "eval/text/micro_loss",
-        "eval/text/macro_loss", "eval/text/macro_bpb", "eval/text/sums/loss", "eval/ema/loss",
-        "eval/ema/sums/loss", "eval_loss",
-    }  # fmt: skip
-    assert all(wanted <= set(row) for row in evaluated)
+    assert [row["step"] for row in rows if "train/loss" in row] == list(range(12))
+    assert [row["step"] for row in rows if "eval/loss" in row] == [5, 11]
+    assert [row["run_progress"] for row in rows if "run_progress" in row][-1] == 1.0
 
 
 def test_tasks_are_run_on_the_averaged_weights_in_time_and_kept(straight_run):
@@ -374,23 +353,13 @@ def test_what_cannot_be_right_is_refused_before_training(data, tmp_path, change,
     assert not (tmp_path / "checkpoints").exists()
 
 
-def test_micro_batches_with_unequal_counts_equal_one_big_batch(eight_device_mesh):
-    whole, parts = (step_once(eight_device_mesh, grad_accum) for grad_accum in (1, 2))
+@pytest.mark.parametrize("first_tokens", [2, 0])  # unequal counts; a micro-batch without a token
+def test_micro_batches_equal_one_big_batch(eight_device_mesh, first_tokens):
+    whole, parts = (step_once(eight_device_mesh, n, first_tokens=first_tokens) for n in (1, 2))
     assert whole[1]["train/loss"] == pytest.approx(parts[1]["train/loss"], rel=1e-6)
-    assert whole[1]["trained_tokens"] == parts[1]["trained_tokens"]
-    for a, b in zip(
-        jax.tree.leaves(whole[0].params), jax.tree.leaves(parts[0].params), strict=True
-    ):
-        np.testing.assert_allclose(a, b, atol=2e-6)
-
-
-def test_a_micro_batch_without_a_single_token_changes_nothing(eight_device_mesh):
-    whole, parts = (step_once(eight_device_mesh, n, first_tokens=0) for n in (1, 2))
-    assert whole[1]["trained_tokens"] == parts[1]["trained_tokens"] == 8 * 15
-    assert whole[1]["train/loss"] == pytest.approx(parts[1]["train/loss"], rel=1e-6)
-    for a, b in zip(
-        jax.tree.leaves(whole[0].params), jax.tree.leaves(parts[0].params), strict=True
-    ):
+    trained = 8 * 15 + 8 * max(first_tokens - 1, 0)
+    assert whole[1]["trained_tokens"] == parts[1]["trained_tokens"] == trained
+    for a, b in zip(*(jax.tree.leaves(each[0].params) for each in (whole, parts)), strict=True):
         np.testing.assert_allclose(a, b, atol=2e-6)
 
 

@@ -137,9 +137,3 @@ def test_traces_lie_in_the_run_folder_or_by_run_in_a_log_folder():
     assert profiler_folder("out/a", run_id="r", log_dir="logs") == "logs/r/profiler"
     with pytest.raises(ConfigError, match=r"gs://b/r/profiler.*Fix: set train\.log_dir"):
         profiler_folder("out/a", run_id="r", log_dir="gs://b")
-
-
-@pytest.mark.parametrize("changed", [{"start_step": -1}, {"num_steps": 0}])
-def test_a_window_that_cannot_be_is_refused(changed):
-    with pytest.raises(ConfigError, match="Fix:"):
-        ProfilerConfig(**changed)

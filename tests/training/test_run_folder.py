@@ -253,25 +253,18 @@ def run_to_the_end(path, *, error=None):
             raise error
 
 
-def test_a_run_that_ends_well_draws_its_page_and_the_table_says_where(tmp_path):
-    run_to_the_end(tmp_path)
+def test_a_run_that_ends_well_draws_its_page_and_another_attempt_removes_it(tmp_path):
     page = tmp_path / "report" / "index.html"
+    run_to_the_end(tmp_path, error=ValueError("no"))
+    assert not page.parent.exists()
+    assert "run page" not in table_of(tmp_path)
+    run_to_the_end(tmp_path)
     assert '"state":"finished"' in page.read_text()
     assert f"run page           {page}" in table_of(tmp_path)
-
-
-def test_a_run_that_fails_draws_none(tmp_path):
     run_to_the_end(tmp_path, error=ValueError("no"))
-    assert not (tmp_path / "report").exists()
-    assert "run page" not in table_of(tmp_path)
-
-
-def test_the_page_of_a_finished_run_does_not_outlive_the_start_of_another_attempt(tmp_path):
+    assert not page.exists()
     run_to_the_end(tmp_path)
-    run_to_the_end(tmp_path, error=ValueError("no"))
-    assert not (tmp_path / "report" / "index.html").exists()
-    run_to_the_end(tmp_path)
-    assert (tmp_path / "report" / "index.html").exists()
+    assert page.exists()
 
 
 def test_a_page_that_cannot_be_written_is_told_loudly_and_harms_nothing(tmp_path, caplog):
@@ -400,13 +393,6 @@ def test_the_folder_holds_config_template_and_tokenizer(tmp_path):
     assert sorted(path.name for path in (run / "template").iterdir()) == ["model.py"]
     assert load_tokenizer(str(run / "tokenizer")).content_hash == ByteTokenizer().content_hash
     assert folder.checkpoints == str(run / "checkpoints")
-
-
-def test_samples_are_kept_by_step(tmp_path):
-    with RunFolder.open(str(tmp_path)) as folder:
-        path = folder.write_sample(12, "a text\nof two lines")
-    assert path == str(tmp_path / "samples" / "step-12.txt")
-    assert Path(path).read_text() == "a text\nof two lines"
 
 
 def test_a_folder_that_is_not_mounted_is_refused(tmp_path, monkeypatch):

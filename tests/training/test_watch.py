@@ -219,8 +219,6 @@ def test_numbers_that_are_not_due_are_not_even_fetched():
     [
         {"targets": []},
         {"targets": ["grads", "grads"]},
-        {"targets": ["gradients"]},
-        {"interval": 0},
         {"include_norms": False, "include_per_parameter_norms": False},
     ],
 )
