@@ -18,6 +18,7 @@ from chomp.training.setup import (
     open_data,
     require_consistent,
     require_no_output_path,
+    require_vocabulary,
     row_limits,
     run_config,
 )
@@ -64,6 +65,7 @@ __all__ = [
     "open_run",
     "require_consistent",
     "require_no_output_path",
+    "require_vocabulary",
     "row_limits",
     "run_config",
     "watch_metrics",
