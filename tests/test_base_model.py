@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from chomp.errors import ConfigError
@@ -18,7 +18,6 @@ from chomp.mesh import MeshConfig, create_mesh, place_batch
 from experiments.grug.base.model import (
     GrugModelConfig,
     Transformer,
-    debug_mesh_and_token_pspec,
 )
 
 # Grouped heads, and every size can be cut into four by `data` and into two by `model`.
@@ -380,23 +379,3 @@ def test_logits_and_losses_are_float32_whatever_is_computed_in(one_device_mesh):
 
         dtypes = [out.dtype for out in jax.eval_shape(outputs, model, rows())]
     assert dtypes == [jnp.bfloat16] * 2 + [jnp.float32] * 3
-
-
-def test_the_loss_and_its_gradients_lower_on_an_abstract_mesh_of_four():
-    mesh, spec = debug_mesh_and_token_pspec(4)
-    assert mesh.size == 4
-    with jax.sharding.use_abstract_mesh(mesh):
-        model = jax.eval_shape(lambda: Transformer.init(TINY, key=jax.random.key(0)))
-        placed = jax.tree.map(
-            lambda leaf: jax.ShapeDtypeStruct(
-                leaf.shape, leaf.dtype, sharding=NamedSharding(mesh, leaf.sharding.spec)
-            ),
-            model,
-        )
-        tokens, weight = (
-            jax.ShapeDtypeStruct((B, S), dtype, sharding=NamedSharding(mesh, spec))
-            for dtype in (jnp.int32, jnp.float32)
-        )
-        traced = loss_and_gradient.trace(placed, tokens, weight)
-        lowered = traced.lower(lowering_platforms=("cpu",))
-    assert "num_partitions = 4" in lowered.as_text()

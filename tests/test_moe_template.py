@@ -232,17 +232,6 @@ def test_flops_count_the_experts_a_token_goes_through_and_no_other() -> None:
     assert wider.flops_per_token(16) - CONFIG.flops_per_token(16) == added
 
 
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        ({"experts_per_token": 5}, "experts_per_token"),
-        ({"num_experts": 0}, "num_experts"),
-        ({"capacity_factor": 0.0}, "capacity_factor"),
-        ({"shared_dim": -1}, "shared_dim"),
-        ({"balance_rate": -0.1}, "balance_rate"),
-        ({"balance_rate": 1.5}, "balance_rate"),
-    ],
-)
-def test_experts_that_cannot_be_are_refused(changes: dict[str, Any], said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
-        replace(CONFIG, **changes)
+def test_more_experts_for_a_token_than_there_are_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"experts_per_token=5 with model\.num_experts=4"):
+        replace(CONFIG, experts_per_token=5)
