@@ -41,7 +41,6 @@ from experiments.grug.moe.model import GrugModelConfig, Transformer
 class GrugRunConfig(Config):
     """Everything about one run."""
 
-    run_id: str = setting(default="moe", mark="cosmetic")
     model: GrugModelConfig
     data: LmDataConfig
     optimizer: GrugOptimizerConfig = setting(
@@ -53,6 +52,7 @@ class GrugRunConfig(Config):
     checkpoint: CheckpointConfig = setting(default_factory=CheckpointConfig, mark="cosmetic")
     logging: LoggingConfig = setting(default_factory=LoggingConfig, mark="cosmetic")
     mesh: MeshConfig = setting(default_factory=MeshConfig, mark="cosmetic")
+    run_id: str = setting(default="moe", mark="cosmetic")
     output_path: str = setting(mark="cosmetic")
 
     def __post_init__(self) -> None:
