@@ -355,8 +355,15 @@ class Record:
 
     def in_time(self, name: str) -> Series:
         """`logged`, without rows that came from elsewhere after their attempt: late evaluations."""
-        rows = self.logged(name)
+        return self._without_late(self.logged(name))
+
+    def _without_late(self, rows: Series) -> Series:
         return rows.at(~np.isin(rows.lines, self._late_lines)) if self._late_lines.size else rows
+
+    @cached_property
+    def _rows(self) -> Series:
+        """Every row: kept, since rows of several layouts take a while to put in order."""
+        return self.logged("step")
 
     def series(self, name: str) -> Series:
         """The metric at each step, the newest attempt's value; empty where it was never logged.
@@ -377,12 +384,12 @@ class Record:
     def attempts(self) -> tuple[Attempt, ...]:
         """The starts of the run, by number."""
         others = {n: row for n, row in self.others.items() if isinstance(row.get("attempt"), int)}
-        rows, saves = self.in_time("step"), self.logged(metrics.CHECKPOINT_STEP)
+        rows, saves = self._without_late(self._rows), self.logged(metrics.CHECKPOINT_STEP)
         training = self.in_time(metrics.DURATION)
         if not training.lines.size:  # a foreign record may have losses alone, of unknown seconds
             training = self.in_time(metrics.TRAIN_LOSS)
             training = replace(training, values=np.full(training.lines.size, np.nan))
-        numbers = set(np.unique(self.logged("step").attempts).tolist())
+        numbers = set(np.unique(self._rows.attempts).tolist())
         numbers |= {row["attempt"] for row in others.values()}
         found: list[Attempt] = []
         for number in sorted(numbers):
@@ -444,7 +451,7 @@ class Record:
         Where no outcome is told, these are rows of a step that the attempt had passed and that say
         nothing of training. (A result of the very last step cannot be told from the attempt's own.)
         """
-        rows = self.logged("step")
+        rows = self._rows
         is_training = np.isin(rows.lines, self.logged(metrics.DURATION).lines)
         is_late = np.zeros(rows.lines.size, bool)
         for number in np.unique(rows.attempts).tolist():
@@ -459,7 +466,7 @@ class Record:
     @cached_property
     def _superseded_lines(self) -> Int[np.ndarray, " M"]:
         """Lines of older attempts that a newer one took the place of; few runs have any."""
-        rows = self.logged("step")
+        rows = self._rows
         is_passed = np.zeros(rows.lines.size, bool)
         for attempt in self.attempts[1:]:
             # One without training, which only repeats an evaluation, leaves all rows as they are.
