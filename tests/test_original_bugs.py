@@ -45,8 +45,7 @@ BUGS: dict[int, tuple[str, ...]] = {
     6: (
         "tests/data/test_document_split.py::test_equal_texts_and_equal_keys_are_on_one_side",
         "tests/data/test_stream.py::test_documents_that_are_held_out_are_never_served",
-        "tests/data/test_embedded_corpus.py::"
-        "test_the_held_out_split_shares_no_document_with_training",
+        "tests/data/test_embedded_corpus.py::test_docstrings_of_a_held_out_file_are_held_out_too",
     ),
     7: (
         "tests/data/test_rows.py::"
@@ -124,8 +123,7 @@ BUGS: dict[int, tuple[str, ...]] = {
         f"{STEPS}::test_only_what_a_product_multiplies_by_decays",
     ),
     25: (
-        "tests/optim/test_optimizer.py::"
-        "test_the_first_update_counts_and_warmup_ends_at_the_full_rate",
+        "tests/optim/test_optimizer.py::test_landmarks_of_each_shape_are_its_closed_form",
         "tests/optim/test_schedule.py::"
         "test_no_step_is_above_the_rate_or_below_the_least_and_the_first_is_not_zero",
     ),
@@ -136,8 +134,7 @@ BUGS: dict[int, tuple[str, ...]] = {
     ),
     27: (
         "tests/config/test_config_messages.py::test_the_message_is",
-        "tests/cli/test_config_argument.py::"
-        "test_an_unknown_key_of_a_yaml_file_is_named_with_its_file",
+        "tests/cli/test_config_argument.py::test_what_a_yaml_file_lacks_or_has_too_much_is_named",
     ),
     28: (
         "tests/config/test_config_files.py::"
@@ -147,7 +144,7 @@ BUGS: dict[int, tuple[str, ...]] = {
     29: (
         "tests/config/test_config_overrides.py::test_an_override_sets_the_value_its_type_means",
         "tests/config/test_config_parsing.py::"
-        "test_an_integer_may_be_written_in_any_way_that_is_whole",
+        "test_what_is_given_is_taken_as_its_declared_type_and_silence_means_the_default",
     ),
     30: (
         "tests/cli/test_train_command.py::"
