@@ -123,7 +123,7 @@ BUGS: dict[int, tuple[str, ...]] = {
         f"{STEPS}::test_only_what_a_product_multiplies_by_decays",
     ),
     25: (
-        "tests/optim/test_optimizer.py::test_landmarks_of_each_shape_are_its_closed_form",
+        "tests/optim/test_schedule.py::test_landmarks_of_each_shape_are_its_closed_form",
         "tests/optim/test_schedule.py::"
         "test_no_step_is_above_the_rate_or_below_the_least_and_the_first_is_not_zero",
     ),
