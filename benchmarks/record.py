@@ -103,9 +103,23 @@ def record(benchmark: str, figures: list[Figure], *, is_quick: bool) -> None:
 
 def overview() -> str:
     """The text of `benchmarks/README.md`."""
-    parts = [_INTRODUCTION]
-    for path in sorted(RESULTS.glob("*/*.json")):
-        result = json.loads(path.read_text())
+    results = [json.loads(path.read_text()) for path in sorted(RESULTS.glob("*/*.json"))]
+    judged = [
+        (figure, f"{result['benchmark']} on {result['device']}: {figure['name']}")
+        for result in results
+        for figure in result["figures"]
+        if figure["met"] is not None
+    ]
+    met = sum(figure["met"] for figure, _ in judged)
+    parts = [_INTRODUCTION, f"## Goals: {met} of {len(judged)} met\n"]
+    # Those that are not met come first.
+    for figure, name in sorted(judged, key=lambda each: each[0]["met"]):
+        cells = [cell.strip() for cell in _row(figure).strip("| ").split(" | ")]
+        value = cells[4] if figure["goal_on"] == "ratio" else cells[1]
+        is_met = "met" if figure["met"] else "**not met**"
+        parts.append(f"- {is_met}: {name}: {value}, goal {cells[5]}")
+    parts.append("")
+    for result in results:
         versions = ", ".join(f"{name} {number}" for name, number in result["versions"].items())
         parts.append(f"## {result['benchmark']} on {result['device']}\n")
         parts.append(f"Commit `{result['commit']}`; {versions}.\n")
