@@ -7,7 +7,7 @@ import pytest
 
 from chomp.cli.load_config import launch_class, load_module
 from chomp.config import config_from_mapping
-from chomp.config.fields import Setting, scalar_types, sections, settings_of
+from chomp.config.fields import Setting, sections, settings_of, type_info
 from chomp.config.schema import classes_inside
 from chomp.errors import ConfigError
 
@@ -57,7 +57,7 @@ def fields() -> dict[str, tuple[type, Setting]]:
 def is_right(item: Setting, value: Any) -> bool:
     """Whether a value fits what the field is for."""
     if value is True:
-        return bool in (scalar_types(item.declared) or ())
+        return bool in (type_info(item.declared).scalars or ())
     # No file and no task is nothing to read or to do: right only where it is the default.
     return value == [] and not item.is_required and item.default() == ()
 

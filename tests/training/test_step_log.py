@@ -35,6 +35,7 @@ class NoTokens(TrainDataset):
         self.batches = batches
         self.mixture = Mixture({"only": 1.0})
         self.components = {}
+        self.stores, self.streams = {}, {}
         self.seq_len = SEQ_LEN
 
 
