@@ -59,7 +59,6 @@ if sys.dont_write_bytecode:
 
 import jax
 import jaxtyping
-import optax
 import pytest
 from hypothesis import HealthCheck, settings
 
@@ -70,15 +69,6 @@ jax.config.update("jax_num_cpu_devices", 8)
 # A silent cast or broadcast is how a wrong formula survives.
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
-
-
-def corrected_as_usual(moment: Any, decay: float, count: jax.Array) -> Any:
-    """optax's own: it raises floats to the power of int32 counts, which strict JAX refuses."""
-    with jax.numpy_dtype_promotion("standard"):
-        return optax.tree_utils.tree_bias_correction(moment, decay, count)
-
-
-optax.tree.bias_correction = corrected_as_usual
 
 # The same examples in every run, so that a change is judged by what it changes, and a busy machine
 # is no failure. `--hypothesis-profile=default` looks for new ones.

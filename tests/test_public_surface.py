@@ -112,6 +112,7 @@ environment: GRUG_RUN_ID
 environment: FERRY_DATE
 environment: LEVANTER_LOG_TENSORSTORE_METRICS_EVERY
 name: chomp.checkpoint.restore_latest_or_initialize
+name: chomp.config.validated
 name: chomp.checkpoint.save_step_checkpoint
 name: chomp.checkpoint.save_temporary_checkpoint
 name: chomp.data.GrugLmExample

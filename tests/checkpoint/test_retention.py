@@ -228,11 +228,12 @@ def test_the_newest_stay_and_permanent_ones_and_no_other(
 def test_a_checkpoint_that_is_permanent_or_gone_since_it_was_listed_is_left_alone(
     tmp_path, monkeypatch
 ):
-    listed = [make(tmp_path, step) for step in (2, 3, 4)]
-    shutil.rmtree(listed[0].path)
-    write_metadata(listed[1].path, dataclasses.replace(listed[1].metadata, is_temporary=False))
+    listed = [make(tmp_path, step) for step in (1, 2, 3, 4)]
+    # Before the one that is gone, where it would be deleted if it were taken for temporary.
+    write_metadata(listed[0].path, dataclasses.replace(listed[0].metadata, is_temporary=False))
+    shutil.rmtree(listed[1].path)
     monkeypatch.setattr("chomp.checkpoint.save.list_checkpoints", lambda folder: listed)
-    assert clean(tmp_path) == [3, 4]
+    assert clean(tmp_path) == [1, 4]
 
 
 def test_none_goes_while_the_newest_is_not_whole(tmp_path):

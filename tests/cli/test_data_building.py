@@ -1,5 +1,6 @@
 """`chomp data build`: what is built, what is left alone, and what is said when it is missing."""
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -52,6 +53,10 @@ def test_building_packed_data_writes_the_plans_that_a_run_opens(folder: Path, ch
     before = times(folder / "outputs/tokens")
     assert chomp("data", "forecast", "launch.py", *packed).code == 0
     assert times(folder / "outputs/tokens") == before
+    for plans in (folder / "outputs/tokens").glob("*/packing"):
+        shutil.rmtree(plans)
+    assert chomp("data", "build", "launch.py", *packed).code == 0  # of stores that are there
+    assert len(list((folder / "outputs/tokens").glob("*/packing/*/plan.json"))) == 2
 
 
 def test_only_the_named_components_are_built(folder: Path, chomp: Chomp):

@@ -119,6 +119,17 @@ def test_a_dependant_of_an_equal_step_that_failed_does_not_run(planned: Planned,
     assert [failure.planned.step.name for failure in failures] == ["bad", "top"]
 
 
+def test_failures_are_told_as_they_happen(planned: Planned):
+    told: list[str] = []
+    run_plan(
+        planned(step("bad", error="no"), step("fine")),
+        run_here,
+        on_start=lambda item: told.append(item.step.name),
+        on_failure=lambda failure: told.append(f"{failure.planned.step.name} failed"),
+    )
+    assert told == ["bad", "bad failed", "fine"]
+
+
 @pytest.mark.parametrize(
     ("stop", "text"),
     [

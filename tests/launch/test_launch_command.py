@@ -413,3 +413,19 @@ def test_a_command_leaves_the_log_handlers_of_its_program_alone(
     logging.getLogger("chomp").warning("look")
     logging.getLogger("chomp").info("a detail")
     assert capsys.readouterr().err == "WARNING: look\n"
+
+
+def test_a_prefix_that_cannot_be_written_is_refused_before_anything_runs(
+    launch: Run, launch_file: Path
+):
+    prefix = f"{launch_file}/outputs"  # below a file
+    ended = launch("--prefix", prefix)
+    assert (ended.returncode, ended.stdout) == (1, "")
+    [line] = ended.stderr.splitlines()
+    assert line.startswith(f"Error: cannot make {prefix}: ")
+
+
+def test_a_sweep_file_without_a_name_is_refused_and_no_run_of_the_defaults(launch: Run):
+    ended = launch("--sweep-file", "")
+    assert ended.returncode == 1
+    assert "tokens" not in ended.stdout

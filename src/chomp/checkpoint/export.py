@@ -27,7 +27,7 @@ from chomp.checkpoint.arrays import (
     within,
 )
 from chomp.checkpoint.format import DamagedCheckpoint, StepFolder, problem_with_files
-from chomp.errors import CheckpointError, DataError, StorageError, require
+from chomp.errors import CheckpointError, ConfigError, DataError, StorageError, require
 from chomp.storage import (
     exists,
     is_folder,
@@ -202,11 +202,11 @@ def _as_type(name: str, value: np.ndarray, dtype: FloatType | None) -> np.ndarra
         return value
     with np.errstate(over="ignore"):  # told below, with the name
         cast = value.astype(np.dtype(dtype))
-    largest = np.abs(value.astype(np.float32)).max(initial=0)
-    require(
-        bool(np.isfinite(cast).all()),
-        f"--dtype {dtype}, but {name} has values up to {largest:.3g}",
-        allowed="a dtype that can hold every weight",
-        fix="choose bfloat16 or float32",
-    )
+    if not np.isfinite(cast).all():
+        largest = np.abs(value.astype(np.float32)).max(initial=0)
+        raise ConfigError(
+            f"--dtype {dtype}, but {name} has values up to {largest:.3g}",
+            allowed="a dtype that can hold every weight",
+            fix="choose bfloat16 or float32",
+        )
     return cast

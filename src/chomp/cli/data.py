@@ -5,6 +5,7 @@ that decide which rows a step takes. A launch file or a YAML file is planned, wh
 """
 
 import contextlib
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import closing
@@ -286,11 +287,14 @@ def build_data(asked: DataBuild) -> int:
             print_differences(planned)
             if code := run_planned(planned, prefix=given.outputs):
                 return code
-            for place in store_places(run.data, ["train"]):
-                is_asked = not only or place.component in only
-                if is_asked and run.data.packing_mode == "packed":
-                    # Beside the tokens: a store that is read-only later has its plan.
-                    plan_folder(TokenStore.open(place.path), run.data.packing_rule(run.seq_len))
+        # Plans of packed rows beside the tokens: a store that is read-only later has its own.
+        for place in store_places(run.data, ["train"]):
+            if run.data.packing_mode != "packed" or (only and place.component not in only):
+                continue
+            if not os.access(place.path, os.W_OK):
+                say(f"No packing plan is kept in {place.path}, which cannot be written.")
+                continue
+            plan_folder(TokenStore.open(place.path), run.data.packing_rule(run.seq_len))
     rows: list[dict[str, Any]] = []
     for place in store_places(run.data):
         if not only or place.component in only:

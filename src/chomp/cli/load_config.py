@@ -288,8 +288,11 @@ def load_module(path: str) -> ModuleType:
 
 def launch_class(module: ModuleType, path: str) -> type[Any]:
     """The class of the launch file's config, found by its name."""
-    classes = [value for value in vars(module).values() if isinstance(value, type)]
-    found = {each.__name__: each for each in classes if each.__name__.endswith(_CONFIG_SUFFIX)}
+    found = {
+        name: value
+        for name, value in vars(module).items()
+        if isinstance(value, type) and name.endswith(_CONFIG_SUFFIX)
+    }
     # One that is imported to be built upon is not the file's own.
     own = {name: each for name, each in found.items() if each.__module__ == module.__name__}
     names = sorted(own or found)

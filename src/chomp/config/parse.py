@@ -285,7 +285,7 @@ class Walk:
             name: Any = text
             try:
                 # JSON would turn a number into text here without a word.
-                if key_type is str and not isinstance(key, str | Enum):
+                if key_type is str and not isinstance(getattr(key, "value", key), str):
                     raise ValueError(text)
                 if key_type not in (str, Any):
                     name = _adapter(key_type).validate_strings(text, strict=True)

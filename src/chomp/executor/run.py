@@ -168,17 +168,18 @@ class _PlanRun:
         del self.to_do[planned.path]
         if error is None:
             return
-        failures = {planned.path: StepFailure(planned, error)}
+        self.failures.append(StepFailure(planned, error))
+        self.on_failure(self.failures[-1])  # at once: an interruption may end what follows
+        failed = {planned.path}
         # In the order of the plan, so that a step comes after those it depends on.
         for other in list(self.to_do.values()):
-            because = [each for each in other.dependencies if each in failures]
+            because = [each for each in other.dependencies if each in failed]
             if because and other.action == "run":
                 del self.to_do[other.path]
-                failures[other.path] = StepFailure(other, None)
+                failed.add(other.path)
                 _record_failed_dependency(other, because[0])
-        for failure in failures.values():
-            self.failures.append(failure)
-            self.on_failure(failure)
+                self.failures.append(StepFailure(other, None))
+                self.on_failure(self.failures[-1])
 
     def run_step(self, planned: PlannedStep, is_patient: bool) -> BaseException | None:
         """Run the step unless it is done; the error that it ended with, if it did.

@@ -109,7 +109,10 @@ def _read_record(kind: type[R], location: str) -> R | None:
             return None  # another process has just moved the folder aside
         cause, reason = error, str(error.__cause__ or error)
     except ValidationError as error:
-        faults = [f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors()]
+        faults = []
+        for fault in error.errors():
+            place = ".".join(map(str, fault["loc"]))
+            faults.append(f"{place}: {fault['msg']}" if place else fault["msg"])
         cause, reason = error, "; ".join(faults)
     raise StorageError(
         f"{location} is not the record of a step: {reason}",

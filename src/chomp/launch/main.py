@@ -139,7 +139,7 @@ def executor_main(
         for option, is_given in (
             ("--allow", allow),
             ("--dry-run", is_dry_run),
-            ("both --sweep and --sweep-file", sweep and sweep_file),
+            ("both --sweep and --sweep-file", sweep and sweep_file is not None),
         ):
             require(
                 not (is_sweep and is_given),
@@ -159,7 +159,7 @@ def executor_main(
         # A run that has trained for days must not end because nobody reads what it prints.
         with nullcontext() if plan or is_dry_run else outliving_the_screen():
             if is_sweep:
-                points = points_in_file(sweep_file) if sweep_file else grid_of(sweep or [])
+                points = grid_of(sweep or []) if sweep_file is None else points_in_file(sweep_file)
                 with planning_only(plan), read_files_again(verify_sources):
                     swept = sweep_of(steps_of, changed, points)
                 # The table compares runs, so those of a template that was edited are made again.

@@ -177,8 +177,10 @@ def _run(options: argparse.Namespace, command: Sequence[str]) -> int:
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
+        # What an option cannot take may be a key that stands behind a mistyped --env_vars.
+        shown = message.partition("explicit argument")[0]
         raise ConfigError(
-            message, allowed="the options that --help lists, before --", fix=f"write {_USAGE}"
+            shown, allowed="the options that --help lists, before --", fix=f"write {_USAGE}"
         )
 
 
@@ -203,9 +205,10 @@ def parse_options(words: Sequence[str]) -> argparse.Namespace:
     add("--entrypoint-resources", metavar="JSON", help='other resources: {"TPU": 4}')
     options, unknown = parser.parse_known_args(words)
     if unknown:
-        # Not what stands behind a mistyped --env_vars: it may be a key.
-        names = [word.partition("=")[0] for word in unknown]
-        parser.error(f"unknown: {' '.join([n for n in names if n.startswith('-')] or names)}")
+        # Names of options alone: other words may be keys, behind a mistyped --env_vars.
+        names = [word.partition("=")[0] for word in unknown if word.startswith("--")]
+        words_left = f"{len(unknown)} words before -- that belong to no option"
+        parser.error(f"unknown: {' '.join(names)}" if names else words_left)
     return options
 
 

@@ -133,7 +133,9 @@ def host_and_port(address: str, default_port: int) -> tuple[str, int]:
     try:
         parts = urlsplit(f"//{address}")
         if parts.hostname and parts.netloc == address:
-            return parts.hostname, parts.port or default_port
+            port = default_port if parts.port is None else parts.port
+            if port and not address.endswith(":"):
+                return parts.hostname, port
     except ValueError:
         pass  # a port that is no number, or too large
     raise LaunchError(
@@ -358,11 +360,11 @@ class ProcessActor:
 
     def _enter_folders(self, sent: SentProcess) -> None:
         """Be where the driver is; `LaunchError` on a node that does not see what it sees."""
-        missing = ""
+        missing, cause = "", None
         try:
             os.chdir(sent.working_folder)  # of the actor, which has no other use for one
-        except OSError:
-            missing = f"working folder {sent.working_folder}"
+        except OSError as error:
+            missing, cause = f"working folder {sent.working_folder} ({error.strerror})", error
         # The driver wrote a status there a moment ago: who does not see it has another folder.
         if not missing and not exists(join(sent.folder, STATUS)):
             missing = f"output folder {sent.folder}"
@@ -372,7 +374,7 @@ class ProcessActor:
                 allowed="folders that all nodes of the cluster see at the same path",
                 fix="start in a shared folder, with a shared --prefix, or send the code along: "
                 "python -m chomp.launch.ray_run",
-            )
+            ) from cause
 
 
 # ---- Their actors, as the driver sees them ----------------------------------------------------

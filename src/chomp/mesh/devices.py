@@ -92,11 +92,10 @@ def prepare_gpu(environ: MutableMapping[str, str] | None = None) -> bool:
         log.debug("no RTX 50xx here: XLA_FLAGS stay as they are")
         return False
     flags = environ.get("XLA_FLAGS", "")
-    if TRITON_GEMM_OFF in flags.split():
-        pass
-    elif _TRITON_GEMM.search(flags):
+    is_set = _TRITON_GEMM.search(flags) is not None
+    if is_set and TRITON_GEMM_OFF not in flags.split():
         log.warning("%s here; keeping XLA_FLAGS=%r, though Triton GEMM may fail", found, flags)
-    else:
+    if not is_set:
         environ["XLA_FLAGS"] = f"{flags} {TRITON_GEMM_OFF}".strip()
         log.warning(
             "%s here: added %s to XLA_FLAGS, since Triton GEMM has run out of memory on it; to "

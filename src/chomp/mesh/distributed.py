@@ -242,6 +242,7 @@ def all_gather(name: str, value: Any, *, timeout_s: float = TIMEOUT_S) -> list[A
     everyone = range(jax.process_count())
     if len(everyone) == 1:
         return [json.loads(json.dumps(value))]
+    json.dumps(value)  # what JSON cannot hold raises before the use is counted
     use = _Use(name, timeout_s)
     use.set(jax.process_index(), value)
     if not is_first():
@@ -304,7 +305,7 @@ class _Use:
             _uses[name] += 1
             self.number = _uses[name]
         self._name, self._timeout_s = name, timeout_s
-        self._deadline = time.monotonic() + timeout_s
+        self._deadline: float | None = None  # from the first wait on
         self._folder = f"chomp/{name}/{self.number}"
 
     def set(self, part: object, value: Any) -> None:
@@ -314,6 +315,7 @@ class _Use:
     def wait_for(self, part: object, expected: Sequence[int]) -> Any:
         """A value, once it is there; the error names the expected processes that did not come."""
         where = f"process {jax.process_index()} of {jax.process_count()}"
+        self._deadline = self._deadline or time.monotonic() + self._timeout_s
         left_ms = max(1, round(1000 * (self._deadline - time.monotonic())))
         try:
             return json.loads(_client().blocking_key_value_get(f"{self._folder}/{part}", left_ms))

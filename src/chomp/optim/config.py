@@ -189,7 +189,7 @@ class GrugOptimizerConfig(Config):
             optax.scale_by_learning_rate(schedule),
         )
         if self.name == "adamw" and "state" not in jax.tree.leaves(param_groups):
-            return optax.chain(clip, *by_adam)
+            return _by_usual_dtypes(optax.chain(clip, *by_adam))
         rules = {"adamw": optax.chain(*by_adam), "none": optax.set_to_zero()}
         if self.name == "muon":
             by_muon = muon(self.muon, schedule, weight_decay=self.weight_decay, decayed=decayed)
@@ -215,7 +215,7 @@ class GrugOptimizerConfig(Config):
             return jax.tree.unflatten(jax.tree.structure(params), names)
 
         # As a function: a tree of labels may be a model, which optax would take for one.
-        return optax.chain(clip, optax.partition(rules, rules_of))
+        return _by_usual_dtypes(optax.chain(clip, optax.partition(rules, rules_of)))
 
     def updated_by(self, group: Group, num_axes: int) -> Literal["adamw", "muon", "none"]:
         """The optimizer that updates a weight of a group with so many axes."""
@@ -301,3 +301,16 @@ def _by_path(tree: Any) -> list[tuple[str, Any]]:
 def _listed(paths: Collection[str]) -> str:
     more = len(paths) - _MAX_PATHS
     return ", ".join([*paths][:_MAX_PATHS]) + (f" and {more} more" if more > 0 else "")
+
+
+def _by_usual_dtypes(rule: optax.GradientTransformation) -> optax.GradientTransformation:
+    """The rule, also under JAX's strict dtype promotion, where optax raises floats to int32 powers.
+
+    Users may set that mode (`JAX_NUMPY_DTYPE_PROMOTION=strict`), and our tests do.
+    """
+
+    def update(updates: Any, state: Any, params: Any = None) -> Any:
+        with jax.numpy_dtype_promotion("standard"):
+            return rule.update(updates, state, params)
+
+    return optax.GradientTransformation(rule.init, update)

@@ -86,7 +86,8 @@ def _explain(error: Exception, path: str, doing: Doing) -> tuple[str, str, str]:
         )
     if isinstance(error, PermissionError) or code == errno.EROFS:
         folder, user = _nearest_folder(path), f"user {user_name()} (uid {os.geteuid()})"
-        reason = f"{user} is not permitted to do this in folder {folder}"
+        who = f"{user} is" if is_local(path) else f"the credentials of {user} are"
+        reason = f"{who} not permitted to do this in folder {folder}"
         if code == errno.EROFS:
             reason = f"the filesystem of folder {folder} is read-only, for {user} as for all"
         return (

@@ -272,8 +272,9 @@ def rename_folder(source: StrPath, target: StrPath) -> None:
                 allowed="two paths on one filesystem",
                 fix="copy the folder there, check the copy, and remove the original",
             ) from error
-    for name in dict.fromkeys([new] if parent_of(old) == parent_of(new) else [new, old]):
-        _sync_name(name)
+    _sync_name(new)
+    if parent_of(old) != parent_of(new):
+        _sync_name(old)
 
 
 # ---- Reading ---------------------------------------------------------------------------------

@@ -36,7 +36,7 @@ _NO_LOCKS_WARNING = (
 _TRIES, _BETWEEN_TRIES_S = 3, 0.005
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class LockHolder:
     """The process that is named in a lock file."""
 
@@ -75,7 +75,9 @@ class FileLock:
                 # The last holder removes the file, so this may be one that nobody finds again.
                 if _is_at(text, descriptor):
                     now = datetime.now(UTC).isoformat(timespec="seconds")
-                    holder = LockHolder(socket.gethostname(), os.getpid(), user_name(), now)
+                    holder = LockHolder(
+                        host=socket.gethostname(), pid=os.getpid(), user=user_name(), since=now
+                    )
                     os.ftruncate(descriptor, 0)
                     os.pwrite(descriptor, json.dumps(asdict(holder)).encode() + b"\n", 0)
                     closing.pop_all()
@@ -157,7 +159,7 @@ def locked_error(what: str, holder: LockHolder | None) -> StorageError:
 _held: set[FileLock] = set()
 _warned: set[int] = set()  # filesystems without locks
 # In a lock file that is being written, or was written by something else.
-_UNKNOWN = LockHolder("an unknown host", 0, "unknown", "an unknown time")
+_UNKNOWN = LockHolder(host="an unknown host", pid=0, user="unknown", since="an unknown time")
 
 
 def _close_in_child() -> None:
@@ -196,7 +198,7 @@ def _look(path: StrPath) -> tuple[LockHolder, bool] | None:
     try:
         found = parse_json(content)
         host, user, since = (str(found[name]) for name in ("host", "user", "since"))
-        return LockHolder(host, int(found["pid"]), user, since), is_held
+        return LockHolder(host=host, pid=int(found["pid"]), user=user, since=since), is_held
     except (ValueError, KeyError, TypeError):
         return _UNKNOWN, is_held
 

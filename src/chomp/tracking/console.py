@@ -98,9 +98,13 @@ class TrainingBar:
             redirect_stdout=bool(sys.stdout and sys.stdout.isatty()),
             redirect_stderr=bool(sys.stderr and sys.stderr.isatty()),
         )
-        fields: dict[str, Any] = dict.fromkeys(("loss", "tokens_per_second", "eta"), "-")
         self._task = self._progress.add_task(
-            "train", total=total_steps, completed=completed_steps, **fields
+            "train",
+            total=total_steps,
+            completed=completed_steps,
+            loss="-",
+            tokens_per_second="-",
+            eta="-",
         )
         before = (sys.stdout, sys.stderr)
         self._progress.start()
@@ -159,8 +163,9 @@ class ConsoleTracker:
         # Under CI a terminal is often faked, and a redrawn bar fills the job's log.
         is_ci = os.environ.get("CI", "").lower() not in ("", "0", "false")
         if has_bar and self._console.is_interactive and not is_ci:
-            counts = {"total_steps": total_steps, "completed_steps": start_step}
-            self._bar = TrainingBar(self._console, **counts)
+            self._bar = TrainingBar(
+                self._console, total_steps=total_steps, completed_steps=start_step
+            )
 
     def log(self, metrics: Mapping[str, MetricValue], *, step: int) -> None:
         """Print the row as a line, and move the bar.

@@ -332,8 +332,8 @@ class CompositeTracker:
 
     def __init__(self, record: Tracker, sinks: Iterable[Tracker] = ()) -> None:
         self._record, self._sinks = record, list(sinks)
-        self._lost_rows: Counter[Tracker] = Counter()
-        self._failed: set[Tracker] = set()
+        self._lost_rows: Counter[int] = Counter()  # by the index of the sink
+        self._failed: set[int] = set()
 
     def log(self, metrics: Mapping[str, MetricValue], *, step: int) -> None:
         """Log the row to the record, then to every sink."""
@@ -362,18 +362,19 @@ class CompositeTracker:
             # A terminal is left clean even when the disk is full.
             self._call_sinks(lambda sink: sink.finish())
             self._lost_rows.clear()
-            for sink, lost in lost_rows.items():
-                _logger.error("%s lost %d rows; the record has them", type(sink).__name__, lost)
+            for index, lost in lost_rows.items():
+                name = type(self._sinks[index]).__name__
+                _logger.error("%s lost %d rows; the record has them", name, lost)
 
     def _call_sinks(self, call: Callable[[Tracker], None]) -> None:
-        for sink in self._sinks:
+        for index, sink in enumerate(self._sinks):
             try:
                 call(sink)
             except Exception:
-                self._lost_rows[sink] += 1
+                self._lost_rows[index] += 1
                 # Only the first is told in full: what is broken fails at every row.
-                if sink not in self._failed:
-                    self._failed.add(sink)
+                if index not in self._failed:
+                    self._failed.add(index)
                     _logger.exception(
                         "%s failed. The run goes on and the record keeps every row; further "
                         "failures of this sink are only counted",

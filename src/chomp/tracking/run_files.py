@@ -91,7 +91,7 @@ def record_in(folder: StrPath, config: Mapping[str, Any]) -> str:
 
 
 def record_of(folder: StrPath) -> str:
-    """The same by the config that lies in the folder."""
+    """The metrics file of the run in `folder`, under the name that its config gives it."""
     return record_in(folder, resolved_config(folder))
 
 

@@ -396,7 +396,10 @@ def follow(path: str, has_ended: threading.Event) -> Iterator[Row | None]:
 
 
 def _wait_for_the_end(start: SidecarStart, has_ended: threading.Event) -> None:
-    sys.stdin.buffer.read()  # to the end of the run, whatever ends it
+    # To the end of the run, whatever ends it. Not by `sys.stdin`: Python aborts (signal 6) if a
+    # daemon thread holds the lock of that when the process ends first.
+    while os.read(0, 1024):
+        pass
     has_ended.set()
     if start.timeout_s is not None:
         time.sleep(start.timeout_s)

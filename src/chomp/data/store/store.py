@@ -53,7 +53,7 @@ DOCUMENT_ENDS = "document_ends"
 DOCUMENT_MARKS = "document_marks"
 LOCATIONS = "locations"
 CHUNK_CHECKSUMS = "chunk_checksums"  # in the folder of each array
-PACKING = "packing"  # plans of packed rows, made when they are first asked for
+PACKING = "packing"  # plans of packed rows, by `data build` or the first start
 _WEIGHTS_AT_ONCE = 1 << 20  # while one above 0 is looked for
 _warned: set[str] = set()  # of stores without checksums of their chunks
 
