@@ -360,17 +360,18 @@ class ProcessActor:
 
     def _enter_folders(self, sent: SentProcess) -> None:
         """Be where the driver is; `LaunchError` on a node that does not see what it sees."""
-        missing, cause = "", None
+        missing, reason, cause = "", "", None
         try:
             os.chdir(sent.working_folder)  # of the actor, which has no other use for one
         except OSError as error:
-            missing, cause = f"working folder {sent.working_folder} ({error.strerror})", error
+            missing, cause = f"working folder {sent.working_folder}", error
+            reason = f" ({error.strerror})"
         # The driver wrote a status there a moment ago: who does not see it has another folder.
         if not missing and not exists(join(sent.folder, STATUS)):
             missing = f"output folder {sent.folder}"
         if missing:
             raise LaunchError(
-                f"the {missing} is not there on the node {socket.gethostname()}",
+                f"the {missing} is not there on the node {socket.gethostname()}{reason}",
                 allowed="folders that all nodes of the cluster see at the same path",
                 fix="start in a shared folder, with a shared --prefix, or send the code along: "
                 "python -m chomp.launch.ray_run",
