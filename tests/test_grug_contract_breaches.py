@@ -454,20 +454,21 @@ FAULTS: dict[str, tuple[tuple[str, str, str], str]] = {
     "data that begins anew": (
         (
             "train.py",
-            "iter_from_step(run.loader, start, trainer.steps)",
-            "iter_from_step(run.loader, 0, trainer.steps)",
+            "for _, batch in run.batches():",
+            "for number, (_, batch) in enumerate(run.batches()):\n"
+            "            batch = run.loader.batch(number)",
         ),
         "step 10: ",
     ),
     "an average of nothing": (
-        ("train.py", '"ema": state.ema_params}', '"ema": state.params}'),
+        ("train.py", "step_size=1.0 - ema_beta", "step_size=1.0"),
         "eval/ema",
     ),
     "a step that climbs": (
         (
             "train.py",
-            "updates, opt_state = optimizer.update(gradient, ",
-            "updates, opt_state = optimizer.update(jax.tree.map(jnp.negative, gradient), ",
+            "updates, opt_state = optimizer.update(grad, ",
+            "updates, opt_state = optimizer.update(jax.tree.map(jnp.negative, grad), ",
         ),
         "losses [",
     ),
